@@ -1,0 +1,47 @@
+"""Normalizations for PyTorch in the fewest passes over memory, with the activation and the modulation fused in."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fusednorm import functional, nn, ops
+from fusednorm.activations import Activation
+from fusednorm.dispatch import use_instance
+from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
+
+if TYPE_CHECKING:
+    from fusednorm.inspection import explain, instances
+
+__version__ = "0.1.0"
+__all__ = [
+    "Activation",
+    "__version__",
+    "batch_norm",
+    "explain",
+    "functional",
+    "group_norm",
+    "instance_norm",
+    "instances",
+    "layer_norm",
+    "nn",
+    "ops",
+    "rms_norm",
+    "use_instance",
+]
+
+# What only some programs need, imported at its first use.
+_LAZY = {"explain": "fusednorm.inspection", "instances": "fusednorm.inspection"}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,213 @@
+"""The checks of the public functions' arguments, made before anything is computed or allocated.
+
+A check costs a few attribute reads; the words of an error are only put together once it is certain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from numbers import Integral, Real
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from fusednorm.activations import FORMULAS, Activation, resolve
+from fusednorm.tensors import DTYPES, compute_dtype
+
+_DTYPE_NAMES = "float64, float32, float16 or bfloat16"
+
+
+def activation_arguments(activation: str | Activation | None) -> tuple[str, float]:
+    """An activation as the ops take it: its name and parameter, ("", 0.0) for none."""
+    if activation is None:
+        return "", 0.0
+    resolved = resolve(activation)
+    assert resolved is not None and resolved.parameter is not None  # set by Activation.__post_init__
+    return resolved.name, resolved.parameter
+
+
+@lru_cache(maxsize=256)
+def activation_of(name: str, parameter: float) -> Activation | None:
+    """The inverse of :func:`activation_arguments`."""
+    if not name:
+        return None
+    formula = FORMULAS.get(name)
+    return Activation(name, parameter if formula is not None and formula.parameter else None)
+
+
+def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "input") -> None:
+    """``input`` is a dense torch tensor of a supported dtype and of at least ``minimum_rank`` dimensions."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"{function}: {name} is a {type(input).__name__}; expected a torch.Tensor")
+    if input.dtype not in DTYPES or input.layout is not torch.strided or input.is_nested:
+        _refuse_storage(function, name, input)
+    if input.dim() < minimum_rank:
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
+            f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)")
+
+
+def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
+    if tensor.dtype not in DTYPES:
+        if tensor.is_quantized:
+            remedy = f"dequantize it, e.g. {name}.dequantize()"
+        elif tensor.dtype.is_complex:
+            remedy = f"take its real view, e.g. torch.view_as_real({name})"
+        else:
+            remedy = f"convert it, e.g. {name}.float()"
+        raise TypeError(f"{function}: {name} has dtype {tensor.dtype}; expected {_DTYPE_NAMES}; {remedy}")
+    if tensor.is_nested:
+        raise TypeError(f"{function}: {name} is a nested tensor; expected a dense one; "
+                        "pad it with torch.nested.to_padded_tensor, or call once for each component")
+    raise TypeError(f"{function}: {name} has layout {tensor.layout}; expected torch.strided; "
+                    f"convert it, e.g. {name}.to_dense()")
+
+
+def check_parameter(function: str, name: str, value: Tensor | None, shape: Sequence[int], input: Tensor,
+                    meaning: str) -> None:
+    """``value`` is None or a dense floating tensor of ``shape`` on the input's device."""
+    if value is None:
+        return
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
+    if value.shape != shape:
+        raise ValueError(f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
+                         f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}")
+    if value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
+        _refuse_storage(function, name, value)
+    if value.device != input.device:
+        raise ValueError(f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
+                         f"move one of them, e.g. {name}.to({str(input.device)!r})")
+
+
+def _shape_remedy(name: str, value: Tensor, shape: Sequence[int]) -> str:
+    if value.numel() == _product(shape):
+        return f"; reshape it, e.g. {name}.reshape({tuple(shape)})"
+    return "; build it for this number of channels" if len(shape) == 1 else ""
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product
+
+
+def check_channel_dim(function: str, channel_dim: int) -> None:
+    if channel_dim != 1 and channel_dim != -1:
+        raise ValueError(f"{function}: channel_dim is {channel_dim!r}; expected 1 for (N, C, *) or -1 for (N, *, C)")
+
+
+def check_eps(function: str, eps: float) -> None:
+    """``eps`` is a real number of at least 0; a negative one has no use but to make NaN of a small variance."""
+    if type(eps) is not float and not isinstance(eps, Real):
+        raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")
+    if not eps >= 0:
+        raise ValueError(f"{function}: eps is {eps}; expected a number of at least 0, such as 1e-5")
+
+
+def check_channels(function: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
+                   shift: Tensor | None, eps: float, channel_dim: int) -> int:
+    """All that the families with a channel dimension share; the number of channels C."""
+    check_input(function, input, 2)
+    check_channel_dim(function, channel_dim)
+    check_eps(function, eps)
+    shape = input.shape
+    channels = shape[channel_dim]
+    if weight is not None:
+        check_parameter(function, "weight", weight, (channels,), input, "one element for each channel")
+    if bias is not None:
+        check_parameter(function, "bias", bias, (channels,), input, "one element for each channel")
+    if scale is not None:
+        check_parameter(function, "scale", scale, (shape[0], channels), input, "(N, C)")
+    if shift is not None:
+        check_parameter(function, "shift", shift, (shape[0], channels), input, "(N, C)")
+    return channels
+
+
+def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -> None:
+    if type(num_groups) is not int and (not isinstance(num_groups, Integral) or isinstance(num_groups, bool)):
+        raise TypeError(f"{function}: num_groups is a {type(num_groups).__name__}; expected an int")
+    if num_groups <= 0:
+        raise ValueError(f"{function}: num_groups is {num_groups}; expected at least 1")
+    if channels % num_groups:
+        raise ValueError(
+            f"{function}: the {channels} channels of an input of shape {tuple(input.shape)} cannot be divided into "
+            f"num_groups={num_groups} equal groups; choose a divisor of {channels}"
+            + (", and check channel_dim" if input.dim() > 2 else ""))
+
+
+def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
+    raise ValueError(
+        f"{function}: input of shape {tuple(input.shape)} has 1 element for each {what}, so its variance is 0; "
+        "expected more than 1; use more samples or a larger input, or evaluation mode where the family has one")
+
+
+def check_trailing(function: str, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
+                   bias: Tensor | None, eps: float) -> int:
+    """All that layer_norm and rms_norm share; the number of trailing dimensions."""
+    check_input(function, input, 1)
+    if not isinstance(normalized_shape, (tuple, list)):
+        raise TypeError(f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
+                        f"ints such as ({input.shape[-1]},)")
+    check_eps(function, eps)
+    count = len(normalized_shape)
+    shape = tuple(normalized_shape)
+    if not count or count > input.dim() or input.shape[-count:] != shape:
+        raise ValueError(
+            f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
+            f"sizes of its last dimensions, such as {tuple(input.shape[-max(count, 1):])}")
+    if weight is not None:
+        check_parameter(function, "weight", weight, shape, input, "the normalized_shape")
+    if bias is not None:
+        check_parameter(function, "bias", bias, shape, input, "the normalized_shape")
+    return count
+
+
+def rms_eps(function: str, input: Tensor, eps: float | None) -> float:
+    """eps, where None means the machine epsilon of the compute dtype (fp32; fp64 for fp64 input), as torch takes it."""
+    if eps is not None:
+        return eps
+    check_input(function, input, 1)
+    return torch.finfo(compute_dtype(input.dtype)).eps
+
+
+def check_running(function: str, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+                  channels: int, training: bool) -> None:
+    """Running statistics: both or neither, [C], and both wherever the batch's own are not used."""
+    if (running_mean is None) != (running_var is None):
+        missing = "running_mean" if running_mean is None else "running_var"
+        raise ValueError(f"{function}: {missing} is None and the other is given; expected both or neither")
+    if running_mean is None:
+        if not training:
+            raise ValueError(f"{function}: running_mean and running_var are None; expected tensors of shape "
+                             f"({channels},) where the input's own statistics are not used")
+        return
+    for name, value in (("running_mean", running_mean), ("running_var", running_var)):
+        check_parameter(function, name, value, (channels,), input, "one element for each channel")
+        assert value is not None
+        if value.requires_grad:
+            raise ValueError(f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "
+                             f"so pass {name}.detach()")
+
+
+def check_momentum(function: str, momentum: float | Tensor) -> None:
+    if not isinstance(momentum, (Real, Tensor)):
+        raise TypeError(f"{function}: momentum is a {type(momentum).__name__}; expected a number such as 0.1")
+
+
+def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
+    """``grad_output`` has the input's shape, dtype and device, whatever its strides."""
+    check_input(function, grad_output, 1, "grad_output")
+    check_parameter(function, "grad_output", grad_output, input.shape, input, "the shape")
+    if grad_output.dtype != input.dtype:
+        raise TypeError(f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
+                        "convert it, e.g. grad_output.to(input.dtype)")
+
+
+def check_statistics(function: str, input: Tensor, mean: Tensor | None, rstd: Tensor, shape: Sequence[int]) -> None:
+    """``mean`` (None for rms_norm) and ``rstd`` are those that the forward returned, or others of their shape."""
+    for name, value in (("mean", mean), ("rstd", rstd)):
+        check_parameter(function, name, value, shape, input, "one element for each statistic")

@@ -1,0 +1,115 @@
+"""What every memory order shares: the affine of a channel, the inverse deviation, the gradients of the parameters."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fusednorm.backends.cpu.elements import Element
+from fusednorm.backends.cpu.geometry import (
+    GROUP_CHANNELS,
+    GROUPS,
+    HAS_BIAS,
+    HAS_SCALE,
+    HAS_SHIFT,
+    HAS_WEIGHT,
+    PER_BATCH,
+    RMS,
+    SAMPLES,
+    SPATIAL,
+    WANT_VARIANCE,
+)
+
+
+@njit(error_model="numpy")
+def reduced_count(geometry):
+    """K, the number of elements under one statistic."""
+    outer = geometry[SAMPLES] if geometry[PER_BATCH] else geometry[GROUP_CHANNELS]
+    return outer * geometry[SPATIAL]
+
+
+@njit(error_model="numpy")
+def affine(weight, bias, scale, shift, geometry, n, c):
+    """A = weight (1 + scale) and B = bias (1 + scale) + shift of channel c in sample n, in float64."""
+    gain, offset = 1.0, 0.0
+    if geometry[HAS_WEIGHT]:
+        gain = np.float64(weight[c])
+    if geometry[HAS_BIAS]:
+        offset = np.float64(bias[c])
+    modulation = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
+    if geometry[HAS_SCALE]:
+        factor = 1.0 + np.float64(scale[modulation])
+        gain, offset = gain * factor, offset * factor
+    if geometry[HAS_SHIFT]:
+        offset += np.float64(shift[modulation])
+    return gain, offset
+
+
+def publish(element: Element):
+    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps one statistic; it returns rstd in float64."""
+    T = element.compute
+
+    @njit(error_model="numpy")
+    def publish(mean, rstd, variance, geometry, eps, unit, centre, m2):
+        spread = m2 / reduced_count(geometry)
+        inverse = 1.0 / np.sqrt(spread + eps)
+        rstd[unit] = T(inverse)
+        if not geometry[RMS]:
+            mean[unit] = T(centre)
+        if geometry[WANT_VARIANCE]:
+            variance[unit] = T(spread)
+        return inverse
+
+    return publish
+
+
+def build_given(element: Element, value, pullback):
+    """Statistics that were given: rstd from the variance."""
+    T = element.compute
+
+    def given(given_mean, given_variance, stats, mean, rstd, geometry, eps):
+        for c in range(geometry[GROUPS] * geometry[GROUP_CHANNELS]):
+            centre = np.float64(given_mean[c])
+            inverse = 1.0 / np.sqrt(np.float64(given_variance[c]) + eps)
+            stats[2 * c], stats[2 * c + 1] = centre, inverse
+            mean[c], rstd[c] = T(centre), T(inverse)
+
+    return given
+
+
+def build_parameter_gradients(element: Element, value, pullback):
+    """The gradients of the parameters from p and q per (n, c); a null pointer's gradient is not wanted.
+
+    grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
+    """
+    T = element.compute
+
+    def parameter_gradients(
+        sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, want_weight, want_bias,
+        want_scale, want_shift, start, stop
+    ):
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        for c in range(start, stop):
+            total_p, total_q = 0.0, 0.0
+            gain = np.float64(weight[c]) if geometry[HAS_WEIGHT] else 1.0
+            offset = np.float64(bias[c]) if geometry[HAS_BIAS] else 0.0
+            for n in range(geometry[SAMPLES]):
+                i = n * channels + c
+                p, q = sums[2 * i], sums[2 * i + 1]
+                factor = 1.0 + np.float64(scale[i]) if geometry[HAS_SCALE] else 1.0
+                total_p += factor * p
+                total_q += factor * q
+                if want_scale:
+                    grad_scale[i] = T(gain * q + offset * p)
+                if want_shift:
+                    grad_shift[i] = T(p)
+            if want_weight:
+                grad_weight[c] = T(total_q)
+            if want_bias:
+                grad_bias[c] = T(total_p)
+
+    return parameter_gradients
+
+
+SIGNATURES = {"given": "wwdwwgf", "parameter_gradients": "dwwwwwwwgiiiiii"}
+BUILDERS = {"given": build_given, "parameter_gradients": build_parameter_gradients}

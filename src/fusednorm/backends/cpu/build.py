@@ -1,0 +1,38 @@
+"""From a Kernel to the Python function that Numba compiles, and its signature. Imported only to compile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import types
+
+from fusednorm.backends.cpu import affine, planes, rows, slabs
+from fusednorm.backends.cpu.compiler import Kernel
+from fusednorm.backends.cpu.elements import POINTEE, element
+from fusednorm.backends.cpu.mathematics import activation
+
+MODULES = {"affine": affine, "planes": planes, "slabs": slabs, "rows": rows}
+FASTMATH = {"contract"}
+
+
+def build(kernel: Kernel) -> tuple[Callable[..., None], str]:
+    """The function of a kernel and the letters of its signature."""
+    module = MODULES[kernel.module]
+    compute = "float64" if kernel.dtype == "float64" else "float32"
+    function = module.BUILDERS[kernel.function](element(kernel.dtype), *activation(kernel.activation, compute))
+    return function, module.SIGNATURES[kernel.function]
+
+
+def numba_signature(letters: str, dtype: str) -> Any:
+    """The Numba signature of a kernel's letters (compiler.PARAMETERS)."""
+    compute = types.float64 if dtype == "float64" else types.float32
+    kinds = {
+        "x": types.CPointer(POINTEE[dtype]),
+        "w": types.CPointer(compute),
+        "d": types.CPointer(types.float64),
+        "g": types.CPointer(types.int64),
+        "f": types.float64,
+        "i": types.int64,
+    }
+    return types.void(*(kinds[letter] for letter in letters))

@@ -1,0 +1,51 @@
+"""The int64 vector that tells a kernel the view, the strides and the parts: its fields, in order.
+
+Kernels read a field as ``geometry[SAMPLES]``; :func:`geometry` makes the vector from a problem.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from fusednorm.problem import Layout, Problem
+
+SAMPLES, GROUPS, GROUP_CHANNELS, SPATIAL = range(4)
+PER_BATCH, RMS, TRAINING = range(4, 7)
+HAS_WEIGHT, HAS_BIAS, HAS_SCALE, HAS_SHIFT = range(7, 11)
+#: Strides in elements between samples and between steps: channels in channels_first, positions in channels_last.
+INPUT_SAMPLE, INPUT_STEP, OUTPUT_SAMPLE, OUTPUT_STEP, GRAD_SAMPLE, GRAD_STEP = range(11, 17)
+#: The fixed partition of the work, a function of the problem alone: the number of pieces and their size.
+PIECES, PIECE = 17, 18
+#: Which results are wanted.
+WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
+FIELDS = 21
+
+
+def _strides(layout: Layout) -> tuple[int, int]:
+    return layout.sample, layout.channel if layout.order == "channels_first" else layout.spatial
+
+
+def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
+    """The vector of a problem whose work is cut into so many pieces of so many elements, positions or rows."""
+    fields = np.zeros(FIELDS, np.int64)
+    view = problem.view
+    fields[:SPATIAL + 1] = view.samples, view.groups, view.group_channels, view.spatial
+    fields[PER_BATCH:TRAINING + 1] = problem.per_batch, problem.rms, problem.training
+    fields[HAS_WEIGHT:HAS_SHIFT + 1] = (
+        problem.weight_dtype is not None,
+        problem.bias_dtype is not None,
+        problem.has_scale,
+        problem.has_shift,
+    )
+    fields[INPUT_SAMPLE:OUTPUT_SAMPLE] = _strides(problem.layout)
+    if problem.output_layout is not None:
+        fields[OUTPUT_SAMPLE:GRAD_SAMPLE] = _strides(problem.output_layout)
+    if problem.grad_layout is not None:
+        fields[GRAD_SAMPLE:PIECES] = _strides(problem.grad_layout)
+    fields[PIECES], fields[PIECE] = pieces, piece
+    fields[WANT_VARIANCE] = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
+    fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
+    return fields

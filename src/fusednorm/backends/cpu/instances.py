@@ -1,0 +1,196 @@
+"""The CPU's instances, and which of them a problem gets: a pure function of the problem."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fusednorm.backends.cpu import plans
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
+SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
+CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A unit goes from its statistics to its result in one kernel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Rows of channels_first are cut into pieces of so many elements."""
+
+    elements: int = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class Slabs:
+    """channels_last is cut into slabs of about so many elements, in whole rows, a multiple of 64 of them."""
+
+    elements: int = 131072
+
+    def rows(self, problem: Problem) -> int:
+        rows = max(64, self.elements // problem.view.channels // 64 * 64)
+        return min(rows, problem.view.spatial)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The gradients of the parameters are summed over so many segments of rows at most, of so many rows at least."""
+
+    count: int = 64
+    rows: int = 32
+
+
+@cache
+def unavailable() -> str | None:
+    """None, or why no kernel of this backend can run on this machine."""
+    try:
+        import llvmlite.binding as llvm
+    except ImportError as error:
+        return f"llvmlite cannot be imported ({error}); install fusednorm with its dependencies"
+    from importlib.util import find_spec
+
+    if find_spec("numba") is None:
+        return "numba is not installed"
+    if platform.machine().lower() in ("x86_64", "amd64") and not llvm.get_host_cpu_features().get("f16c", False):
+        return "this x86 processor has no F16C, the conversions between fp16 and fp32"
+    return None
+
+
+def _common(problem: Problem) -> str | None:
+    if problem.device != "cpu":
+        return f"runs on cpu, the tensor is on {problem.device}"
+    return unavailable()
+
+
+def _pieces(problem: Problem, elements: int) -> tuple[int, int]:
+    piece = max(1, min(elements, problem.view.spatial))
+    return -(-problem.view.spatial // piece) if problem.view.spatial else 1, piece
+
+
+@dataclass(frozen=True, slots=True)
+class PlanesInstance:
+    """channels_first: one kernel takes each unit from its statistics to its result."""
+
+    name: str = "cpu.planes"
+    config: Whole = Whole()
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction == "inference":
+            return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
+        return _common(problem) or _needs(problem, "channels_first")
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        return plans.PlanesBackward(problem) if problem.backward else plans.PlanesForward(problem)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanesSplitInstance:
+    """channels_first: the statistics of all pieces, combined, then the results of all pieces."""
+
+    name: str = "cpu.planes_split"
+    config: Pieces = Pieces()
+
+    def supports(self, problem: Problem) -> str | None:
+        return _common(problem) or _needs(problem, "channels_first")
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        make = plans.PlanesSplitBackward if problem.backward else plans.PlanesSplitForward
+        return make(problem, *_pieces(problem, self.config.elements))
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsInstance:
+    """channels_last: one kernel takes each sample from its statistics to its result."""
+
+    name: str = "cpu.slabs"
+    config: Slabs = Slabs()
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction == "inference":
+            return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
+        if problem.per_batch:
+            return "the statistics run over the samples"
+        return _common(problem) or _needs(problem, "channels_last")
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        make = plans.SlabsBackward if problem.backward else plans.SlabsForward
+        return make(problem, *_pieces(problem, self.config.rows(problem)))
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsSplitInstance:
+    """channels_last: the statistics of all slabs, combined, then the results of all slabs."""
+
+    name: str = "cpu.slabs_split"
+    config: Slabs = Slabs()
+
+    def supports(self, problem: Problem) -> str | None:
+        return _common(problem) or _needs(problem, "channels_last")
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        view = plans.folded(problem)
+        if view is not None:
+            problem = plans.fold(problem, view)
+        make = plans.SlabsSplitBackward if problem.backward else plans.SlabsSplitForward
+        return make(problem, *_pieces(problem, self.config.rows(problem)))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInstance:
+    """One position per channel: each row from its statistics to its result."""
+
+    name: str = "cpu.rows"
+    config: Segments = Segments()
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction == "inference" or problem.per_batch:
+            return "the statistics are not those of single rows"
+        if problem.view.spatial != 1:
+            return f"needs one position per channel, there are {problem.view.spatial}"
+        if problem.modulated:
+            return "has no scale or shift"
+        return _common(problem) or _needs(problem, "channels_last")
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        if not problem.backward:
+            return plans.RowsForward(problem)
+        rows = max(self.config.rows, -(-problem.view.samples // self.config.count))
+        return plans.RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
+
+
+def _needs(problem: Problem, order: str) -> str | None:
+    if problem.layout.order != order:
+        return f"needs {order}, the tensor is {problem.layout.order}"
+    return None
+
+
+ROWS, SLABS, SLABS_SPLIT = RowsInstance(), SlabsInstance(), SlabsSplitInstance()
+PLANES, PLANES_SPLIT = PlanesInstance(), PlanesSplitInstance()
+INSTANCES = (PLANES, PLANES_SPLIT, SLABS, SLABS_SPLIT, ROWS)
+
+
+def choose(problem: Problem) -> Any:
+    """The instance for a problem that this backend can run.
+
+    Few units would leave threads idle and are split, unless the input is too small to be worth a second thread. A
+    channels_last sample beyond the cache gains nothing from staying with one thread.
+    """
+    view = problem.view
+    size = view.numel * DTYPE_BYTES[problem.dtype]
+    if ROWS.supports(problem) is None:
+        return ROWS
+    inference = problem.direction == "inference"
+    if problem.layout.order == "channels_first":
+        split = inference or (problem.statistics < MINIMUM_UNITS and size > SMALL_BYTES)
+        return PLANES_SPLIT if split else PLANES
+    if inference or problem.per_batch:
+        return SLABS_SPLIT
+    whole = size <= SMALL_BYTES or (view.samples >= 8 and size <= CACHED_SAMPLE_BYTES * view.samples)
+    return SLABS if whole else SLABS_SPLIT

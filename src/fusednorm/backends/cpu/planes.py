@@ -1,0 +1,337 @@
+"""Kernels of the channels_first order, where each channel of each sample is a contiguous row of S elements.
+
+A unit is what one statistic covers: the D rows of a group, or for batch_norm the N rows of a channel. Where there are
+units enough, one kernel takes a unit from its statistics to its result while the unit lies in cache. Where there are
+few, the work is cut into pieces of rows, and the statistics of all pieces are combined before the second pass.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fusednorm.backends.cpu.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.elements import Element
+from fusednorm.backends.cpu.geometry import (
+    GRAD_SAMPLE,
+    GRAD_STEP,
+    GROUP_CHANNELS,
+    GROUPS,
+    INPUT_SAMPLE,
+    INPUT_STEP,
+    OUTPUT_SAMPLE,
+    OUTPUT_STEP,
+    PER_BATCH,
+    PIECE,
+    PIECES,
+    RMS,
+    SAMPLES,
+    SPATIAL,
+    TRAINING,
+    WANT_INPUT_GRAD,
+)
+from fusednorm.backends.cpu.moments import CHUNK, FASTMATH, merge, moments
+
+
+@njit(error_model="numpy")
+def rows_per_unit(geometry):
+    return geometry[SAMPLES] if geometry[PER_BATCH] else geometry[GROUP_CHANNELS]
+
+
+@njit(error_model="numpy")
+def locate(geometry, unit, row):
+    """The sample and the channel of a unit's row."""
+    if geometry[PER_BATCH]:
+        return row, unit
+    return unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS] + row
+
+
+@njit(error_model="numpy")
+def locate_piece(geometry, task):
+    """The unit, row, first position and length of a piece."""
+    row, piece = task // geometry[PIECES], task % geometry[PIECES]
+    rows = rows_per_unit(geometry)
+    first = piece * geometry[PIECE]
+    return row // rows, row % rows, first, min(geometry[PIECE], geometry[SPATIAL] - first)
+
+
+def _apply_row(element: Element, value):
+    """y = value((x - mean) a + b), with the part of the mean that the compute dtype cannot hold folded into b."""
+    load, store, T = element.load, element.store, element.compute
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def apply_row(x, i, y, j, n, mean, rstd, gain, offset, parameter):
+        centre, a = T(mean), T(gain * rstd)
+        b = T(offset - (mean - np.float64(centre)) * gain * rstd)
+        p = T(parameter)
+        for k in range(n):
+            store(y, j + k, value((load(x, i + k) - centre) * a + b, p))
+
+    return apply_row
+
+
+def _row_sums(element: Element, pullback):
+    """p = sum dz and q = sum dz xhat of one row, in float64."""
+    load, T = element.load, element.compute
+
+    @njit(fastmath=FASTMATH, error_model="numpy")
+    def chunk_sums(grad, g, x, i, n, centre, a, b, parameter):
+        p, q = T(0), T(0)
+        for k in range(n):
+            deviation = load(x, i + k) - centre
+            dz = pullback(load(grad, g + k), deviation * a + b, parameter)
+            p += dz
+            q += dz * deviation
+        return np.float64(p), np.float64(q)
+
+    @njit(error_model="numpy")
+    def row_sums(grad, g, x, i, n, centre, rstd, gain, offset, parameter):
+        p, q = 0.0, 0.0
+        a, b = T(gain * np.float64(rstd)), T(offset)
+        for start in range(0, n, CHUNK):
+            chunk_p, chunk_q = chunk_sums(
+                grad, g + start, x, i + start, min(CHUNK, n - start), centre, a, b, T(parameter)
+            )
+            p += chunk_p
+            q += chunk_q
+        return p, q * np.float64(rstd)
+
+    return row_sums
+
+
+def _gradient_row(element: Element, pullback):
+    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as c1 dz + c2 (x - mean) + c3."""
+    load, store, T = element.load, element.store, element.compute
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def gradient_row(grad, g, x, i, dx, o, n, centre, rstd, gain, offset, parameter, mean_p, mean_q):
+        inverse = np.float64(rstd)
+        c1, b = T(gain * inverse), T(offset)
+        c2, c3 = T(-inverse * inverse * mean_q), T(-inverse * mean_p)
+        p = T(parameter)
+        for k in range(n):
+            deviation = load(x, i + k) - centre
+            dz = pullback(load(grad, g + k), deviation * c1 + b, p)
+            store(dx, o + k, c1 * dz + (c2 * deviation + c3))
+
+    return gradient_row
+
+
+def _unit_moments(element: Element):
+    row_moments = moments(element)
+
+    @njit(error_model="numpy")
+    def unit_moments(x, geometry, unit):
+        """Mean and M2 of a unit; rows that touch are read as one."""
+        rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]
+        n, c = locate(geometry, unit, 0)
+        first = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+        if not geometry[PER_BATCH] and geometry[INPUT_STEP] == length:
+            return row_moments(x, first, rows * length, rms)
+        mean, m2 = row_moments(x, first, length, rms)
+        for row in range(1, rows):
+            n, c = locate(geometry, unit, row)
+            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], length, rms)
+            _, mean, m2 = merge(row * length, mean, m2, length, row_mean, row_m2)
+        return mean, m2
+
+    return unit_moments
+
+
+def build_forward(element: Element, value, pullback):
+    """Units start to stop, from statistics to output."""
+    unit_moments, keep, apply_row = _unit_moments(element), publish(element), _apply_row(element, value)
+
+    def forward(
+        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, parameter, start, stop
+    ):
+        for unit in range(start, stop):
+            centre, m2 = unit_moments(x, geometry, unit)
+            inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+            for row in range(rows_per_unit(geometry)):
+                n, c = locate(geometry, unit, row)
+                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                apply_row(
+                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
+                    y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    geometry[SPATIAL], centre, inverse, gain, offset, parameter,
+                )  # fmt: skip
+
+    return forward
+
+
+def build_moments(element: Element, value, pullback):
+    """The statistics (mean, M2) of pieces start to stop."""
+    piece_moments = moments(element)
+
+    def moments_of_pieces(x, partials, geometry, start, stop):
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+            partials[2 * task], partials[2 * task + 1] = piece_moments(x, i, length, geometry[RMS])
+
+    return moments_of_pieces
+
+
+def build_statistics(element: Element, value, pullback):
+    """The statistics of units start to stop from those of their pieces, merged in order."""
+    keep = publish(element)
+
+    def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
+        tasks = rows_per_unit(geometry) * geometry[PIECES]
+        for unit in range(start, stop):
+            count, centre, m2 = 0, 0.0, 0.0
+            for task in range(unit * tasks, (unit + 1) * tasks):
+                _, _, _, length = locate_piece(geometry, task)
+                count, centre, m2 = merge(count, centre, m2, length, partials[2 * task], partials[2 * task + 1])
+            inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+            stats[2 * unit], stats[2 * unit + 1] = centre, inverse
+
+    return statistics
+
+
+def build_apply(element: Element, value, pullback):
+    """The output of pieces start to stop from finished statistics."""
+    apply_row = _apply_row(element, value)
+
+    def apply(x, y, stats, weight, bias, scale, shift, geometry, parameter, start, stop):
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            apply_row(
+                x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
+                y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
+                length, stats[2 * unit], stats[2 * unit + 1], gain, offset, parameter,
+            )  # fmt: skip
+
+    return apply
+
+
+def build_backward(element: Element, value, pullback):
+    """Units start to stop: p and q of each row, then the input's gradient."""
+    row_sums, gradient_row, T = _row_sums(element, pullback), _gradient_row(element, pullback), element.compute
+
+    def backward(
+        grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, geometry, parameter, start, stop
+    ):
+        channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
+        for unit in range(start, stop):
+            centre = T(0) if geometry[RMS] else mean[unit]
+            total_p, total_q = 0.0, 0.0
+            for row in range(rows_per_unit(geometry)):
+                n, c = locate(geometry, unit, row)
+                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                p, q = row_sums(
+                    grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
+                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
+                    length, centre, rstd[unit], gain, offset, parameter,
+                )  # fmt: skip
+                i = 2 * (n * channels + c)
+                sums[i], sums[i + 1] = p, q
+                total_p += gain * p
+                total_q += gain * q
+            if not geometry[WANT_INPUT_GRAD]:
+                continue
+            count = reduced_count(geometry)
+            mean_p = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
+            mean_q = total_q / count if geometry[TRAINING] else 0.0
+            for row in range(rows_per_unit(geometry)):
+                n, c = locate(geometry, unit, row)
+                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                gradient_row(
+                    grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
+                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
+                    dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    length, centre, rstd[unit], gain, offset, parameter, mean_p, mean_q,
+                )  # fmt: skip
+
+    return backward
+
+
+def build_reduce(element: Element, value, pullback):
+    """p and q of pieces start to stop."""
+    row_sums, T = _row_sums(element, pullback), element.compute
+
+    def reduce(grad, x, mean, rstd, weight, bias, scale, shift, partials, geometry, parameter, start, stop):
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            partials[2 * task], partials[2 * task + 1] = row_sums(
+                grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
+                x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
+                length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+            )  # fmt: skip
+
+    return reduce
+
+
+def build_combine(element: Element, value, pullback):
+    """p and q of each row, and P / K and Q / K of units start to stop, from the pieces in order."""
+
+    def combine(partials, weight, bias, scale, shift, sums, totals, geometry, start, stop):
+        channels, pieces = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECES]
+        rows, count = rows_per_unit(geometry), reduced_count(geometry)
+        for unit in range(start, stop):
+            total_p, total_q = 0.0, 0.0
+            for row in range(rows):
+                n, c = locate(geometry, unit, row)
+                p, q = 0.0, 0.0
+                for task in range((unit * rows + row) * pieces, (unit * rows + row + 1) * pieces):
+                    p += partials[2 * task]
+                    q += partials[2 * task + 1]
+                i = 2 * (n * channels + c)
+                sums[i], sums[i + 1] = p, q
+                gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
+                total_p += gain * p
+                total_q += gain * q
+            totals[2 * unit] = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
+            totals[2 * unit + 1] = total_q / count if geometry[TRAINING] else 0.0
+
+    return combine
+
+
+def build_input_gradient(element: Element, value, pullback):
+    """The input's gradient of pieces start to stop."""
+    gradient_row, T = _gradient_row(element, pullback), element.compute
+
+    def input_gradient(
+        grad, x, dx, mean, rstd, weight, bias, scale, shift, totals, geometry, parameter, start, stop
+    ):
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            gradient_row(
+                grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
+                x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
+                dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
+                length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+                totals[2 * unit], totals[2 * unit + 1],
+            )  # fmt: skip
+
+    return input_gradient
+
+
+SIGNATURES = {
+    "forward": "xxwwwwwwwgffii",
+    "moments": "xdgii",
+    "statistics": "ddwwwgfii",
+    "apply": "xxdwwwwgfii",
+    "backward": "xxxwwwwwwdgfii",
+    "reduce": "xxwwwwwwdgfii",
+    "combine": "dwwwwddgii",
+    "input_gradient": "xxxwwwwwwdgfii",
+}
+BUILDERS = {
+    "forward": build_forward,
+    "moments": build_moments,
+    "statistics": build_statistics,
+    "apply": build_apply,
+    "backward": build_backward,
+    "reduce": build_reduce,
+    "combine": build_combine,
+    "input_gradient": build_input_gradient,
+}

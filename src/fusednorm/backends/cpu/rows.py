@@ -1,0 +1,188 @@
+"""Kernels for one position per channel: a sample is a contiguous row of G groups of D channels, the affine per element.
+
+layer_norm and rms_norm are this case, and any norm of a 2-D input. Weight and bias are always given (ones and zeros
+where the user gave none), without modulation. The forward takes each row from its statistics to
+its output; the backward does so too and sums the gradients of the parameters over fixed segments of rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fusednorm.backends.cpu.affine import reduced_count
+from fusednorm.backends.cpu.elements import Element
+from fusednorm.backends.cpu.geometry import (
+    GRAD_SAMPLE,
+    GROUP_CHANNELS,
+    GROUPS,
+    INPUT_SAMPLE,
+    OUTPUT_SAMPLE,
+    PIECE,
+    RMS,
+    SAMPLES,
+    TRAINING,
+    WANT_INPUT_GRAD,
+)
+from fusednorm.backends.cpu.moments import CHUNK, FASTMATH, moments
+
+FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
+
+
+def build_forward(element: Element, value, pullback):
+    """Rows start to stop."""
+    load, read, store, T = element.load, element.read, element.store, element.compute
+    row_moments = moments(element)
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, parameter):
+        """y = value(weight xhat + bias), xhat with the part of the mean that the compute dtype cannot hold."""
+        centre, inverse = T(mean), T(rstd)
+        remainder, p = T((np.float64(centre) - mean) * rstd), T(parameter)
+        for k in range(n):
+            xhat = (load(x, i + k) - centre) * inverse + remainder
+            store(y, j + k, value(xhat * read(weight, first + k) + read(bias, first + k), p))
+
+    def forward(x, y, mean, rstd, weight, bias, geometry, eps, parameter, start, stop):
+        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
+        for n in range(start, stop):
+            for g in range(groups):
+                i = n * geometry[INPUT_SAMPLE] + g * length
+                centre, m2 = row_moments(x, i, length, geometry[RMS])
+                inverse = 1.0 / np.sqrt(m2 / reduced_count(geometry) + eps)
+                rstd[n * groups + g] = T(inverse)
+                if not geometry[RMS]:
+                    mean[n * groups + g] = T(centre)
+                j = n * geometry[OUTPUT_SAMPLE] + g * length
+                apply_row(x, i, y, j, length, centre, inverse, weight, bias, g * length, parameter)
+
+    return forward
+
+
+def _group_sums(element: Element, pullback, accumulate: bool):
+    """P and Q of one group of one row; with accumulate, the gradients of the parameters are summed on the way."""
+    load, read, T = element.load, element.read, element.compute
+    add_first, add_second = element.add_first, element.add_second
+
+    @njit(fastmath=FASTMATH, error_model="numpy")
+    def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, parameter, sums, ps, qs):
+        total_p, total_q = T(0), T(0)
+        for k in range(n):
+            xhat = (load(x, i + k) - centre) * inverse
+            gain = read(weight, first + k)
+            dz = pullback(load(grad, g + k), xhat * gain + read(bias, first + k), parameter)
+            if accumulate:
+                add_first(sums, ps + first + k, dz)
+                add_second(sums, qs + first + k, dz * xhat)
+            total_p += gain * dz
+            total_q += gain * dz * xhat
+        return np.float64(total_p), np.float64(total_q)
+
+    return group_sums
+
+
+def _gradient_group(element: Element, pullback):
+    load, read, store, T = element.load, element.read, element.store, element.compute
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def gradient_group(
+        grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, parameter, mean_p, mean_q
+    ):
+        """dx = rstd (weight dz - (P + xhat Q) / K)."""
+        p, q = T(mean_p), T(mean_q)
+        for k in range(n):
+            xhat = (load(x, i + k) - centre) * inverse
+            gain = read(weight, first + k)
+            dz = pullback(load(grad, g + k), xhat * gain + read(bias, first + k), parameter)
+            store(dx, o + k, inverse * (gain * dz - (p + xhat * q)))
+
+    return gradient_group
+
+
+def _build_backward(element: Element, pullback, accumulate: bool):
+    """Segments start to stop of PIECE rows each."""
+    T = element.compute
+    group_sums, gradient_group = _group_sums(element, pullback, accumulate), _gradient_group(element, pullback)
+
+    def backward(
+        grad, x, dx, mean, rstd, weight, bias, sums, partials, geometry, parameter, start, stop
+    ):
+        groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        channels, p = groups * length, T(parameter)
+        for segment in range(start, stop):
+            # The segment's running sums in the compute dtype, and what was flushed from them.
+            ps, qs = 2 * segment * channels, (2 * segment + 1) * channels
+            last = min((segment + 1) * geometry[PIECE], geometry[SAMPLES])
+            if accumulate:
+                for c in range(2 * channels):
+                    partials[ps + c], sums[ps + c] = 0.0, T(0)
+            for n in range(segment * geometry[PIECE], last):
+                for group in range(groups):
+                    unit, first = n * groups + group, group * length
+                    centre = T(0) if geometry[RMS] else mean[unit]
+                    inverse = rstd[unit]
+                    i, g = n * geometry[INPUT_SAMPLE] + first, n * geometry[GRAD_SAMPLE] + first
+                    total_p, total_q = 0.0, 0.0
+                    for k in range(0, length, CHUNK):
+                        chunk_p, chunk_q = group_sums(
+                            grad, g + k, x, i + k, min(CHUNK, length - k), centre, inverse, weight, bias, first + k,
+                            p, sums, ps, qs,
+                        )  # fmt: skip
+                        total_p += chunk_p
+                        total_q += chunk_q
+                    if geometry[WANT_INPUT_GRAD]:
+                        mean_p = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
+                        mean_q = total_q / count if geometry[TRAINING] else 0.0
+                        gradient_group(
+                            grad, g, x, i, dx, n * geometry[OUTPUT_SAMPLE] + first, length, centre, inverse, weight,
+                            bias, first, p, mean_p, mean_q,
+                        )  # fmt: skip
+                if accumulate and ((n + 1) % FLUSH == 0 or n + 1 == last):
+                    for c in range(2 * channels):
+                        partials[ps + c] += np.float64(sums[ps + c])
+                        sums[ps + c] = T(0)
+
+    return backward
+
+
+def build_backward(element: Element, value, pullback):
+    """The input's gradient, and the parameters' per segment."""
+    return _build_backward(element, pullback, True)
+
+
+def build_backward_data(element: Element, value, pullback):
+    """The input's gradient alone."""
+    return _build_backward(element, pullback, False)
+
+
+def build_parameter_gradients(element: Element, value, pullback):
+    """The gradients of weight and bias for channels start to stop, from the segments in order."""
+    T = element.compute
+
+    def parameter_gradients(partials, grad_weight, grad_bias, geometry, want_weight, want_bias, segments, start, stop):
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        for c in range(start, stop):
+            p, q = 0.0, 0.0
+            for segment in range(segments):
+                p += partials[2 * segment * channels + c]
+                q += partials[(2 * segment + 1) * channels + c]
+            if want_weight:
+                grad_weight[c] = T(q)
+            if want_bias:
+                grad_bias[c] = T(p)
+
+    return parameter_gradients
+
+
+SIGNATURES = {
+    "forward": "xxwwwwgffii",
+    "backward": "xxxwwwwwdgfii",
+    "backward_data": "xxxwwwwwdgfii",
+    "parameter_gradients": "dwwgiiiii",
+}
+BUILDERS = {
+    "forward": build_forward,
+    "backward": build_backward,
+    "backward_data": build_backward_data,
+    "parameter_gradients": build_parameter_gradients,
+}

@@ -1,0 +1,477 @@
+"""Kernels of the channels_last order, where each position of each sample is a contiguous row of C channels.
+
+The work is cut into slabs of whole rows. A slab's statistics are kept per channel, so that every loop runs along
+contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Where samples
+are small, one kernel takes a sample from its statistics to its result while it lies in cache.
+
+batch_norm without modulation is seen as one sample of N * S positions.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fusednorm.backends.cpu.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.elements import SCRATCH, Element
+from fusednorm.backends.cpu.geometry import (
+    GRAD_SAMPLE,
+    GRAD_STEP,
+    GROUP_CHANNELS,
+    GROUPS,
+    INPUT_SAMPLE,
+    INPUT_STEP,
+    OUTPUT_SAMPLE,
+    OUTPUT_STEP,
+    PER_BATCH,
+    PIECE,
+    PIECES,
+    RMS,
+    SAMPLES,
+    SPATIAL,
+    TRAINING,
+    WANT_INPUT_GRAD,
+)
+from fusednorm.backends.cpu.moments import FASTMATH, HEAD
+
+TILE = SCRATCH  # channels summed at a time
+FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
+COEFFICIENTS = 5  # per (n, c): mean, a, b, and for the gradient c2, c3
+
+
+@njit(error_model="numpy")
+def locate(geometry, task):
+    """The sample, first position and number of positions of a slab."""
+    n, first = task // geometry[PIECES], (task % geometry[PIECES]) * geometry[PIECE]
+    return n, first, min(geometry[PIECE], geometry[SPATIAL] - first)
+
+
+@njit(error_model="numpy")
+def channel_count(geometry):
+    return geometry[GROUPS] * geometry[GROUP_CHANNELS]
+
+
+@njit(error_model="numpy")
+def statistic_unit(geometry, n, c):
+    return c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
+
+
+def _slab_moments(element: Element):
+    """(mean, M2) per channel of one slab, written to its place in the partials."""
+    load, nearest, T = element.load, element.round, element.compute
+    add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
+
+    @njit(fastmath=FASTMATH, error_model="numpy")
+    def add_rows(x, i, step, rows, n, pivot, first, second):
+        """Add deviations and their squares; four rows at a time quarter the traffic on the sums."""
+        quads = rows - rows % 4
+        for r in range(0, quads, 4):
+            i0 = i + r * step
+            i1, i2, i3 = i0 + step, i0 + 2 * step, i0 + 3 * step
+            for c in range(n):
+                p = pivot[c]
+                d0, d1, d2, d3 = load(x, i0 + c) - p, load(x, i1 + c) - p, load(x, i2 + c) - p, load(x, i3 + c) - p
+                add_first(first, c, (d0 + d1) + (d2 + d3))
+                add_second(second, c, (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
+        for r in range(quads, rows):
+            i0 = i + r * step
+            for c in range(n):
+                d0 = load(x, i0 + c) - pivot[c]
+                add_first(first, c, d0)
+                add_second(second, c, d0 * d0)
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def find_pivot(x, i, step, rows, n, pivot, rms):
+        for c in range(n):
+            pivot[c] = T(0)
+        if rms:
+            return
+        head = (rows + HEAD - 1) // HEAD
+        for r in range(head):
+            for c in range(n):
+                add_first(pivot, c, load(x, i + r * step + c))
+        for c in range(n):
+            pivot[c] = nearest(pivot[c] / T(head))
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def slab_moments(x, partials, geometry, task):
+        n, position, rows = locate(geometry, task)
+        channels, step = channel_count(geometry), geometry[INPUT_STEP]
+        origin = n * geometry[INPUT_SAMPLE] + position * step
+        pivot, first, second = scratch(), scratch(), scratch()
+        for tile in range(0, channels, TILE):
+            width = min(TILE, channels - tile)
+            means, m2s = 2 * task * channels + tile, (2 * task + 1) * channels + tile
+            find_pivot(x, origin + tile, step, rows, width, pivot, geometry[RMS])
+            for c in range(width):
+                partials[means + c] = partials[m2s + c] = 0.0
+            for r in range(0, rows, FLUSH):
+                for c in range(width):
+                    first[c] = second[c] = T(0)
+                add_rows(x, origin + tile + r * step, step, min(FLUSH, rows - r), width, pivot, first, second)
+                for c in range(width):
+                    partials[means + c] += np.float64(first[c])
+                    partials[m2s + c] += np.float64(second[c])
+            if geometry[RMS]:
+                for c in range(width):
+                    partials[means + c] = 0.0
+                continue
+            for c in range(width):
+                shift = partials[means + c] / rows
+                m2 = partials[m2s + c] - partials[means + c] * shift
+                partials[means + c], partials[m2s + c] = np.float64(pivot[c]) + shift, 0.0 if m2 < 0.0 else m2
+
+    return slab_moments
+
+
+def _unit_statistics(element: Element):
+    keep = publish(element)
+
+    @njit(error_model="numpy")
+    def unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit):
+        """Combine the channels and slabs under one statistic: the mean of means, then M2 about it."""
+        channels, pieces = channel_count(geometry), geometry[PIECES]
+        if geometry[PER_BATCH]:
+            tasks, c0, c1 = (0, geometry[SAMPLES] * pieces), unit, unit + 1
+        else:
+            n, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS]
+            tasks, c1 = (n * pieces, (n + 1) * pieces), c0 + geometry[GROUP_CHANNELS]
+        total = 0.0
+        for task in range(tasks[0], tasks[1]):
+            _, _, rows = locate(geometry, task)
+            partial = 0.0
+            for c in range(c0, c1):
+                partial += partials[2 * task * channels + c]
+            total += partial * rows
+        centre = total / reduced_count(geometry)
+        m2 = 0.0
+        for task in range(tasks[0], tasks[1]):
+            _, _, rows = locate(geometry, task)
+            for c in range(c0, c1):
+                delta = partials[2 * task * channels + c] - centre
+                m2 += partials[(2 * task + 1) * channels + c] + rows * delta * delta
+        inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+        stats[2 * unit], stats[2 * unit + 1] = centre, inverse
+
+    return unit_statistics
+
+
+def _sample_coefficients(element: Element):
+    T = element.compute
+
+    @njit(error_model="numpy")
+    def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
+        """mean, a and b of each channel of a sample, the remainder of the mean folded into b."""
+        channels = channel_count(geometry)
+        base = n * COEFFICIENTS * channels
+        for c in range(channels):
+            unit = statistic_unit(geometry, n, c)
+            mean, rstd = stats[2 * unit], stats[2 * unit + 1]
+            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            centre = T(mean)
+            coefficients[base + c] = centre
+            coefficients[base + channels + c] = T(gain * rstd)
+            coefficients[base + 2 * channels + c] = T(offset - (mean - np.float64(centre)) * gain * rstd)
+
+    return sample_coefficients
+
+
+def _apply_slab(element: Element, value):
+    load, read, store, T = element.load, element.read, element.store, element.compute
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def apply_slab(x, y, coefficients, geometry, parameter, task):
+        n, first, rows = locate(geometry, task)
+        channels, p = channel_count(geometry), T(parameter)
+        centre = n * COEFFICIENTS * channels
+        a, b = centre + channels, centre + 2 * channels
+        for r in range(first, first + rows):
+            i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
+            j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
+            for c in range(channels):
+                deviation = load(x, i + c) - read(coefficients, centre + c)
+                store(y, j + c, value(deviation * read(coefficients, a + c) + read(coefficients, b + c), p))
+
+    return apply_slab
+
+
+def _slab_sums(element: Element, pullback):
+    """p and q (without its factor rstd) per channel of one slab, written to its place in the partials."""
+    load, read, T = element.load, element.read, element.compute
+    add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
+
+    @njit(fastmath=FASTMATH, error_model="numpy")
+    def add_row(grad, g, x, i, coefficients, k, channels, n, parameter, first, second):
+        for c in range(n):
+            deviation = load(x, i + c) - read(coefficients, k + c)
+            z = deviation * read(coefficients, k + channels + c) + read(coefficients, k + 2 * channels + c)
+            dz = pullback(load(grad, g + c), z, parameter)
+            add_first(first, c, dz)
+            add_second(second, c, dz * deviation)
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def slab_sums(grad, x, coefficients, partials, geometry, parameter, task):
+        n, position, rows = locate(geometry, task)
+        channels = channel_count(geometry)
+        i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
+        g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
+        first, second = scratch(), scratch()
+        for tile in range(0, channels, TILE):
+            width = min(TILE, channels - tile)
+            ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
+            for c in range(width):
+                partials[ps + c] = partials[qs + c] = 0.0
+            for start in range(0, rows, FLUSH):
+                for c in range(width):
+                    first[c] = second[c] = T(0)
+                for r in range(start, min(start + FLUSH, rows)):
+                    add_row(
+                        grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
+                        coefficients, n * COEFFICIENTS * channels + tile, channels, width, T(parameter), first, second,
+                    )  # fmt: skip
+                for c in range(width):
+                    partials[ps + c] += np.float64(first[c])
+                    partials[qs + c] += np.float64(second[c])
+
+    return slab_sums
+
+
+def _sample_sums(element: Element):
+    @njit(error_model="numpy")
+    def sample_sums(partials, stats, sums, geometry, n):
+        """p and q of each channel of a sample, from its slabs in order."""
+        channels, pieces = channel_count(geometry), geometry[PIECES]
+        for c in range(channels):
+            sums[2 * (n * channels + c)] = sums[2 * (n * channels + c) + 1] = 0.0
+        for task in range(n * pieces, (n + 1) * pieces):
+            for c in range(channels):
+                i = 2 * (n * channels + c)
+                sums[i] += partials[2 * task * channels + c]
+                sums[i + 1] += partials[(2 * task + 1) * channels + c]
+        for c in range(channels):
+            sums[2 * (n * channels + c) + 1] *= stats[2 * statistic_unit(geometry, n, c) + 1]
+
+    return sample_sums
+
+
+def _unit_gradient(element: Element):
+    T = element.compute
+
+    @njit(error_model="numpy")
+    def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
+        """c2 and c3 of each channel under one statistic, from P and Q."""
+        channels = channel_count(geometry)
+        if geometry[PER_BATCH]:
+            n0, n1, c0, c1 = 0, geometry[SAMPLES], unit, unit + 1
+        else:
+            n0, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS]
+            n1, c1 = n0 + 1, c0 + geometry[GROUP_CHANNELS]
+        total_p, total_q = 0.0, 0.0
+        for n in range(n0, n1):
+            for c in range(c0, c1):
+                gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
+                total_p += gain * sums[2 * (n * channels + c)]
+                total_q += gain * sums[2 * (n * channels + c) + 1]
+        rstd, count = stats[2 * unit + 1], reduced_count(geometry)
+        c2, c3 = -rstd * rstd * total_q / count, -rstd * total_p / count
+        if not geometry[TRAINING]:
+            c2 = 0.0
+        if not geometry[TRAINING] or geometry[RMS]:
+            c3 = 0.0
+        for n in range(n0, n1):
+            for c in range(c0, c1):
+                base = n * COEFFICIENTS * channels + c
+                coefficients[base + 3 * channels], coefficients[base + 4 * channels] = T(c2), T(c3)
+
+    return unit_gradient
+
+
+def _gradient_slab(element: Element, pullback):
+    load, read, store, T = element.load, element.read, element.store, element.compute
+
+    @njit(fastmath={"contract"}, error_model="numpy")
+    def gradient_slab(grad, x, dx, coefficients, geometry, parameter, task):
+        n, first, rows = locate(geometry, task)
+        channels, p = channel_count(geometry), T(parameter)
+        k = n * COEFFICIENTS * channels
+        for r in range(first, first + rows):
+            i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
+            g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
+            o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
+            for c in range(channels):
+                deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
+                dz = pullback(load(grad, g + c), deviation * a + read(coefficients, k + 2 * channels + c), p)
+                rest = read(coefficients, k + 3 * channels + c) * deviation + read(coefficients, k + 4 * channels + c)
+                store(dx, o + c, a * dz + rest)
+
+    return gradient_slab
+
+
+def build_forward(element: Element, value, pullback):
+    """Samples start to stop, from statistics to output; not for statistics over the samples."""
+    slab_moments, unit_statistics = _slab_moments(element), _unit_statistics(element)
+    sample_coefficients, apply_slab = _sample_coefficients(element), _apply_slab(element, value)
+
+    def forward(
+        x, y, partials, stats, coefficients, mean, rstd, variance, weight, bias, scale, shift, geometry, eps,
+        parameter, start, stop,
+    ):  # fmt: skip
+        for n in range(start, stop):
+            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
+                slab_moments(x, partials, geometry, task)
+            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
+                unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
+            sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
+            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
+                apply_slab(x, y, coefficients, geometry, parameter, task)
+
+    return forward
+
+
+def build_moments(element: Element, value, pullback):
+    """The statistics of slabs start to stop."""
+    slab_moments = _slab_moments(element)
+
+    def moments(x, partials, geometry, start, stop):
+        for task in range(start, stop):
+            slab_moments(x, partials, geometry, task)
+
+    return moments
+
+
+def build_statistics(element: Element, value, pullback):
+    """The statistics of units start to stop from those of the slabs."""
+    unit_statistics = _unit_statistics(element)
+
+    def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
+        for unit in range(start, stop):
+            unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
+
+    return statistics
+
+
+def build_recall(element: Element, value, pullback):
+    """Statistics that the forward saved, in the form that the kernels here read."""
+
+    def recall(mean, rstd, stats, geometry, start, stop):
+        for unit in range(start, stop):
+            stats[2 * unit] = 0.0 if geometry[RMS] else np.float64(mean[unit])
+            stats[2 * unit + 1] = np.float64(rstd[unit])
+
+    return recall
+
+
+def build_coefficients(element: Element, value, pullback):
+    """The coefficients of samples start to stop."""
+    sample_coefficients = _sample_coefficients(element)
+
+    def coefficients_of_samples(stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
+        for n in range(start, stop):
+            sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
+
+    return coefficients_of_samples
+
+
+def build_apply(element: Element, value, pullback):
+    """The output of slabs start to stop."""
+    apply_slab = _apply_slab(element, value)
+
+    def apply(x, y, coefficients, geometry, parameter, start, stop):
+        for task in range(start, stop):
+            apply_slab(x, y, coefficients, geometry, parameter, task)
+
+    return apply
+
+
+def build_backward(element: Element, value, pullback):
+    """Samples start to stop: p and q, then the input's gradient; not for statistics over the samples."""
+    slab_sums, sample_sums = _slab_sums(element, pullback), _sample_sums(element)
+    unit_gradient, gradient_slab = _unit_gradient(element), _gradient_slab(element, pullback)
+
+    def backward(
+        grad, x, dx, partials, stats, sums, coefficients, weight, bias, scale, shift, geometry, parameter, start, stop
+    ):
+        for n in range(start, stop):
+            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
+                slab_sums(grad, x, coefficients, partials, geometry, parameter, task)
+            sample_sums(partials, stats, sums, geometry, n)
+            if not geometry[WANT_INPUT_GRAD]:
+                continue
+            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
+                unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
+            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
+                gradient_slab(grad, x, dx, coefficients, geometry, parameter, task)
+
+    return backward
+
+
+def build_reduce(element: Element, value, pullback):
+    """p and q of slabs start to stop."""
+    slab_sums = _slab_sums(element, pullback)
+
+    def reduce(grad, x, coefficients, partials, geometry, parameter, start, stop):
+        for task in range(start, stop):
+            slab_sums(grad, x, coefficients, partials, geometry, parameter, task)
+
+    return reduce
+
+
+def build_combine(element: Element, value, pullback):
+    """p and q of samples start to stop from their slabs."""
+    sample_sums = _sample_sums(element)
+
+    def combine(partials, stats, sums, geometry, start, stop):
+        for n in range(start, stop):
+            sample_sums(partials, stats, sums, geometry, n)
+
+    return combine
+
+
+def build_gradient_coefficients(element: Element, value, pullback):
+    """c2 and c3 under the statistics start to stop."""
+    unit_gradient = _unit_gradient(element)
+
+    def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
+        for unit in range(start, stop):
+            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
+
+    return gradient_coefficients
+
+
+def build_input_gradient(element: Element, value, pullback):
+    """The input's gradient of slabs start to stop."""
+    gradient_slab = _gradient_slab(element, pullback)
+
+    def input_gradient(grad, x, dx, coefficients, geometry, parameter, start, stop):
+        for task in range(start, stop):
+            gradient_slab(grad, x, dx, coefficients, geometry, parameter, task)
+
+    return input_gradient
+
+
+SIGNATURES = {
+    "forward": "xxddwwwwwwwwgffii",
+    "moments": "xdgii",
+    "statistics": "ddwwwgfii",
+    "recall": "wwdgii",
+    "coefficients": "dwwwwwgii",
+    "apply": "xxwgfii",
+    "backward": "xxxdddwwwwwgfii",
+    "reduce": "xxwdgfii",
+    "combine": "dddgii",
+    "gradient_coefficients": "ddwwwwwgii",
+    "input_gradient": "xxxwgfii",
+}
+BUILDERS = {
+    "forward": build_forward,
+    "moments": build_moments,
+    "statistics": build_statistics,
+    "recall": build_recall,
+    "coefficients": build_coefficients,
+    "apply": build_apply,
+    "backward": build_backward,
+    "reduce": build_reduce,
+    "combine": build_combine,
+    "gradient_coefficients": build_gradient_coefficients,
+    "input_gradient": build_input_gradient,
+}

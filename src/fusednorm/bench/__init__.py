@@ -1,0 +1,1 @@
+"""Workloads, the judge of their results, and side-by-side timing."""

@@ -1,0 +1,197 @@
+"""What can run a workload: fusednorm, torch eager, torch.compile, and the peers that are installed.
+
+A contender says why it cannot run a workload (:meth:`Contender.refusal`), prepares a call that takes no arguments, and
+turns what a call returned into torch tensors of the input's shape, so that it can be checked before it is timed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fusednorm
+from fusednorm import dispatch
+from fusednorm.activations import resolve
+from fusednorm.bench.judging import Asked, Results
+from fusednorm.bench.timing import Call
+from fusednorm.bench.tolerance import OURS, PEER, Allowance
+from fusednorm.bench.workloads import EPS, Inputs, Workload
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A call without arguments, and the reading of what it returns."""
+
+    call: Call
+    results: Callable[[Any], Results]
+
+
+class Contender(Protocol):
+    """One way to run a workload."""
+
+    name: str
+    allowance: Allowance
+
+    def refusal(self, workload: Workload, asked: Asked) -> str | None:
+        """Why it cannot run the workload in this direction, or None."""
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        """A call on these inputs."""
+
+
+def arguments(workload: Workload, inputs: Inputs) -> tuple[Any, ...]:
+    """The positional arguments, the same for torch.nn.functional's functions and ours."""
+    x, weight, bias = inputs.input, inputs.weight, inputs.bias
+    if workload.family == "group_norm":
+        return x, workload.groups, weight, bias, EPS
+    if workload.family == "instance_norm":
+        return x, None, None, weight, bias, True, 0.1, EPS
+    if workload.family == "layer_norm":
+        return x, workload.parameter_shape, weight, bias, EPS
+    if workload.family == "rms_norm":
+        return x, workload.parameter_shape, weight, EPS
+    return x, inputs.mean, inputs.var, weight, bias, workload.training, 0.1, EPS
+
+
+def fused_arguments(workload: Workload, inputs: Inputs) -> dict[str, Any]:
+    """The keyword arguments that only our functions have."""
+    found: dict[str, Any] = {}
+    if workload.activation is not None:
+        found["activation"] = workload.activation
+    if workload.modulated:
+        found |= {"scale": inputs.scale, "shift": inputs.shift}
+    if workload.channel_dim != 1:
+        found["channel_dim"] = workload.channel_dim
+    return found
+
+
+TORCH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "hardswish": F.hardswish, "leaky_relu": F.leaky_relu,
+}
+
+
+def torch_norm(workload: Workload) -> Callable[[Inputs], Tensor]:
+    """The workload in torch's own functions, as a user of torch writes it."""
+    norm = getattr(F, workload.family)
+    activation = resolve(workload.activation)
+    apply = None if activation is None else TORCH_ACTIVATIONS[activation.name]
+    broadcast = (*workload.shape[:2], *[1] * (len(workload.shape) - 2))
+
+    def run(inputs: Inputs) -> Tensor:
+        z: Tensor = norm(*arguments(workload, inputs))
+        if inputs.scale is not None and inputs.shift is not None:
+            z = z * (1 + inputs.scale.reshape(broadcast)) + inputs.shift.reshape(broadcast)
+        return z if apply is None else apply(z)
+
+    return run
+
+
+def _output(result: Tensor) -> Results:
+    return {"output": result}
+
+
+def _with_gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared:
+    """A forward and the gradients of everything that has one."""
+    leaves = inputs.requiring_grad()
+    named = leaves.named_leaves()
+    wanted = tuple(named.values())
+
+    def call() -> tuple[Tensor, ...]:
+        output = run(leaves)
+        return (output, *torch.autograd.grad(output, wanted, leaves.grad_output))
+
+    return Prepared(call, lambda result: dict(zip(("output", *named), result, strict=True)))
+
+
+def _prepared(run: Callable[[Inputs], Tensor], inputs: Inputs, asked: Asked) -> Prepared:
+    if asked == "forward_backward":
+        return _with_gradients(run, inputs)
+    return Prepared(lambda: run(inputs), _output)
+
+
+class FusedNorm:
+    """The public function, allocating its output."""
+
+    name = "fusednorm"
+    allowance = OURS
+
+    def refusal(self, workload: Workload, asked: Asked) -> str | None:
+        return None
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        function = getattr(fusednorm, workload.family)
+
+        def run(inputs: Inputs) -> Tensor:
+            result: Tensor = function(*arguments(workload, inputs), **fused_arguments(workload, inputs))
+            return result
+
+        return _prepared(run, inputs, asked)
+
+
+class FusedNormPreallocated:
+    """The forward into an output that the caller keeps, as the copy does."""
+
+    name = "fusednorm out="
+    allowance = OURS
+
+    def refusal(self, workload: Workload, asked: Asked) -> str | None:
+        return None if asked == "forward" else "only the forward takes a preallocated output"
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        activation = resolve(workload.activation)
+        name, parameter = ("", 0.0) if activation is None else (activation.name, activation.parameter or 0.0)
+        out = torch.empty_like(inputs.input)
+        run = partial(dispatch.run_forward, inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift,
+                      inputs.mean, inputs.var, workload.family, workload.groups, workload.channel_dim, EPS, name,
+                      parameter, out=out)
+        return Prepared(run, lambda result: {"output": out})
+
+
+class Eager:
+    """torch.nn.functional."""
+
+    name = "eager"
+    allowance = PEER
+
+    def refusal(self, workload: Workload, asked: Asked) -> str | None:
+        return "torch's functions take no channel_dim" if workload.channel_dim != 1 else None
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        return _prepared(torch_norm(workload), inputs, asked)
+
+
+class Compiled(Eager):
+    """torch.compile of torch.nn.functional, specialized to the shape."""
+
+    name = "compile"
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        # Many workloads pass through one process: without the reset they would share one function's recompile limit.
+        torch.compiler.reset()
+        return _prepared(torch.compile(torch_norm(workload), fullgraph=True, dynamic=False), inputs, asked)
+
+
+def ours() -> list[Contender]:
+    """fusednorm with and without its own allocation."""
+    return [FusedNorm(), FusedNormPreallocated()]
+
+
+def available() -> tuple[list[Contender], dict[str, str]]:
+    """Every contender that this installation has, ours first, and why the others are missing."""
+    from fusednorm.bench import peers
+
+    found: list[Contender] = [*ours(), Eager(), Compiled()]
+    missing: dict[str, str] = {}
+    for name, load in peers.PEERS.items():
+        try:
+            found.append(load())
+        except ImportError as error:
+            missing[name] = f"not installed ({error.name or error})"
+    return found, missing

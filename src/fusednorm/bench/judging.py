@@ -1,0 +1,133 @@
+"""What a workload's result must be, in fp64, and what plain torch with fp32 statistics makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fusednorm.activations import resolve
+from fusednorm.backends import reference
+from fusednorm.bench.tolerance import OURS, Allowance, Verdict, judge, offset_of
+from fusednorm.bench.workloads import EPS, Inputs, Workload
+from fusednorm.problem import Direction
+
+Asked = Direction | Literal["forward_backward"]
+Results = dict[str, Tensor]
+
+# 64 MB of fp64 for each of the reference's intermediates.
+_SLICE_ELEMENTS = 1 << 23
+_SUMMED = ("grad_weight", "grad_bias")
+_STATISTICS = ("mean", "rstd")
+
+
+def _slices(workload: Workload) -> Iterator[slice]:
+    """Ranges of the leading dimension that can be computed one by one; one range where statistics cross samples."""
+    samples = workload.shape[0]
+    if workload.family == "batch_norm" or samples == 0 or (workload.row_family and workload.groups == len(workload.shape)):
+        yield slice(0, samples)
+        return
+    step = max(1, _SLICE_ELEMENTS // max(1, prod(workload.shape[1:])))
+    for start in range(0, samples, step):
+        yield slice(start, min(start + step, samples))
+
+
+def _sliced(inputs: Inputs, part: slice) -> Inputs:
+    def cut(tensor: Tensor | None) -> Tensor | None:
+        return None if tensor is None else tensor[part]
+
+    return replace(inputs, input=inputs.input[part], grad_output=inputs.grad_output[part], scale=cut(inputs.scale),
+                   shift=cut(inputs.shift))
+
+
+def _part_results(workload: Workload, inputs: Inputs, asked: Asked, compute_dtype: torch.dtype, mean: Tensor | None,
+                  rstd: Tensor | None) -> Results:
+    """The reference on one range of samples; ``mean`` and ``rstd`` are given where only the backward is asked for."""
+    activation = resolve(workload.activation)
+    results: Results = {}
+    if asked in ("forward", "inference", "forward_backward"):
+        output, mean, rstd, _ = reference.forward(
+            inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, inputs.mean, inputs.var,
+            workload.family, workload.groups, workload.channel_dim, EPS, activation, compute_dtype=compute_dtype)
+        results = {"output": output, "mean": mean, "rstd": rstd}
+    if asked not in ("forward", "inference"):
+        gradients = reference.backward(
+            inputs.grad_output, inputs.input, mean, rstd, inputs.weight, inputs.bias, inputs.scale, inputs.shift,
+            workload.family, workload.groups, workload.channel_dim, activation, workload.training,
+            compute_dtype=compute_dtype)
+        names = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
+        wanted = inputs.named_leaves()
+        results |= {name: value for name, value in zip(names, gradients, strict=True)
+                    if name in wanted and value is not None}
+    return results
+
+
+def _cut_statistic(tensor: Tensor | None, workload: Workload, part: slice) -> Tensor | None:
+    """The rows of a saved [N, G] (or [rows, 1]) statistic that belong to a range of the leading dimension."""
+    if tensor is None or workload.family == "batch_norm" or tensor.numel() == 0:
+        return tensor
+    per_sample = tensor.shape[0] // workload.shape[0]
+    return tensor[part.start * per_sample:part.stop * per_sample]
+
+
+def _reference(workload: Workload, inputs: Inputs, asked: Asked, compute_dtype: torch.dtype,
+               mean: Tensor | None = None, rstd: Tensor | None = None) -> Results:
+    with torch.no_grad():
+        parts = [_part_results(workload, _sliced(inputs, part), asked, compute_dtype,
+                               _cut_statistic(mean, workload, part), _cut_statistic(rstd, workload, part))
+                 for part in _slices(workload)]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: torch.stack([part[name] for part in parts]).sum(0) if name in _SUMMED else
+            torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """The mean and rstd that a forward saves, from fp64, rounded to the compute dtype."""
+    results = _reference(workload, inputs, "inference" if inputs.mean is not None else "forward", torch.float64)
+    dtype = torch.float64 if workload.dtype == "float64" else torch.float32
+    return results["mean"].to(dtype), results["rstd"].to(dtype)
+
+
+class Judge:
+    """Checks results of one workload and direction against fp64.
+
+    ``mean`` and ``rstd`` are the saved statistics that a backward on its own takes as inputs. With statistics=False the
+    forward's mean and rstd are not asked for (a peer does not return them).
+    """
+
+    def __init__(self, workload: Workload, inputs: Inputs, asked: Asked, mean: Tensor | None = None,
+                 rstd: Tensor | None = None, statistics: bool = False) -> None:
+        self.expected = _reference(workload, inputs, asked, torch.float64, mean, rstd)
+        self.plain = _reference(workload, inputs, asked, torch.float32, mean, rstd)
+        self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
+        dropped = {"backward_data": [name for name in self.expected if name != "grad_input"],
+                   "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED]}.get(asked, [])
+        dropped += [name for name in _STATISTICS if not statistics or self.expected.get(name, mean) is None]
+        self.names = [name for name, value in self.expected.items() if name not in dropped and value.numel() > 0]
+
+    def verdicts(self, results: Mapping[str, Tensor], allowance: Allowance = OURS) -> dict[str, Verdict]:
+        """The verdict on each result that was asked for; one that is missing is wrong."""
+        found = {}
+        for name in self.names:
+            if name not in results:
+                found[name] = Verdict(float("inf"), 0.0, 0.0, f"{name} is missing")
+                continue
+            verdict = judge(results[name].detach(), self.expected[name], self.plain[name].double(), allowance,
+                            self.offset)
+            found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")
+        return found
+
+    def check(self, results: Mapping[str, Tensor], allowance: Allowance = OURS) -> Verdict:
+        """The worst of the verdicts."""
+        return worst(self.verdicts(results, allowance).values())
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The verdict furthest beyond its allowance or nearest to it; a clean one for none."""
+    return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error / max(verdict.allowed, 1e-300)),
+               default=Verdict(0.0, 0.0, 0.0, None))

@@ -1,0 +1,31 @@
+"""The operations that can be profiled on their own, by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusednorm.problem import Direction, Family
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A family in one direction."""
+
+    name: str
+    family: Family
+    direction: Direction
+
+
+def _operations() -> dict[str, Operation]:
+    suffixes: dict[str, Direction] = {"fwd": "forward", "bwd": "backward", "bwd_data": "backward_data",
+                                      "bwd_gamma_beta": "backward_gamma_beta"}
+    families: tuple[Family, ...] = ("group_norm", "layer_norm", "rms_norm", "instance_norm")
+    found = [Operation(f"{family.replace('_', '')}_{suffix}", family, direction)
+             for family in families for suffix, direction in suffixes.items()]
+    found += [Operation("batchnorm_inference", "batch_norm", "inference"),
+              Operation("batchnorm_training", "batch_norm", "forward"),
+              Operation("batchnorm_bwd", "batch_norm", "backward")]
+    return {operation.name: operation for operation in found}
+
+
+OPERATIONS = _operations()

@@ -1,0 +1,152 @@
+"""Every instance of one operation: checked against fp64, timed beside the plain copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from fusednorm import dispatch
+from fusednorm.activations import resolve
+from fusednorm.bench.judging import Judge, Results, saved_statistics
+from fusednorm.bench.limits import limit_calls
+from fusednorm.bench.operations import Operation
+from fusednorm.bench.results import Status
+from fusednorm.bench.runner import COPY, Progress, first_line, silent
+from fusednorm.bench.timing import Calls, Timer, timer_for
+from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
+from fusednorm.problem import Problem
+
+GRADIENTS = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
+
+
+@dataclass(frozen=True)
+class InstanceResult:
+    """One instance: "ok", "wrong" (beyond the tolerance), "failed" (it raised) or "skipped" (it cannot run this)."""
+
+    instance: str
+    config: dict[str, Any]
+    status: Status
+    note: str = ""
+    error: float | None = None
+    allowed: float | None = None
+    ms: float | None = None
+    gigabytes_per_second: float | None = None
+    copy_fraction: float | None = None
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The instances of one operation on one problem; ``best`` is the fastest that is right."""
+
+    operation: str
+    workload: str
+    bytes: int
+    flops: int
+    copy_ms: float | None
+    results: tuple[InstanceResult, ...]
+
+    @property
+    def best(self) -> InstanceResult | None:
+        timed = [result for result in self.results if result.status == "ok" and result.ms is not None]
+        return min(timed, key=lambda result: result.ms or 0.0, default=None)
+
+    @property
+    def ok(self) -> bool:
+        return not any(result.status in ("wrong", "failed") for result in self.results)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """One plan on one set of inputs."""
+
+    call: Callable[[], Sequence[Tensor]]
+    names: tuple[str, ...]
+
+    def results(self) -> Results:
+        return dict(zip(self.names, self.call(), strict=False))
+
+
+def _mask(operation: Operation, inputs: Inputs) -> list[bool]:
+    present = inputs.named_leaves()
+    wanted = {"backward_data": GRADIENTS[:1], "backward_gamma_beta": GRADIENTS[1:]}.get(operation.direction, GRADIENTS)
+    return [name in present and name in wanted for name in GRADIENTS]
+
+
+def problem_of(operation: Operation, workload: Workload, inputs: Inputs) -> Problem:
+    """The Problem that dispatch sees for an operation on these inputs."""
+    activation = resolve(workload.activation)
+    if operation.direction in ("forward", "inference"):
+        return dispatch.forward_problem(
+            inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, workload.family, workload.groups,
+            workload.channel_dim, activation, inference=operation.direction == "inference")
+    return dispatch.backward_problem(
+        inputs.grad_output, inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, workload.family,
+        workload.groups, workload.channel_dim, activation, workload.training, direction=operation.direction)
+
+
+def _run(plan: Callable[..., Sequence[Tensor]], operation: Operation, inputs: Inputs, mean: Tensor | None,
+         rstd: Tensor | None) -> _Run:
+    parameters = (inputs.weight, inputs.bias, inputs.scale, inputs.shift)
+    if operation.direction in ("forward", "inference"):
+        return _Run(partial(plan, inputs.input, *parameters, inputs.mean, inputs.var, EPS), ("output", "mean", "rstd"))
+    return _Run(partial(plan, inputs.grad_output, inputs.input, mean, rstd, *parameters, _mask(operation, inputs)),
+                GRADIENTS)
+
+
+def profile(operation: Operation, workload: Workload, *, init: Init = "normal", verify: bool = True, time: bool = True,
+            device: str = "cpu", timer: Timer | None = None, progress: Progress = silent) -> Profile:
+    """Tries every instance of the operation; one that fails its verification is not timed."""
+    timer = timer or timer_for(device)
+    progress("drawing inputs")
+    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(3 * workload.bytes_per_transfer))]
+    problem = problem_of(operation, workload, sets[0])
+    statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
+    if problem.backward:
+        statistics = [saved_statistics(workload, inputs) for inputs in sets]
+    judge = None
+    if verify:
+        progress("computing the fp64 result")
+        judge = Judge(workload, sets[0], operation.direction, *statistics[0], statistics=True)
+    results: dict[str, InstanceResult] = {}
+    admitted: dict[str, Calls] = {}
+    for candidate in dispatch.instances(problem):
+        instance = candidate.instance
+        progress(f"checking {instance.name}")
+        describe = partial(InstanceResult, instance.name, config_of(instance))
+        if candidate.reason is not None:
+            results[instance.name] = describe("skipped", candidate.reason)
+            continue
+        try:
+            plan = instance.plan(problem)
+            runs = [_run(plan, operation, inputs, *given) for inputs, given in zip(sets, statistics, strict=True)]
+            got = runs[0].results()
+        except Exception as error:  # One broken instance must not hide the others.
+            results[instance.name] = describe("failed", first_line(error))
+            continue
+        verdict = judge.check(got) if judge else None
+        results[instance.name] = describe("ok" if verdict is None or verdict.ok else "wrong",
+                                          (verdict.fault or "") if verdict else "",
+                                          verdict.error if verdict else None, verdict.allowed if verdict else None)
+        if results[instance.name].status == "ok":
+            admitted[instance.name] = [run.call for run in runs]
+    copy_ms = None
+    if time:
+        progress("timing")
+        limit = limit_calls(operation.direction, workload.bytes_per_transfer, len(sets), device)
+        timings = timer.measure({**admitted, COPY: limit})
+        copy_ms = timings[COPY].ms
+        for name in admitted:
+            ms = timings[name].ms
+            results[name] = InstanceResult(**asdict(results[name]) | {
+                "ms": ms, "gigabytes_per_second": problem.bytes / ms / 1e6, "copy_fraction": copy_ms / ms})
+    return Profile(operation.name, workload.key, problem.bytes, problem.flops, copy_ms, tuple(results.values()))
+
+
+def config_of(instance: Any) -> dict[str, Any]:
+    """An instance's configuration as a dictionary of plain values; empty for none."""
+    config = instance.config
+    return asdict(config) if config is not None and is_dataclass(config) and not isinstance(config, type) else {}

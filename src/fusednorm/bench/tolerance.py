@@ -1,0 +1,101 @@
+"""The one rule that says whether a result is right, derived from the data.
+
+The error against fp64 may be at most ``factor`` times the error that the same formula has in plain torch with fp32
+statistics, plus the rounding of the result to its own dtype:
+
+    error <= factor * plain_error + roundings * (unit_out + unit_compute * offset) * |expected| + half a subnormal
+
+It is asked of the largest error (|expected| its largest value) and of the root mean square one. ``offset`` is the
+largest |mean| in standard deviations: keeping a mean in fp32 moves every normalized value by half a unit of it,
+whatever the kernel does, so one lucky rounding in the plain computation must not become the standard.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """How far a result may be from fp64: a factor on the plain error, and how many roundings to the dtype it may make.
+
+    Ours are the project's rule. A peer is checked for being right, not for being accurate: it may round every
+    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order.
+    """
+
+    factor: float = 2.0
+    roundings: float = 1.0
+
+
+OURS = Allowance()
+PEER = Allowance(factor=16.0, roundings=8.0)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A result's largest error against fp64, what was allowed, the plain computation's own error, and what is wrong."""
+
+    error: float
+    allowed: float
+    plain_error: float
+    fault: str | None
+
+    @property
+    def ok(self) -> bool:
+        return self.fault is None
+
+
+def offset_of(mean: Tensor | None, rstd: Tensor | None) -> float:
+    """The largest |mean| in standard deviations, at least 1."""
+    if mean is None or rstd is None or mean.numel() == 0:
+        return 1.0
+    product = (mean.double() * rstd.double()).abs()
+    return max(1.0, float(product[product.isfinite()].max())) if bool(product.isfinite().any()) else 1.0
+
+
+def _errors(got: Tensor, expected: Tensor) -> tuple[float, float]:
+    """The largest and the root mean square difference."""
+    if got.numel() == 0:
+        return 0.0, 0.0
+    difference = (got.double() - expected).abs()
+    return float(difference.max()), float(difference.square().mean().sqrt())
+
+
+def judge(got: Tensor, expected: Tensor, plain: Tensor, allowance: Allowance = OURS, offset: float = 1.0) -> Verdict:
+    """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
+
+    ``plain`` is in the compute dtype, not yet rounded to that of ``got``. For an fp64 result the judge is no more exact
+    than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units.
+    """
+    if got.shape != expected.shape:
+        return Verdict(float("inf"), 0.0, 0.0, f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
+    info, compute = torch.finfo(got.dtype), torch.finfo(torch.float32)
+    if got.dtype == torch.float64:
+        compute = info
+    rounded = expected.to(got.dtype)
+    finite = rounded.isfinite()
+    if not torch.equal(got.isfinite(), finite) or not torch.equal(got.isnan(), rounded.isnan()):
+        wrong = int((got.isfinite() != finite).sum() + (got.isnan() != rounded.isnan()).sum())
+        return Verdict(float("inf"), 0.0, 0.0, f"{wrong} of {got.numel()} values differ in being NaN or infinite")
+    got, expected, plain = got[finite], expected[finite], plain[finite]
+    largest, rms = _errors(got, expected)
+    plain_largest, plain_rms = _errors(plain, expected)
+    if info.bits == 64:
+        scale = info.eps / torch.finfo(torch.float32).eps
+        plain_largest, plain_rms = plain_largest * scale, plain_rms * scale
+    unit = allowance.roundings * (info.eps / 2 + compute.eps / 2 * offset)
+    floor = allowance.roundings * info.tiny * info.eps / 2
+    magnitude = expected.abs()
+    top = float(magnitude.max()) if magnitude.numel() else 0.0
+    typical = float(magnitude.square().mean().sqrt()) if magnitude.numel() else 0.0
+    allowed = allowance.factor * plain_largest + unit * top + floor
+    allowed_rms = allowance.factor * plain_rms + unit * typical + floor
+    fault = None
+    if not largest <= allowed:
+        fault = f"error {largest:.2e} exceeds {allowed:.2e}"
+    elif not rms <= allowed_rms:
+        fault = f"root mean square error {rms:.2e} exceeds {allowed_rms:.2e}"
+    return Verdict(largest, allowed, plain_largest, fault)

@@ -1,0 +1,226 @@
+"""Each workload once: what is normalized, in which shape, dtype and layout; used by tests, verify and benches alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fusednorm.activations import resolve
+from fusednorm.problem import DTYPE_BYTES, Family
+
+LayoutName = Literal["nchw", "nhwc", "channel_dim=-1", "rows"]
+Init = Literal["zeros", "uniform", "normal", "integer", "offset", "large"]
+
+EPS = 1e-5
+ROW_FAMILIES: tuple[Family, ...] = ("layer_norm", "rms_norm")
+INITS: tuple[Init, ...] = get_args(Init)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One normalization to measure or to verify.
+
+    ``shape`` is in NCHW order whatever the layout. ``groups`` is the number of groups for group_norm, the number of
+    trailing normalized dimensions for layer_norm and rms_norm, and unused otherwise. ``layout`` "nhwc" is torch's
+    channels_last memory format, "channel_dim=-1" an NHWC-shaped tensor, and "rows" the only layout of the row families.
+    ``modulated`` adds the scale and shift of shape (N, C). ``training`` False is batch_norm with given statistics.
+    """
+
+    family: Family
+    shape: tuple[int, ...]
+    groups: int = 0
+    dtype: str = "float32"
+    layout: LayoutName = "nchw"
+    activation: str | None = None
+    modulated: bool = False
+    training: bool = True
+    weight_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPE_BYTES:
+            raise ValueError(f"dtype: {self.dtype!r} is unknown; expected one of {', '.join(DTYPE_BYTES)}")
+        if any(size < 0 for size in self.shape):
+            raise ValueError(f"shape: {self.shape} has a negative size; give sizes of zero or more")
+        resolve(self.activation)
+        if self.family in ROW_FAMILIES:
+            if not 1 <= self.groups <= len(self.shape):
+                raise ValueError(f"groups: {self.groups} trailing dimensions cannot be normalized in shape "
+                                 f"{self.shape}; give 1 to {len(self.shape)}")
+            if self.modulated:
+                raise ValueError(f"modulated: {self.family} has no scale and shift of shape (N, C)")
+            object.__setattr__(self, "layout", "rows")
+            return
+        if len(self.shape) < 2:
+            raise ValueError(f"shape: {self.shape} has no channel dimension; give at least N,C")
+        if self.family == "group_norm" and (self.groups < 1 or self.shape[1] % self.groups):
+            raise ValueError(f"groups: {self.shape[1]} channels (shape {self.shape}) cannot be split into {self.groups} "
+                             "groups; give a number of groups that divides the channels")
+
+    @property
+    def channel_dim(self) -> int:
+        return -1 if self.layout == "channel_dim=-1" else 1
+
+    @property
+    def row_family(self) -> bool:
+        return self.family in ROW_FAMILIES
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        return self.shape[len(self.shape) - self.groups:] if self.row_family else (self.shape[1],)
+
+    @property
+    def bytes_per_transfer(self) -> int:
+        """The bytes of one pass over the input."""
+        return prod(self.shape) * DTYPE_BYTES[self.dtype]
+
+    @property
+    def key(self) -> str:
+        """A name that says everything, e.g. ``group_norm(32)+silu 2x320x64x64 float32 nchw``."""
+        name = f"group_norm({self.groups})" if self.family == "group_norm" else self.family
+        parts = [name, "modulated" if self.modulated else None, self.activation,
+                 None if self.training else "inference"]
+        words = ["+".join(part for part in parts if part), "x".join(map(str, self.shape)), self.dtype]
+        if not self.row_family:
+            words.append(self.layout)
+        return " ".join(words)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of a workload; what it has no use for is None."""
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    scale: Tensor | None
+    shift: Tensor | None
+    mean: Tensor | None
+    var: Tensor | None
+    grad_output: Tensor
+
+    def named_leaves(self) -> dict[str, Tensor]:
+        """The tensors that gradients are asked for, by the name of their gradient."""
+        leaves = {"grad_input": self.input, "grad_weight": self.weight, "grad_bias": self.bias,
+                  "grad_scale": self.scale, "grad_shift": self.shift}
+        return {name: tensor for name, tensor in leaves.items() if tensor is not None}
+
+    def requiring_grad(self) -> Inputs:
+        """The same values as leaves that require gradients."""
+        fresh = {name.removeprefix("grad_"): tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+                 for name, tensor in self.named_leaves().items()}
+        return replace(self, **fresh)
+
+
+def _values(init: Init, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    """Zeros, uniform in [-1, 1), standard normal, integers -5 to 5, a mean of 1000 standard deviations, or |x| to 1e4."""
+    draw: dict[str, Callable[[], Tensor]] = {
+        "zeros": lambda: torch.zeros(shape, dtype=dtype),
+        "uniform": lambda: torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1,
+        "normal": lambda: torch.randn(shape, generator=generator, dtype=dtype),
+        "integer": lambda: torch.randint(-5, 6, shape, generator=generator).to(dtype),
+        "offset": lambda: torch.randn(shape, generator=generator, dtype=dtype) + 1000,
+        "large": lambda: (torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1) * 1e4,
+    }
+    return draw[init]()
+
+
+def as_layout(tensor: Tensor, layout: LayoutName) -> Tensor:
+    """An NCHW-shaped tensor put into a layout; "nhwc" keeps the shape and changes the strides."""
+    if layout == "channel_dim=-1":
+        return tensor.movedim(1, -1).contiguous()
+    if layout == "nhwc":
+        return tensor.movedim(1, -1).contiguous().movedim(-1, 1)
+    return tensor
+
+
+def draw(workload: Workload, init: Init = "normal", seed: int = 0, device: str = "cpu") -> Inputs:
+    """Inputs drawn from a seeded generator on the CPU, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, workload.dtype)
+    drawn = torch.float64 if dtype == torch.float64 else torch.float32
+    parameter_dtype = getattr(torch, workload.weight_dtype or workload.dtype)
+
+    def normal(shape: tuple[int, ...], to: torch.dtype, around: float, spread: float) -> Tensor:
+        return (torch.randn(shape, generator=generator, dtype=drawn) * spread + around).to(to).to(device)
+
+    def tensor(kind: Init) -> Tensor:
+        return as_layout(_values(kind, workload.shape, drawn, generator).to(dtype), workload.layout).to(device)
+
+    modulation = workload.shape[:2] if workload.modulated else None
+    channels = workload.parameter_shape
+    given = workload.family == "batch_norm" and not workload.training
+    return Inputs(
+        input=tensor(init),
+        weight=normal(channels, parameter_dtype, 1.0, 0.2),
+        bias=None if workload.family == "rms_norm" else normal(channels, parameter_dtype, 0.0, 0.2),
+        scale=None if modulation is None else normal(modulation, dtype, 0.0, 0.2),
+        shift=None if modulation is None else normal(modulation, dtype, 0.0, 0.2),
+        mean=normal(channels, drawn, 0.0, 0.2) if given else None,
+        var=normal(channels, drawn, 1.0, 0.1).abs() if given else None,
+        grad_output=tensor("normal"),
+    )
+
+
+def _product(base: Iterable[Workload], dtypes: Iterable[str], layouts: Iterable[LayoutName]) -> tuple[Workload, ...]:
+    """Every base workload in every dtype and, where it has layouts, in every layout; no repeats."""
+    found = {replace(workload, dtype=dtype, layout=layout): None
+             for workload in base for dtype in dtypes for layout in layouts}
+    return tuple(found)
+
+
+def _group(*shape: int, groups: int = 32, activation: str | None = "silu", modulated: bool = False) -> Workload:
+    return Workload("group_norm", shape, groups, activation=activation, modulated=modulated)
+
+
+def _rows(*shape: int) -> list[Workload]:
+    return [Workload("layer_norm", shape, 1), Workload("rms_norm", shape, 1)]
+
+
+_TARGET_SHAPES = ((2, 320, 64, 64), (1, 128, 256, 256), (8, 256, 56, 56), (1, 512, 256, 256))
+_BATCH = Workload("batch_norm", (8, 256, 56, 56))
+_INSTANCE_3D = Workload("instance_norm", (2, 32, 64, 64, 64))
+
+SUITES: dict[str, tuple[Workload, ...]] = {
+    # Stable Diffusion's U-Net at 512 and 1024 pixels, its VAE, and an adaptive GroupNorm (scale and shift from time).
+    "diffusion": _product(
+        [_group(2, 320, 64, 64), _group(2, 640, 32, 32), _group(2, 1280, 16, 16), _group(1, 512, 128, 128),
+         _group(1, 256, 256, 256), _group(2, 320, 64, 64, modulated=True)],
+        ("float32", "bfloat16"), ("nchw", "nhwc")),
+    # ResNet-50 stages with GroupNorm and with BatchNorm in training.
+    "vision": _product(
+        [_group(8, 256, 56, 56, activation="relu"), _group(8, 512, 28, 28, activation="relu"),
+         replace(_BATCH, activation="relu"), Workload("batch_norm", (8, 512, 28, 28), activation="relu"),
+         replace(_BATCH, activation="relu", training=False)],
+        ("float32", "bfloat16"), ("nchw", "nhwc")),
+    # 3-D U-Nets: nnU-Net's InstanceNorm and leaky ReLU, and GroupNorm.
+    "medical": _product(
+        [replace(_INSTANCE_3D, activation="leaky_relu"),
+         Workload("instance_norm", (2, 128, 16, 32, 32), activation="leaky_relu"),
+         _group(1, 32, 64, 96, 96, groups=8, activation="relu")],
+        ("float32", "float16"), ("nchw", "nhwc")),
+    "transformer": _product([*_rows(8192, 1024), *_rows(4096, 4096), *_rows(8, 197, 768)],
+                            ("float32", "bfloat16"), ("nchw",)),
+    "quick": (_group(2, 320, 64, 64), _group(1, 128, 256, 256), *_rows(4096, 1024)),
+    # The shapes that the project's own figures name.
+    "targets": (
+        *_product([_group(*shape) for shape in _TARGET_SHAPES], ("float32", "bfloat16", "float16"), ("nchw", "nhwc")),
+        *[_group(*shape, activation=None) for shape in _TARGET_SHAPES],
+        *_rows(8192, 1024), *_rows(2048, 4096), _BATCH, _INSTANCE_3D,
+    ),
+}
+
+
+def select(suite: str, dtypes: Iterable[str] = (), layouts: Iterable[str] = (), match: str = "") -> list[Workload]:
+    """The workloads of a suite in the given dtypes and layouts (none given: all) whose key contains ``match``."""
+    if suite not in SUITES:
+        raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(SUITES)}")
+    dtypes, layouts = set(dtypes), set(layouts)
+    return [workload for workload in SUITES[suite]
+            if (not dtypes or workload.dtype in dtypes)
+            and (not layouts or workload.layout in layouts or workload.row_family)
+            and match in workload.key]

@@ -1,0 +1,88 @@
+"""fusednorm bench: fusednorm against torch and the peers that are installed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from fusednorm.bench import contenders as all_contenders
+from fusednorm.bench.contenders import Contender
+from fusednorm.bench.judging import Asked
+from fusednorm.bench.plot import save_plot
+from fusednorm.bench.results import Report, Row, this_machine
+from fusednorm.bench.runner import run_workload
+from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
+from fusednorm.bench.timing import CpuTimer
+from fusednorm.bench.workloads import SUITES, Init, Workload, select
+from fusednorm.cli import output
+
+DirectionChoice = Literal["forward", "forward_backward", "both"]
+
+
+def bench(
+    suite: Annotated[str, typer.Option(help="One of " + ", ".join(SUITES) + ".")] = "quick",
+    dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; may be repeated.")] = None,
+    layout: Annotated[list[str] | None, typer.Option(help="Only this layout, nchw or nhwc; may be repeated.")] = None,
+    match: Annotated[str, typer.Option(help="Only workloads whose name contains this.")] = "",
+    direction: Annotated[DirectionChoice, typer.Option(help="forward, forward with backward, or both in turn.")] = "both",
+    contender: Annotated[list[str] | None, typer.Option(help="Only this contender; may be repeated.")] = None,
+    init: Annotated[Init, typer.Option(help="Input values, as for profile.")] = "normal",
+    seconds: Annotated[float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0)] = 1.0,
+    threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
+    json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
+    csv_path: Annotated[str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.")] = "",
+    plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
+) -> None:
+    """Times fusednorm, torch eager, torch.compile and the installed peers side by side, each checked first."""
+    output.set_threads(threads)
+    with output.usage_errors():
+        if suite not in SUITES:
+            raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(SUITES)}")
+        workloads = select(suite, [output.parse_dtype(one) for one in dtype or ()], layout or (), match)
+        if not workloads:
+            raise ValueError(f"no workload of suite {suite!r} is left by --dtype, --layout and --match")
+        chosen = _contenders(contender or [])
+    directions: list[Asked] = ["forward", "forward_backward"] if direction == "both" else [direction]
+    jobs = [(workload, asked) for workload in workloads for asked in directions
+            if workload.training or asked == "forward"]
+    to_stderr = "-" in (json_path, csv_path)
+    rows = _run(jobs, chosen, init, replace(CpuTimer(), seconds=seconds), to_stderr)
+    result = Report(this_machine(), tuple(rows))
+    cases = cases_of(rows)
+    output.print_table(ratio_table(cases), to_stderr)
+    output.print_table(mean_table(cases), to_stderr)
+    if json_path:
+        output.write_text(json_path, result.to_json())
+    if csv_path:
+        output.write_text(csv_path, result.to_csv())
+    if plot is not None:
+        save_plot(result, plot)
+    if any(row.contender in (OURS, PREALLOCATED) and row.status in ("wrong", "failed") for row in rows):
+        raise typer.Exit(output.CHECK_FAILED)
+
+
+def _contenders(names: list[str]) -> list[Contender]:
+    found, missing = all_contenders.available()
+    for name, reason in missing.items():
+        if not names or name in names:
+            output.say(f"{name}: {reason}")
+    unknown = set(names) - {one.name for one in found} - set(missing)
+    if unknown:
+        raise ValueError(f"contender: {', '.join(sorted(unknown))} unknown; expected "
+                         f"{', '.join([*(one.name for one in found), *missing])}")
+    return [one for one in found if not names or one.name in names]
+
+
+def _run(jobs: list[tuple[Workload, Asked]], chosen: list[Contender], init: Init, timer: CpuTimer,
+         to_stderr: bool) -> list[Row]:
+    rows: list[Row] = []
+    with output.progress(len(jobs)) as show:
+        for workload, asked in jobs:
+            measured = run_workload(workload, asked, chosen, init=init, timer=timer, progress=show)
+            rows += measured
+            show(advance=True)
+            output.print_table(contender_table(cases_of(measured)[0]), to_stderr)
+    return rows

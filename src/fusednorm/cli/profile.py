@@ -1,0 +1,77 @@
+"""fusednorm profile: every instance of one operation."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from math import prod
+from typing import Annotated, Literal
+
+import typer
+
+from fusednorm.bench import profiling
+from fusednorm.bench.operations import OPERATIONS
+from fusednorm.bench.summary import Table
+from fusednorm.bench.workloads import ROW_FAMILIES, Init, Workload
+from fusednorm.cli import output
+
+# Composable Kernel's example: N 32, H 16, W 16, 64 groups of 128 channels.
+DEFAULT_SHAPE, DEFAULT_GROUPS = (32, 8192, 16, 16), 64
+DEFAULT_ROWS = (4096, 1024)
+
+
+def profile(
+    operation: Annotated[str, typer.Argument(help="One of " + ", ".join(OPERATIONS), metavar="OPERATION")],
+    shape: Annotated[str, typer.Option(help="Sizes in NCHW order, whatever the layout.  [default: 32,8192,16,16; "
+                                            "4096,1024 for layernorm and rmsnorm]")] = "",
+    groups: Annotated[int, typer.Option(help="Groups of groupnorm (default 64); for layernorm and rmsnorm the number "
+                                             "of trailing dimensions (default 1).")] = 0,
+    dtype: Annotated[str, typer.Option(parser=output.parse_dtype, metavar="fp32|bf16|fp16|fp64")] = "float32",
+    layout: Annotated[Literal["nchw", "nhwc"], typer.Option(help="nhwc is torch's channels_last.")] = "nchw",
+    activation: Annotated[str, typer.Option(help="silu, relu, gelu, ...; none by default.")] = "",
+    init: Annotated[Init, typer.Option(help="Input values: uniform in [-1, 1), standard normal, integers -5 to 5, "
+                                            "offset: a mean of 1000 standard deviations, large: |x| up to 1e4."
+                                       )] = "normal",
+    verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check against fp64.")] = True,
+    time: Annotated[bool, typer.Option("--time/--no-time", help="Time beside a plain copy.")] = True,
+    threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Tries every instance of OPERATION on one problem: error, time, bandwidth, and the best."""
+    if operation not in OPERATIONS:
+        raise typer.BadParameter(f"OPERATION: {operation!r} is unknown; expected one of {', '.join(OPERATIONS)}")
+    chosen = OPERATIONS[operation]
+    output.set_threads(threads)
+    rows = chosen.family in ROW_FAMILIES
+    sizes = output.parse_shape(shape) if shape else DEFAULT_ROWS if rows else DEFAULT_SHAPE
+    count = groups or (1 if rows else DEFAULT_GROUPS if chosen.family == "group_norm" else 0)
+    with output.usage_errors():
+        workload = Workload(chosen.family, sizes, count, dtype, layout, activation or None,
+                            training=chosen.direction != "inference")
+        if prod(sizes) == 0:
+            raise ValueError(f"shape: {sizes} has no elements to profile")
+    with output.progress(1) as show:
+        result = profiling.profile(chosen, workload, init=init, verify=verify, time=time, progress=show)
+    if as_json:
+        output.print_json(asdict(result) | {"best": result.best.instance if result.best else None})
+    else:
+        _print(result)
+    if not result.ok:
+        raise typer.Exit(output.CHECK_FAILED)
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _print(result: profiling.Profile) -> None:
+    lines = [(one.instance, " ".join(f"{name}={value}" for name, value in one.config.items()), _cell(one.error, ".2e"),
+              _cell(one.ms, ".3f"), _cell(one.gigabytes_per_second, ".1f"), _cell(one.copy_fraction, ".0%"),
+              one.note if one.status in ("ok", "skipped") else f"{one.status.upper()}: {one.note}")
+             for one in result.results]
+    header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "note")
+    title = f"{result.operation}: {result.workload}, {result.bytes / 1e6:.1f} MB, {result.flops / 1e9:.2f} Gflop"
+    output.print_table(Table(title, header, tuple(lines)))
+    if result.copy_ms is not None:
+        typer.echo(f"copy limit: {result.copy_ms:.3f} ms")
+    if result.best is not None:
+        typer.echo(f"best: {result.best.instance}, {result.best.ms:.3f} ms, {result.best.copy_fraction:.0%} of the copy")

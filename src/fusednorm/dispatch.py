@@ -1,0 +1,327 @@
+"""Which instance runs a problem, and the plans that have been made.
+
+``run_forward`` and ``run_backward`` are what the operators call: they turn tensors into a Problem, the Problem into a
+plan, and remember the plan by everything that it depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.activations import Activation
+from fusednorm.arguments import activation_of
+from fusednorm.backends import reference
+from fusednorm.instance import Backend, Candidate, Instance
+from fusednorm.problem import Direction, Family, Layout, Problem, layout_of, view_of
+from fusednorm.tensors import empty_output
+
+Plan = Callable[..., tuple[Any, ...]]
+
+MOST_PLANS = 4096  # a program with more shapes than this pays for planning again
+
+_forced: ContextVar[str | None] = ContextVar("fusednorm_instance", default=None)
+_plans: dict[Any, Plan] = {}
+
+
+# --- instances ---
+
+
+def all_instances() -> tuple[Instance, ...]:
+    """Every instance of every backend, the fastest backends first."""
+    from fusednorm.backends.cpu.instances import INSTANCES
+
+    return (*INSTANCES, reference.INSTANCE)
+
+
+def instances(problem: Problem) -> list[Candidate]:
+    """Every instance, each with None or the reason why it cannot run the problem."""
+    return [Candidate(instance, instance.supports(problem)) for instance in all_instances()]
+
+
+def choose(problem: Problem, name: str | None = None) -> Instance:
+    """The instance that runs a problem: the named one, or the default, a pure function of the problem.
+
+    Raises ValueError for a name that does not exist and RuntimeError where the named instance cannot run the problem.
+    """
+    if name is not None:
+        for instance in all_instances():
+            if instance.name == name:
+                reason = instance.supports(problem)
+                if reason is not None:
+                    raise RuntimeError(f"the instance {name!r} cannot run this problem: {reason}")
+                return instance
+        known = ", ".join(instance.name for instance in all_instances())
+        raise ValueError(f"instance: {name!r} does not exist; expected one of {known}")
+    if problem.device == "cpu":
+        from fusednorm.backends.cpu import instances as cpu
+
+        if cpu.unavailable() is None:
+            chosen: Instance = cpu.choose(problem)
+            return chosen
+    return reference.INSTANCE
+
+
+@contextmanager
+def use_instance(name: str) -> Iterator[None]:
+    """Run every call inside on the instance of this name; a call that it cannot run raises, nothing falls back.
+
+    >>> import fusednorm, torch
+    >>> with fusednorm.use_instance("reference"):
+    ...     y = fusednorm.group_norm(torch.randn(2, 8, 4), 4)
+    """
+    known = [instance.name for instance in all_instances()]
+    if name not in known:
+        raise ValueError(f"use_instance: {name!r} does not exist; expected one of {', '.join(known)}")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def backends() -> list[Backend]:
+    """Every backend, whether it can run here, and what it found."""
+    from fusednorm.backends.cpu import instances as cpu
+
+    reason = cpu.unavailable()
+    details = {}
+    if reason is None:
+        from fusednorm.backends.cpu import compiler, memory
+
+        details = {
+            "kernel cache": str(compiler.cache_directory()),
+            "buffer cache": f"{memory.limit() >> 20} MB at most",
+        }
+    return [Backend("cpu", reason, details), Backend("reference", None, {"runs": "any device, in plain torch"})]
+
+
+# --- problems ---
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _strides(input: Tensor, family: Family, num_groups: int, channel_dim: int) -> tuple[Layout | None, Tensor]:
+    """The input's native layout and an output without memory."""
+    layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
+    return layout, empty_output(input.to("meta"), family, num_groups, channel_dim)
+
+
+def _problem(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: Activation | None,
+    direction: Direction,
+    training: bool = True,
+    grad_output: Tensor | None = None,
+) -> Problem:
+    shape, copies = tuple(input.shape), []
+    layout, output = _strides(input, family, num_groups, channel_dim)
+    like = input.stride()
+    if layout is None:
+        copies.append("input")
+        dense = torch.empty(shape, device="meta", dtype=input.dtype)
+        layout, output = _strides(dense, family, num_groups, channel_dim)
+        like = dense.stride()
+        assert layout is not None
+    output_layout = layout_of(family, shape, output.stride(), num_groups, channel_dim, like)
+    assert output_layout is not None and output_layout.order == layout.order
+    grad_layout = None
+    if grad_output is not None:
+        grad_layout = layout_of(family, shape, grad_output.stride(), num_groups, channel_dim, like)
+        if grad_layout is None or grad_layout.order != layout.order:
+            copies.append("grad_output")
+            grad_layout = output_layout
+    return Problem(
+        family=family,
+        direction=direction,
+        view=view_of(family, shape, num_groups, channel_dim),
+        layout=layout,
+        dtype=_name(input.dtype),
+        activation=activation,
+        weight_dtype=None if weight is None else _name(weight.dtype),
+        bias_dtype=None if bias is None else _name(bias.dtype),
+        has_scale=scale is not None,
+        has_shift=shift is not None,
+        training=training,
+        device=input.device.type,
+        num_groups=num_groups,
+        channel_dim=channel_dim,
+        shape=shape,
+        output_strides=output.stride(),
+        output_layout=output_layout,
+        grad_layout=grad_layout,
+        copies=tuple(copies),
+    )
+
+
+def forward_problem(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: Activation | None,
+    inference: bool = False,
+) -> Problem:
+    """The Problem of a forward call; ``inference`` where mean and variance are given."""
+    direction: Direction = "inference" if inference else "forward"
+    return _problem(input, weight, bias, scale, shift, family, num_groups, channel_dim, activation, direction)
+
+
+def backward_problem(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: Activation | None,
+    training: bool = True,
+    direction: Direction = "backward",
+) -> Problem:
+    """The Problem of a backward call."""
+    return _problem(
+        input, weight, bias, scale, shift, family, num_groups, channel_dim, activation, direction, training, grad_output
+    )
+
+
+# --- plans ---
+
+
+def _native_forward(plan: Plan, family: Family, num_groups: int, channel_dim: int) -> Plan:
+    """A forward plan for an input whose strides fit neither memory order: it runs on a contiguous copy."""
+
+    def run(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+        *parameters, out = arguments
+        output, *saved = plan(input.contiguous(), *parameters, None)
+        if out is None:
+            out = empty_output(input, family, num_groups, channel_dim)
+        return out.copy_(output), *saved
+
+    return run
+
+
+def _native_backward(plan: Plan, problem: Problem, family: Family, num_groups: int, channel_dim: int) -> Plan:
+    """A backward plan that first copies the tensors that `problem.copies` names into the order of the others."""
+
+    def run(grad_output: Tensor, input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+        original = input
+        if "input" in problem.copies:
+            input = input.contiguous()
+        if "grad_output" in problem.copies:
+            dense = torch.empty_strided(
+                problem.shape, problem.output_strides, dtype=grad_output.dtype, device=grad_output.device
+            )
+            grad_output = dense.copy_(grad_output)
+        grad_input, *grads = plan(grad_output, input, *arguments)
+        if "input" in problem.copies and grad_input.numel() == original.numel():
+            grad_input = empty_output(original, family, num_groups, channel_dim).copy_(grad_input)
+        return grad_input, *grads
+
+    return run
+
+
+def _remember(key: Any, plan: Plan) -> Plan:
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan
+    return plan
+
+
+def run_forward(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    eps: float,
+    activation: str,
+    parameter: float,
+    out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(output, mean, rstd, var) of a forward whose arguments were checked; ``out`` receives the output."""
+    forced = _forced.get()
+    key = (
+        family, input.shape, input.stride(), input.dtype, input.device, num_groups, channel_dim, activation, parameter,
+        None if weight is None else weight.dtype, None if bias is None else bias.dtype, scale is None, shift is None,
+        mean is None, forced,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        problem = forward_problem(
+            input, weight, bias, scale, shift, family, num_groups, channel_dim, activation_of(activation, parameter),
+            mean is not None,
+        )  # fmt: skip
+        plan = choose(problem, forced).plan(problem)
+        if problem.copies:
+            plan = _native_forward(plan, family, num_groups, channel_dim)
+        _remember(key, plan)
+    return plan(input, weight, bias, scale, shift, mean, var, eps, out)  # type: ignore[return-value]
+
+
+def run_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: str,
+    parameter: float,
+    training: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of input, weight, bias, scale and shift that output_mask asks for, the others empty."""
+    forced = _forced.get()
+    wants_parameters = output_mask[1] or output_mask[2] or output_mask[3] or output_mask[4]
+    direction: Direction = "backward"
+    if not output_mask[0]:
+        direction = "backward_gamma_beta"
+    elif not wants_parameters:
+        direction = "backward_data"
+    key = (
+        direction, family, input.shape, input.stride(), grad_output.stride(), input.dtype, input.device, num_groups,
+        channel_dim, activation, parameter, training, None if weight is None else weight.dtype,
+        None if bias is None else bias.dtype, scale is None, shift is None, forced,
+    )  # fmt: skip
+    plan = _plans.get(key)
+    if plan is None:
+        problem = backward_problem(
+            grad_output, input, weight, bias, scale, shift, family, num_groups, channel_dim,
+            activation_of(activation, parameter), training, direction,
+        )  # fmt: skip
+        plan = choose(problem, forced).plan(problem)
+        if problem.copies:
+            plan = _native_backward(plan, problem, family, num_groups, channel_dim)
+        _remember(key, plan)
+    return plan(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)  # type: ignore[return-value]

@@ -1,0 +1,231 @@
+"""The public functions: torch.nn.functional's signatures, with the fused parts as keyword-only arguments.
+
+Each checks its arguments, makes the call of the one op that all families share, and updates running statistics after
+that call has succeeded. x̂ = (x - mean) rstd with rstd = (var + eps)^(-1/2), biased variance, and
+
+    y = phi(z)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
+
+where phi is the activation, and what is absent is left out. Inputs are float64, float32, float16 or bfloat16; weight,
+bias, scale and shift of any of these beside any of these. Statistics and accumulation are fp32, fp64 for float64. The
+output has the input's dtype, under autocast too, and its memory order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fusednorm import arguments
+from fusednorm.activations import Activation
+from fusednorm.library import norm_forward
+
+
+def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
+               eps: float = 1e-5, *, activation: str | Activation | None = None, channel_dim: int = 1,
+               scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    """Group normalization: statistics over the channels of a group and all positions, for each sample.
+
+    Args:
+        input: (N, C, *), or (N, *, C) with ``channel_dim=-1``; any strides, channels_last without a copy.
+        num_groups: a divisor of C.
+        weight, bias: (C,) or None.
+        eps: added to the variance.
+        activation: a name such as "silu", an :class:`fusednorm.Activation`, or None.
+        channel_dim: 1 or -1.
+        scale, shift: (N, C) or None; z = x̂ weight (1 + scale) + bias (1 + scale) + shift.
+
+    Raises:
+        ValueError: a shape, device, num_groups or activation that does not fit; one element for each statistic in all.
+        TypeError: an argument or a dtype of the wrong kind.
+
+    Source: Wu and He, Group Normalization, 2018 (arXiv:1803.08494).
+
+    >>> x = torch.randn(2, 8, 4, 4)
+    >>> y = group_norm(x, 4, activation="silu")
+    >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
+    True
+    """
+    name, parameter = arguments.activation_arguments(activation)
+    channels = arguments.check_channels("group_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    arguments.check_groups("group_norm", input, channels, num_groups)
+    if input.numel() == num_groups:
+        arguments.refuse_one_element("group_norm", input, "group")
+    return norm_forward(input, weight, bias, scale, shift, None, None, "group_norm", int(num_groups), channel_dim,
+                        float(eps), name, parameter)[0]
+
+
+def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
+                  weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
+                  momentum: float = 0.1, eps: float = 1e-5, *, activation: str | Activation | None = None,
+                  channel_dim: int = 1, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+    """Instance normalization: statistics over the positions, for each sample and channel.
+
+    Args:
+        input: (N, C, *), or (N, *, C) with ``channel_dim=-1``.
+        running_mean, running_var: (C,) buffers or None. With ``use_input_stats`` they are updated, with the mean over
+            the samples and the unbiased variance, after the call has succeeded; without it they normalize.
+        weight, bias: (C,) or None.
+        momentum: the share of the new statistics in the running ones.
+        eps, activation, channel_dim, scale, shift: as in :func:`group_norm`.
+
+    Raises:
+        ValueError: as in :func:`group_norm`; one position for each channel with ``use_input_stats``.
+        TypeError: an argument or a dtype of the wrong kind.
+
+    Source: Ulyanov et al., Instance Normalization, 2016 (arXiv:1607.08022).
+
+    >>> x = torch.randn(2, 8, 4, 4)
+    >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
+    True
+    """
+    name, parameter = arguments.activation_arguments(activation)
+    channels = arguments.check_channels("instance_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
+    arguments.check_momentum("instance_norm", momentum)
+    if not use_input_stats:
+        return norm_forward(input, weight, bias, scale, shift, running_mean, running_var, "batch_norm", 0, channel_dim,
+                            float(eps), name, parameter)[0]
+    positions = prod(input.shape[2:] if channel_dim == 1 else input.shape[1:-1])
+    if positions == 1:
+        arguments.refuse_one_element("instance_norm", input, "sample and channel")
+    output, mean, _, var = norm_forward(input, weight, bias, scale, shift, None, None, "instance_norm", 0, channel_dim,
+                                        float(eps), name, parameter)
+    if running_mean is not None and running_var is not None and input.numel():
+        update_running(running_mean, running_var, mean.mean(0), var.mean(0), positions, momentum)
+    return output
+
+
+def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+               bias: Tensor | None = None, eps: float = 1e-5, *,
+               activation: str | Activation | None = None) -> Tensor:
+    """Layer normalization: statistics over the trailing dimensions.
+
+    Args:
+        input: (*, *normalized_shape).
+        normalized_shape: the sizes of the trailing dimensions, as a tuple.
+        weight, bias: of shape ``normalized_shape``, or None.
+        eps, activation: as in :func:`group_norm`.
+
+    Raises:
+        ValueError: a shape, device or activation that does not fit.
+        TypeError: an argument or a dtype of the wrong kind.
+
+    Source: Ba et al., Layer Normalization, 2016 (arXiv:1607.06450).
+
+    >>> x = torch.randn(2, 5, 8)
+    >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
+    True
+    """
+    name, parameter = arguments.activation_arguments(activation)
+    count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
+    return norm_forward(input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name,
+                        parameter)[0]
+
+
+def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
+             *, activation: str | Activation | None = None) -> Tensor:
+    """Root-mean-square normalization over the trailing dimensions.
+
+    y = phi(x rstd weight), rstd = (mean(x²) + eps)^(-1/2).
+
+
+    Args:
+        input: (*, *normalized_shape).
+        normalized_shape: the sizes of the trailing dimensions, as a tuple.
+        weight: of shape ``normalized_shape``, or None.
+        eps: None means the machine epsilon of the compute dtype: of float32, and of float64 for float64 input.
+        activation: as in :func:`group_norm`.
+
+    Raises:
+        ValueError: a shape, device or activation that does not fit.
+        TypeError: an argument or a dtype of the wrong kind.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467).
+
+    >>> x = torch.randn(2, 5, 8)
+    >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
+    True
+    """
+    name, parameter = arguments.activation_arguments(activation)
+    eps = arguments.rms_eps("rms_norm", input, eps)
+    count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
+    return norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name,
+                        parameter)[0]
+
+
+def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
+               bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
+               activation: str | Activation | None = None, channel_dim: int = 1, scale: Tensor | None = None,
+               shift: Tensor | None = None) -> Tensor:
+    """Batch normalization: statistics over the samples and positions, for each channel.
+
+    Args:
+        input: (N, C, *), or (N, *, C) with ``channel_dim=-1``.
+        running_mean, running_var: (C,) buffers or None. In training they are updated, with the unbiased variance, after
+            the call has succeeded; otherwise they normalize.
+        weight, bias: (C,) or None.
+        training: whether the input's own statistics are used.
+        momentum: the share of the new statistics in the running ones.
+        eps: positive in training.
+        activation, channel_dim, scale, shift: as in :func:`group_norm`.
+
+    Raises:
+        ValueError: as in :func:`group_norm`; one element for each channel in training.
+        TypeError: an argument or a dtype of the wrong kind.
+
+    Source: Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167).
+
+    >>> x = torch.randn(2, 8, 4, 4)
+    >>> y = batch_norm(x, None, None, training=True)
+    >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
+    True
+    """
+    return batch_norm_with_statistics(input, running_mean, running_var, weight, bias, training, momentum, eps,
+                                      activation, channel_dim, scale, shift)[0]
+
+
+def batch_norm_with_statistics(
+        input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
+        bias: Tensor | None, training: bool, momentum: float | Tensor, eps: float,
+        activation: str | Activation | None, channel_dim: int, scale: Tensor | None,
+        shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`batch_norm` with the mean and rstd it used; a momentum may be a tensor, for a cumulative average."""
+    name, parameter = arguments.activation_arguments(activation)
+    channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
+    arguments.check_momentum("batch_norm", momentum)
+    if not training:
+        return norm_forward(input, weight, bias, scale, shift, running_mean, running_var, "batch_norm", 0, channel_dim,
+                            float(eps), name, parameter)[:3]
+    if eps <= 0:
+        raise ValueError(f"batch_norm: eps is {eps} in training; expected a positive number such as 1e-5")
+    numel = input.numel()
+    if numel and numel == channels:
+        arguments.refuse_one_element("batch_norm", input, "channel")
+    output, mean, rstd, var = norm_forward(input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim,
+                                           float(eps), name, parameter)
+    if running_mean is not None and running_var is not None and numel:
+        update_running(running_mean, running_var, mean, var, numel // channels, momentum)
+    return output, mean, rstd
+
+
+def update_running(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int,
+                   momentum: float | Tensor) -> None:
+    """Move running statistics towards a call's by ``momentum``; ``var`` is biased over ``count`` elements."""
+    _move(running_mean, mean, momentum)
+    _move(running_var, var * (count / (count - 1)), momentum)
+
+
+def _move(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:
+    if isinstance(momentum, Tensor):
+        momentum = momentum.to(statistic.dtype)
+    if running.dtype == statistic.dtype:
+        running.lerp_(statistic, momentum)
+    else:
+        # The wider dtype carries the sum, so that a half-precision buffer is rounded once, as in torch.
+        wide = torch.promote_types(running.dtype, statistic.dtype)
+        weight = momentum.to(wide) if isinstance(momentum, Tensor) else momentum
+        running.copy_(torch.lerp(running.to(wide), statistic.to(wide), weight))

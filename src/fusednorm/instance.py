@@ -1,0 +1,47 @@
+"""What a backend offers: instances, each one way to run a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fusednorm.problem import Problem
+
+
+class Instance(Protocol):
+    """One way to run a problem.
+
+    A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out) and returns (output, mean,
+    rstd, var); a backward plan with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) and
+    returns five gradients, those that are not wanted empty.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def config(self) -> Any:
+        """The configuration, a frozen dataclass, or None."""
+
+    def supports(self, problem: Problem) -> str | None:
+        """None, or why this instance cannot run the problem."""
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An instance and, where it cannot run the problem at hand, why not."""
+
+    instance: Instance
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A kernel language: whether it can run here, and what it found."""
+
+    name: str
+    available: str | None
+    details: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,206 @@
+"""Drop-ins for torch.nn's normalizations: the same constructors and state_dicts, and the fused parts as keywords.
+
+Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, initialization and checkpoints stay.
+``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
+shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fusednorm import functional
+from fusednorm.activations import Activation, resolve
+from fusednorm.arguments import check_channel_dim
+from fusednorm.tensors import compute_dtype
+
+ActivationLike = str | Activation | None
+
+
+class _Fused(torch.nn.Module):
+    """The fused parts of a module; the class attributes serve a torch module whose class one of these replaces."""
+
+    activation: Activation | None = None
+    channel_dim: int = 1
+
+    def _set_fused(self, activation: ActivationLike, channel_dim: int = 1) -> None:
+        check_channel_dim(type(self).__name__, channel_dim)
+        self.activation = resolve(activation)
+        self.channel_dim = channel_dim
+
+    def extra_repr(self) -> str:
+        parts = [super().extra_repr()]
+        if self.activation is not None:
+            plain = self.activation == Activation(self.activation.name)
+            parts.append(f"activation={self.activation.name if plain else self.activation}")
+        if self.channel_dim != 1:
+            parts.append(f"channel_dim={self.channel_dim}")
+        return ", ".join(parts)
+
+
+class GroupNorm(_Fused, torch.nn.GroupNorm):
+    """:class:`torch.nn.GroupNorm` with a fused activation; see :func:`fusednorm.group_norm`.
+
+    >>> GroupNorm(4, 8, activation="silu")(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+
+    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
+                 dtype: Any = None, *, activation: ActivationLike = None, channel_dim: int = 1,
+                 **options: Any) -> None:
+        if num_groups <= 0:
+            raise ValueError(f"GroupNorm: num_groups is {num_groups}; expected a divisor of {num_channels} channels")
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
+        self._set_fused(activation, channel_dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps,
+                                     activation=self.activation, channel_dim=self.channel_dim)
+
+
+class LayerNorm(_Fused, torch.nn.LayerNorm):
+    """:class:`torch.nn.LayerNorm` with a fused activation; see :func:`fusednorm.layer_norm`.
+
+    >>> LayerNorm(8, activation="gelu")(torch.randn(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, device: Any = None, dtype: Any = None, *,
+                 activation: ActivationLike = None) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
+        self._set_fused(activation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps,
+                                     activation=self.activation)
+
+
+class RMSNorm(_Fused, torch.nn.RMSNorm):
+    """:class:`torch.nn.RMSNorm` with a fused activation; see :func:`fusednorm.rms_norm`.
+
+    >>> RMSNorm(8, eps=1e-6)(torch.randn(2, 5, 8)).shape
+    torch.Size([2, 5, 8])
+    """
+
+    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None,
+                 elementwise_affine: bool = True, device: Any = None, dtype: Any = None, *,
+                 activation: ActivationLike = None, **options: Any) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
+        self._set_fused(activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=self.activation)
+
+
+class _FusedBatchNorm(_Fused, _BatchNorm):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
+                 activation: ActivationLike = None, channel_dim: int = 1, **options: Any) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
+        self._set_fused(activation, channel_dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        update = self.training and self.track_running_stats
+        given = update or not self.training  # running statistics that are not to be updated stay out of training
+        running_mean = self.running_mean if given else None
+        running_var = self.running_var if given else None
+        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
+        counter = self.num_batches_tracked if update else None
+        if counter is not None and self.momentum is None and running_mean is not None:
+            # A cumulative average; as a tensor it waits for no device and breaks no compiled graph.
+            momentum = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
+        output = functional.batch_norm_with_statistics(
+            input, running_mean, running_var, self.weight, self.bias,
+            self.training or (self.running_mean is None and self.running_var is None), momentum, self.eps,
+            self.activation, self.channel_dim, None, None)[0]
+        if counter is not None:
+            counter.add_(1)
+        return output
+
+
+class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):
+    """:class:`torch.nn.BatchNorm1d` with a fused activation; see :func:`fusednorm.batch_norm`.
+
+    >>> BatchNorm1d(8, activation="relu")(torch.randn(4, 8)).shape
+    torch.Size([4, 8])
+    """
+
+
+class BatchNorm2d(_FusedBatchNorm, torch.nn.BatchNorm2d):
+    """:class:`torch.nn.BatchNorm2d` with a fused activation; see :func:`fusednorm.batch_norm`.
+
+    >>> BatchNorm2d(8, activation="relu")(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+
+
+class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
+    """:class:`torch.nn.BatchNorm3d` with a fused activation; see :func:`fusednorm.batch_norm`.
+
+    >>> BatchNorm3d(8, activation="relu")(torch.randn(2, 8, 2, 4, 4)).shape
+    torch.Size([2, 8, 2, 4, 4])
+    """
+
+
+class _FusedInstanceNorm(_Fused, _InstanceNorm):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
+                 track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
+                 activation: ActivationLike = None, channel_dim: int = 1, **options: Any) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats,  # type: ignore[arg-type]
+                         device, dtype, **options)
+        self._set_fused(activation, channel_dim)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input_dim(input)
+        unbatched = input.dim() == self._get_no_batch_dim()
+        axis = -1 if self.channel_dim == -1 else int(not unbatched)
+        if input.size(axis) != self.num_features:
+            self._refuse_channels(input, axis)
+        output = self._apply_instance_norm(input.unsqueeze(0) if unbatched else input)
+        return output.squeeze(0) if unbatched else output
+
+    def _refuse_channels(self, input: Tensor, axis: int) -> None:
+        message = (f"{type(self).__name__}: input of shape {tuple(input.shape)} has {input.size(axis)} channels in "
+                   f"dimension {axis}; expected num_features={self.num_features}")
+        if self.affine or self.track_running_stats:
+            raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
+        warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
+
+    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+        return functional.instance_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
+            activation=self.activation, channel_dim=self.channel_dim)
+
+
+class InstanceNorm1d(_FusedInstanceNorm, torch.nn.InstanceNorm1d):
+    """:class:`torch.nn.InstanceNorm1d` with a fused activation; see :func:`fusednorm.instance_norm`.
+
+    >>> InstanceNorm1d(8)(torch.randn(2, 8, 16)).shape
+    torch.Size([2, 8, 16])
+    """
+
+
+class InstanceNorm2d(_FusedInstanceNorm, torch.nn.InstanceNorm2d):
+    """:class:`torch.nn.InstanceNorm2d` with a fused activation; see :func:`fusednorm.instance_norm`.
+
+    >>> InstanceNorm2d(8, activation="leaky_relu")(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+
+
+class InstanceNorm3d(_FusedInstanceNorm, torch.nn.InstanceNorm3d):
+    """:class:`torch.nn.InstanceNorm3d` with a fused activation; see :func:`fusednorm.instance_norm`.
+
+    >>> InstanceNorm3d(8)(torch.randn(2, 8, 2, 4, 4)).shape
+    torch.Size([2, 8, 2, 4, 4])
+    """

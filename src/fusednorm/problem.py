@@ -1,0 +1,238 @@
+"""The one view that every normalization shares, and what follows from it.
+
+An input is seen as (N, G, D, S): N samples, G groups, D channels per group, S spatial positions. A family of
+normalization is a short function below that turns a torch-style shape into a :class:`View`; a :class:`Problem` adds
+dtypes, memory order and the fused parts. Bytes, flops, the cache key and the choice of kernel follow from it.
+
+This module is pure Python: it imports neither torch nor a kernel language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Literal
+
+from fusednorm.activations import Activation
+
+Family = Literal["group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm"]
+Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
+Order = Literal["channels_first", "channels_last"]
+
+FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
+DIRECTIONS: tuple[Direction, ...] = ("forward", "inference", "backward", "backward_data", "backward_gamma_beta")
+DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The (N, G, D, S) view of an input; C = G * D channels in all."""
+
+    samples: int
+    groups: int
+    group_channels: int
+    spatial: int
+
+    @property
+    def channels(self) -> int:
+        return self.groups * self.group_channels
+
+    @property
+    def numel(self) -> int:
+        return self.samples * self.channels * self.spatial
+
+
+def view_of(family: Family, shape: Sequence[int], num_groups: int, channel_dim: int = 1) -> View:
+    """The view that a family takes of a shape.
+
+    ``num_groups`` is the number of groups for group_norm, and for layer_norm and rms_norm the number of trailing
+    dimensions that are normalized; the other families ignore it.
+    """
+    if family in ("layer_norm", "rms_norm"):
+        split = len(shape) - num_groups
+        return View(prod(shape[:split]), 1, prod(shape[split:]), 1)
+    if channel_dim == 1:
+        channels, spatial = shape[1], prod(shape[2:])
+    else:
+        channels, spatial = shape[-1], prod(shape[1:-1])
+    groups = num_groups if family == "group_norm" else channels
+    return View(shape[0], groups, channels // groups if groups else 0, spatial)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A memory order of the view and the element strides of (sample, channel, spatial) in it.
+
+    channels_first has spatial stride 1, channels_last has channel stride 1.
+    """
+
+    order: Order
+    sample: int
+    channel: int
+    spatial: int
+
+
+def _collapse(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
+    """The stride of several dimensions seen as one, or None where they cannot be; 0 for no elements to step over."""
+    step: int | None = None
+    expected = 0
+    for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
+        if size == 1:
+            continue
+        if step is None:
+            step = stride
+        elif stride != expected:
+            return None
+        expected = stride * size
+    return 0 if step is None else step
+
+
+def layout_of(
+    family: Family,
+    shape: Sequence[int],
+    strides: Sequence[int],
+    num_groups: int,
+    channel_dim: int = 1,
+    like: Sequence[int] | None = None,
+) -> Layout | None:
+    """The native layout of a strided tensor, or None where it fits neither memory order without a copy.
+
+    A norm does not care in which order the spatial positions are walked as long as all its tensors agree: they are
+    taken in the order of the strides ``like``, the input's, by default the tensor's own.
+    """
+    rank = len(shape)
+    order = strides if like is None else like
+    if family in ("layer_norm", "rms_norm"):
+        split = rank - num_groups
+        sample = _collapse(shape[:split], strides[:split])
+        channel = _collapse(shape[split:], strides[split:])
+        spatial: int | None = 0
+    else:
+        channel_axis = 1 if channel_dim == 1 else rank - 1
+        axes = sorted((axis for axis in range(1, rank) if axis != channel_axis), key=lambda axis: -order[axis])
+        sample = strides[0] if shape[0] > 1 else 0
+        channel = strides[channel_axis] if shape[channel_axis] > 1 else 0
+        spatial = _collapse([shape[axis] for axis in axes], [strides[axis] for axis in axes])
+    if sample is None or channel is None or spatial is None:
+        return None
+    view = view_of(family, shape, num_groups, channel_dim)
+    one_channel, one_position = view.channels <= 1, view.spatial <= 1
+    # A single position per channel leaves the channels contiguous: that is a row, the channels_last order.
+    if (channel == 1 or one_channel) and (one_position or spatial >= max(view.channels, 2)):
+        return Layout("channels_last", sample, 1, spatial)
+    if (spatial == 1 or one_position) and (one_channel or channel >= 1):
+        return Layout("channels_first", sample, channel, 1)
+    if (channel == 1 or one_channel) and spatial >= 1:
+        return Layout("channels_last", sample, 1, spatial)
+    return None
+
+
+def dense_layout(view: View, order: Order) -> Layout:
+    """The layout of a dense tensor in the given order."""
+    channels, spatial = view.channels, view.spatial
+    if order == "channels_first":
+        return Layout(order, channels * spatial, spatial, 1)
+    return Layout(order, channels * spatial, 1, channels)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One normalization to run: the view, its dtypes and memory order, and the fused parts.
+
+    ``num_groups`` and ``channel_dim`` are as in :func:`view_of`, ``shape`` is the tensor's, ``layout`` the input's in the view, ``output_strides`` and ``output_layout`` those of the
+    output or of grad_input, ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order.
+    ``weight_dtype`` and ``bias_dtype`` are None without the parameter. ``copies`` names the tensors whose strides fit
+    neither memory order and that are copied first.
+    """
+
+    family: Family
+    direction: Direction
+    view: View
+    layout: Layout
+    dtype: str
+    activation: Activation | None = None
+    weight_dtype: str | None = None
+    bias_dtype: str | None = None
+    has_scale: bool = False
+    has_shift: bool = False
+    training: bool = True
+    device: str = "cpu"
+    num_groups: int = 0
+    channel_dim: int = 1
+    shape: tuple[int, ...] = ()
+    output_strides: tuple[int, ...] = ()
+    output_layout: Layout | None = None
+    grad_layout: Layout | None = None
+    copies: tuple[str, ...] = ()
+
+    @property
+    def per_batch(self) -> bool:
+        """True where the statistics run over the samples too (batch_norm)."""
+        return self.family == "batch_norm"
+
+    @property
+    def rms(self) -> bool:
+        return self.family == "rms_norm"
+
+    @property
+    def modulated(self) -> bool:
+        return self.has_scale or self.has_shift
+
+    @property
+    def backward(self) -> bool:
+        return self.direction.startswith("backward")
+
+    @property
+    def compute_dtype(self) -> str:
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def statistics(self) -> int:
+        """The number of means (and of inverse standard deviations)."""
+        return self.view.channels if self.per_batch else self.view.samples * self.view.groups
+
+    @cached_property
+    def reduced(self) -> int:
+        """K, the number of elements under one statistic."""
+        view = self.view
+        return (view.samples if self.per_batch else view.group_channels) * view.spatial
+
+    @cached_property
+    def bytes(self) -> int:
+        """The fewest bytes that the operation can move: each tensor read or written once."""
+        view = self.view
+        transfers = {"forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2}
+        total = transfers[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
+        stat_bytes = DTYPE_BYTES[self.compute_dtype]
+        total += self.statistics * stat_bytes * (1 if self.rms else 2)
+        parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1
+        for dtype in (self.weight_dtype, self.bias_dtype):
+            if dtype is not None:
+                total += parameter_transfers * view.channels * DTYPE_BYTES[dtype]
+        modulations = int(self.has_scale) + int(self.has_shift)
+        total += parameter_transfers * modulations * view.samples * view.channels * DTYPE_BYTES[self.dtype]
+        return total
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations, an fma counted as two, an activation as its formula's operations."""
+        activation = self.activation
+        value = activation.flops if activation else 0
+        derivative = activation.derivative_flops if activation else 0
+        # Statistics: x - pivot, a sum, an fma. Apply: x - mean, an fma. Reduction: x - mean, (z), a product with dy, a
+        # sum, an fma. Gradient: the same without the sums, then two fmas.
+        per_element = {
+            "forward": 4 + 3 + value,
+            "inference": 3 + value,
+            "backward": 4 + (3 + derivative if activation else 0) + 5,
+            "backward_data": 4 + (3 + derivative if activation else 0) + 5,
+            "backward_gamma_beta": 4 + (3 + derivative if activation else 0),
+        }[self.direction]
+        return per_element * self.view.numel
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in flops per byte."""
+        return self.flops / self.bytes if self.bytes else 0.0

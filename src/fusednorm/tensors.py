@@ -1,0 +1,64 @@
+"""What every layer that holds torch tensors shares: dtypes, and the strides of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from fusednorm.problem import Family, layout_of
+
+DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the accumulation and of the saved statistics: fp32, and fp64 for fp64 input."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """True where the elements fill one range of memory without a hole and without sharing."""
+    if tensor.is_contiguous():
+        return True
+    rank = tensor.dim()
+    if rank == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
+        return True
+    if rank == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
+        return True
+    axes = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    expected = 1
+    for stride, size in sorted(axes, key=lambda axis: axis[0]):
+        if stride != expected:
+            return False
+        expected = stride * size
+    return True
+
+
+def _memory_order(rank: int, order: str, channel_dim: int) -> tuple[int, ...]:
+    """The dimensions of a tensor from the slowest to the fastest in a memory order of the view."""
+    if channel_dim == 1:
+        return tuple(range(rank)) if order == "channels_first" else (0, *range(2, rank), 1)
+    return tuple(range(rank)) if order == "channels_last" else (0, rank - 1, *range(1, rank - 1))
+
+
+def _empty_in_order(input: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    empty = torch.empty([input.shape[axis] for axis in order], dtype=input.dtype, device=input.device)
+    return empty.permute([order.index(axis) for axis in range(input.dim())])
+
+
+def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_dim: int = 1) -> torch.Tensor:
+    """An unwritten output, or grad_input, with the strides that every backend returns for this input.
+
+    A dense input keeps its strides. Any other (sliced, expanded) gives a dense output in the memory order that
+    :func:`fusednorm.problem.layout_of` sees in it, and a contiguous one where it sees none. Fake and meta tensors get
+    the same strides as real ones.
+    """
+    if is_dense(input):
+        return torch.empty_like(input)
+    rank = input.dim()
+    order = tuple(range(rank))
+    if family not in ("layer_norm", "rms_norm"):
+        layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
+        if layout is not None:
+            order = _memory_order(rank, layout.order, channel_dim)
+    return _empty_in_order(input, order)

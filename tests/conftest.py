@@ -1,0 +1,47 @@
+"""What every test runs under: poisoned memory, repeatable property tests, and a word where a GPU is missing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+# cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import pytest
+import torch
+from hypothesis import settings
+
+# A first example may compile a kernel, so no deadline. CI draws the same examples each time, so that a change fails for
+# what it did; a developer's machine draws new ones.
+settings.register_profile("fusednorm", deadline=None, max_examples=30, print_blob=True)
+settings.register_profile("fusednorm-ci", settings.get_profile("fusednorm"), derandomize=True, database=None)
+settings.load_profile("fusednorm-ci" if os.environ.get("CI") else "fusednorm")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def poisoned_empty(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Memory from torch.empty and its kin holds NaN (the largest value for integers), so an unwritten element shows.
+
+    Tests that measure time run without: filling the memory would be part of what they measure.
+    """
+    if request.node.get_closest_marker("timing"):
+        yield
+        return
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+    torch.utils.deterministic.fill_uninitialized_memory = filled
