@@ -7,6 +7,7 @@ with Numba's, a GPU with Triton's. To add an activation, write its two formulas 
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import FunctionType
@@ -170,4 +171,5 @@ def bind(formula: FunctionType, primitives: Mapping[str, Callable[..., Any]]) ->
     missing = [name for name in PRIMITIVES if name not in primitives]
     if missing:
         raise TypeError(f"bind: the primitives {', '.join(missing)} are missing")
-    return FunctionType(formula.__code__, {"__builtins__": {}, **primitives}, formula.__name__)
+    # C code that a primitive calls imports through the frame's __builtins__, as torch's dispatch modes do.
+    return FunctionType(formula.__code__, {"__builtins__": builtins, **primitives}, formula.__name__)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 from numbers import Integral, Real
 from typing import NoReturn
 
@@ -46,7 +47,8 @@ def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "in
     if input.dim() < minimum_rank:
         raise ValueError(
             f"{function}: {name} has shape {tuple(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
-            f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)")
+            f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)"
+        )
 
 
 def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
@@ -59,40 +61,51 @@ def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
             remedy = f"convert it, e.g. {name}.float()"
         raise TypeError(f"{function}: {name} has dtype {tensor.dtype}; expected {_DTYPE_NAMES}; {remedy}")
     if tensor.is_nested:
-        raise TypeError(f"{function}: {name} is a nested tensor; expected a dense one; "
-                        "pad it with torch.nested.to_padded_tensor, or call once for each component")
-    raise TypeError(f"{function}: {name} has layout {tensor.layout}; expected torch.strided; "
-                    f"convert it, e.g. {name}.to_dense()")
+        raise TypeError(
+            f"{function}: {name} is a nested tensor; expected a dense one; "
+            "pad it with torch.nested.to_padded_tensor, or call once for each component"
+        )
+    raise TypeError(
+        f"{function}: {name} has layout {tensor.layout}; expected torch.strided; convert it, e.g. {name}.to_dense()"
+    )
 
 
-def check_parameter(function: str, name: str, value: Tensor | None, shape: Sequence[int], input: Tensor,
-                    meaning: str) -> None:
+def check_parameter(
+    function: str, name: str, value: Tensor | None, shape: Sequence[int], input: Tensor, meaning: str
+) -> None:
     """``value`` is None or a dense floating tensor of ``shape`` on the input's device."""
-    if value is None:
+    if value is None or _fits(value, shape, input.device):
         return
     if not isinstance(value, Tensor):
         raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
     if value.shape != shape:
-        raise ValueError(f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
-                         f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}")
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
+            f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}"
+        )
     if value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
         _refuse_storage(function, name, value)
     if value.device != input.device:
-        raise ValueError(f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
-                         f"move one of them, e.g. {name}.to({str(input.device)!r})")
+        raise ValueError(
+            f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
+            f"move one of them, e.g. {name}.to({str(input.device)!r})"
+        )
+
+
+def _fits(value: Tensor, shape: Sequence[int], device: torch.device) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.shape == shape
+        and value.dtype in DTYPES
+        and value.layout is torch.strided
+        and value.device == device
+    )
 
 
 def _shape_remedy(name: str, value: Tensor, shape: Sequence[int]) -> str:
-    if value.numel() == _product(shape):
+    if value.numel() == prod(shape):
         return f"; reshape it, e.g. {name}.reshape({tuple(shape)})"
     return "; build it for this number of channels" if len(shape) == 1 else ""
-
-
-def _product(sizes: Sequence[int]) -> int:
-    product = 1
-    for size in sizes:
-        product *= size
-    return product
 
 
 def check_channel_dim(function: str, channel_dim: int) -> None:
@@ -102,17 +115,28 @@ def check_channel_dim(function: str, channel_dim: int) -> None:
 
 def check_eps(function: str, eps: float) -> None:
     """``eps`` is a real number of at least 0; a negative one has no use but to make NaN of a small variance."""
-    if type(eps) is not float and not isinstance(eps, Real):
+    if type(eps) is float and eps >= 0.0:
+        return
+    if not isinstance(eps, Real):
         raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")
     if not eps >= 0:
         raise ValueError(f"{function}: eps is {eps}; expected a number of at least 0, such as 1e-5")
 
 
-def check_channels(function: str, input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
-                   shift: Tensor | None, eps: float, channel_dim: int) -> int:
+def check_channels(
+    function: str,
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    eps: float,
+    channel_dim: int,
+) -> int:
     """All that the families with a channel dimension share; the number of channels C."""
     check_input(function, input, 2)
-    check_channel_dim(function, channel_dim)
+    if channel_dim != 1:
+        check_channel_dim(function, channel_dim)
     check_eps(function, eps)
     shape = input.shape
     channels = shape[channel_dim]
@@ -136,29 +160,50 @@ def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -
         raise ValueError(
             f"{function}: the {channels} channels of an input of shape {tuple(input.shape)} cannot be divided into "
             f"num_groups={num_groups} equal groups; choose a divisor of {channels}"
-            + (", and check channel_dim" if input.dim() > 2 else ""))
+            + (", and check channel_dim" if input.dim() > 2 else "")
+        )
+    if input.numel() == num_groups:
+        refuse_one_element(function, input, "group")
+
+
+def check_positions(function: str, input: Tensor, channel_dim: int) -> int:
+    """The number of positions for each channel, which is not 1."""
+    positions = prod(input.shape[2:] if channel_dim == 1 else input.shape[1:-1])
+    if positions == 1:
+        refuse_one_element(function, input, "sample and channel")
+    return positions
 
 
 def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
     raise ValueError(
         f"{function}: input of shape {tuple(input.shape)} has 1 element for each {what}, so its variance is 0; "
-        "expected more than 1; use more samples or a larger input, or evaluation mode where the family has one")
+        "expected more than 1; use more samples or a larger input, or evaluation mode where the family has one"
+    )
 
 
-def check_trailing(function: str, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None,
-                   bias: Tensor | None, eps: float) -> int:
+def check_trailing(
+    function: str,
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> int:
     """All that layer_norm and rms_norm share; the number of trailing dimensions."""
     check_input(function, input, 1)
     if not isinstance(normalized_shape, (tuple, list)):
-        raise TypeError(f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
-                        f"ints such as ({input.shape[-1]},)")
+        raise TypeError(
+            f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
+            f"ints such as ({input.shape[-1]},)"
+        )
     check_eps(function, eps)
     count = len(normalized_shape)
     shape = tuple(normalized_shape)
     if not count or count > input.dim() or input.shape[-count:] != shape:
         raise ValueError(
             f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
-            f"sizes of its last dimensions, such as {tuple(input.shape[-max(count, 1):])}")
+            f"sizes of its last dimensions, such as {tuple(input.shape[-max(count, 1) :])}"
+        )
     if weight is not None:
         check_parameter(function, "weight", weight, shape, input, "the normalized_shape")
     if bias is not None:
@@ -174,23 +219,28 @@ def rms_eps(function: str, input: Tensor, eps: float | None) -> float:
     return torch.finfo(compute_dtype(input.dtype)).eps
 
 
-def check_running(function: str, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
-                  channels: int, training: bool) -> None:
+def check_running(
+    function: str, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, channels: int, training: bool
+) -> None:
     """Running statistics: both or neither, [C], and both wherever the batch's own are not used."""
     if (running_mean is None) != (running_var is None):
         missing = "running_mean" if running_mean is None else "running_var"
         raise ValueError(f"{function}: {missing} is None and the other is given; expected both or neither")
     if running_mean is None:
         if not training:
-            raise ValueError(f"{function}: running_mean and running_var are None; expected tensors of shape "
-                             f"({channels},) where the input's own statistics are not used")
+            raise ValueError(
+                f"{function}: running_mean and running_var are None; expected tensors of shape "
+                f"({channels},) where the input's own statistics are not used"
+            )
         return
     for name, value in (("running_mean", running_mean), ("running_var", running_var)):
         check_parameter(function, name, value, (channels,), input, "one element for each channel")
         assert value is not None
         if value.requires_grad:
-            raise ValueError(f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "
-                             f"so pass {name}.detach()")
+            raise ValueError(
+                f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "
+                f"so pass {name}.detach()"
+            )
 
 
 def check_momentum(function: str, momentum: float | Tensor) -> None:
@@ -203,8 +253,10 @@ def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
     check_input(function, grad_output, 1, "grad_output")
     check_parameter(function, "grad_output", grad_output, input.shape, input, "the shape")
     if grad_output.dtype != input.dtype:
-        raise TypeError(f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
-                        "convert it, e.g. grad_output.to(input.dtype)")
+        raise TypeError(
+            f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
+            "convert it, e.g. grad_output.to(input.dtype)"
+        )
 
 
 def check_statistics(function: str, input: Tensor, mean: Tensor | None, rstd: Tensor, shape: Sequence[int]) -> None:

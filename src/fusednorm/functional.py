@@ -13,7 +13,6 @@ output has the input's dtype, under autocast too, and its memory order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
@@ -23,9 +22,18 @@ from fusednorm.activations import Activation
 from fusednorm.library import norm_forward
 
 
-def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None,
-               eps: float = 1e-5, *, activation: str | Activation | None = None, channel_dim: int = 1,
-               scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+def group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: str | Activation | None = None,
+    channel_dim: int = 1,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> Tensor:
     """Group normalization: statistics over the channels of a group and all positions, for each sample.
 
     Args:
@@ -51,16 +59,38 @@ def group_norm(input: Tensor, num_groups: int, weight: Tensor | None = None, bia
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("group_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
-    if input.numel() == num_groups:
-        arguments.refuse_one_element("group_norm", input, "group")
-    return norm_forward(input, weight, bias, scale, shift, None, None, "group_norm", int(num_groups), channel_dim,
-                        float(eps), name, parameter)[0]
+    return norm_forward(
+        input,
+        weight,
+        bias,
+        scale,
+        shift,
+        None,
+        None,
+        "group_norm",
+        int(num_groups),
+        channel_dim,
+        float(eps),
+        name,
+        parameter,
+    )[0]
 
 
-def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None,
-                  weight: Tensor | None = None, bias: Tensor | None = None, use_input_stats: bool = True,
-                  momentum: float = 0.1, eps: float = 1e-5, *, activation: str | Activation | None = None,
-                  channel_dim: int = 1, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: str | Activation | None = None,
+    channel_dim: int = 1,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> Tensor:
     """Instance normalization: statistics over the positions, for each sample and channel.
 
     Args:
@@ -86,21 +116,39 @@ def instance_norm(input: Tensor, running_mean: Tensor | None = None, running_var
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
     arguments.check_momentum("instance_norm", momentum)
     if not use_input_stats:
-        return norm_forward(input, weight, bias, scale, shift, running_mean, running_var, "batch_norm", 0, channel_dim,
-                            float(eps), name, parameter)[0]
-    positions = prod(input.shape[2:] if channel_dim == 1 else input.shape[1:-1])
-    if positions == 1:
-        arguments.refuse_one_element("instance_norm", input, "sample and channel")
-    output, mean, _, var = norm_forward(input, weight, bias, scale, shift, None, None, "instance_norm", 0, channel_dim,
-                                        float(eps), name, parameter)
+        return norm_forward(
+            input,
+            weight,
+            bias,
+            scale,
+            shift,
+            running_mean,
+            running_var,
+            "batch_norm",
+            0,
+            channel_dim,
+            float(eps),
+            name,
+            parameter,
+        )[0]
+    positions = arguments.check_positions("instance_norm", input, channel_dim)
+    output, mean, _, var = norm_forward(
+        input, weight, bias, scale, shift, None, None, "instance_norm", 0, channel_dim, float(eps), name, parameter
+    )
     if running_mean is not None and running_var is not None and input.numel():
         update_running(running_mean, running_var, mean.mean(0), var.mean(0), positions, momentum)
     return output
 
 
-def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
-               bias: Tensor | None = None, eps: float = 1e-5, *,
-               activation: str | Activation | None = None) -> Tensor:
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    activation: str | Activation | None = None,
+) -> Tensor:
     """Layer normalization: statistics over the trailing dimensions.
 
     Args:
@@ -121,12 +169,19 @@ def layer_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | 
     """
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
-    return norm_forward(input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name,
-                        parameter)[0]
+    return norm_forward(
+        input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name, parameter
+    )[0]
 
 
-def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None,
-             *, activation: str | Activation | None = None) -> Tensor:
+def rms_norm(
+    input: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    activation: str | Activation | None = None,
+) -> Tensor:
     """Root-mean-square normalization over the trailing dimensions.
 
     y = phi(x rstd weight), rstd = (mean(x²) + eps)^(-1/2).
@@ -152,14 +207,26 @@ def rms_norm(input: Tensor, normalized_shape: Sequence[int], weight: Tensor | No
     name, parameter = arguments.activation_arguments(activation)
     eps = arguments.rms_eps("rms_norm", input, eps)
     count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
-    return norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name,
-                        parameter)[0]
+    return norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name, parameter)[
+        0
+    ]
 
 
-def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,
-               bias: Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *,
-               activation: str | Activation | None = None, channel_dim: int = 1, scale: Tensor | None = None,
-               shift: Tensor | None = None) -> Tensor:
+def batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    activation: str | Activation | None = None,
+    channel_dim: int = 1,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
+) -> Tensor:
     """Batch normalization: statistics over the samples and positions, for each channel.
 
     Args:
@@ -183,37 +250,62 @@ def batch_norm(input: Tensor, running_mean: Tensor | None, running_var: Tensor |
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
-    return batch_norm_with_statistics(input, running_mean, running_var, weight, bias, training, momentum, eps,
-                                      activation, channel_dim, scale, shift)[0]
+    return batch_norm_with_statistics(
+        input, running_mean, running_var, weight, bias, training, momentum, eps, activation, channel_dim, scale, shift
+    )[0]
 
 
 def batch_norm_with_statistics(
-        input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None,
-        bias: Tensor | None, training: bool, momentum: float | Tensor, eps: float,
-        activation: str | Activation | None, channel_dim: int, scale: Tensor | None,
-        shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | Tensor,
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+    scale: Tensor | None,
+    shift: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm` with the mean and rstd it used; a momentum may be a tensor, for a cumulative average."""
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
     if not training:
-        return norm_forward(input, weight, bias, scale, shift, running_mean, running_var, "batch_norm", 0, channel_dim,
-                            float(eps), name, parameter)[:3]
+        return norm_forward(
+            input,
+            weight,
+            bias,
+            scale,
+            shift,
+            running_mean,
+            running_var,
+            "batch_norm",
+            0,
+            channel_dim,
+            float(eps),
+            name,
+            parameter,
+        )[:3]
     if eps <= 0:
         raise ValueError(f"batch_norm: eps is {eps} in training; expected a positive number such as 1e-5")
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
-    output, mean, rstd, var = norm_forward(input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim,
-                                           float(eps), name, parameter)
+    output, mean, rstd, var = norm_forward(
+        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, float(eps), name, parameter
+    )
     if running_mean is not None and running_var is not None and numel:
         update_running(running_mean, running_var, mean, var, numel // channels, momentum)
     return output, mean, rstd
 
 
-def update_running(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int,
-                   momentum: float | Tensor) -> None:
+def update_running(
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int, momentum: float | Tensor
+) -> None:
     """Move running statistics towards a call's by ``momentum``; ``var`` is biased over ``count`` elements."""
     _move(running_mean, mean, momentum)
     _move(running_var, var * (count / (count - 1)), momentum)

@@ -35,12 +35,16 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _library.define(
     "norm_forward(Tensor input, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? var, "
     "str family, int num_groups, int channel_dim, float eps, str activation, float parameter) "
-    "-> (Tensor output, Tensor mean, Tensor rstd, Tensor var)", tags=_TAGS)
+    "-> (Tensor output, Tensor mean, Tensor rstd, Tensor var)",
+    tags=_TAGS,
+)
 _library.define(
     "norm_backward(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
     "Tensor? scale, Tensor? shift, str family, int num_groups, int channel_dim, str activation, float parameter, "
     "bool training, bool[5] output_mask) "
-    "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_scale, Tensor grad_shift)", tags=_TAGS)
+    "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_scale, Tensor grad_shift)",
+    tags=_TAGS,
+)
 _forward_op = torch.ops.fusednorm.norm_forward.default
 _backward_op = torch.ops.fusednorm.norm_backward.default
 
@@ -58,9 +62,21 @@ _library.impl("norm_backward", _backward_kernel, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("fusednorm::norm_forward", lib=_library)
-def _forward_fake(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
-                  shift: Tensor | None, mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int,
-                  channel_dim: int, eps: float, activation: str, parameter: float) -> Outputs:
+def _forward_fake(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    eps: float,
+    activation: str,
+    parameter: float,
+) -> Outputs:
     view = view_of(family, input.shape, num_groups, channel_dim)
     dtype = compute_dtype(input.dtype)
     saved = (view.groups,) if family == "batch_norm" else (view.samples, view.groups)
@@ -72,14 +88,28 @@ def _forward_fake(input: Tensor, weight: Tensor | None, bias: Tensor | None, sca
 
 
 @torch.library.register_fake("fusednorm::norm_backward", lib=_library)
-def _backward_fake(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None,
-                   bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, family: Family, num_groups: int,
-                   channel_dim: int, activation: str, parameter: float, training: bool,
-                   output_mask: Sequence[bool]) -> Gradients:
+def _backward_fake(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: str,
+    parameter: float,
+    training: bool,
+    output_mask: Sequence[bool],
+) -> Gradients:
     grad_input = empty_output(input, family, num_groups, channel_dim) if output_mask[0] else input.new_empty(0)
     grad_weight, grad_bias, grad_scale, grad_shift = (
         parameter.new_empty(parameter.shape) if parameter is not None and want else input.new_empty(0)
-        for parameter, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True))
+        for parameter, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
+    )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
 
 
@@ -90,9 +120,17 @@ class _Norm(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
-                shift: Tensor | None, run: Callable[..., Outputs], given: tuple[Any, ...],
-                statistics: list[Tensor]) -> Tensor:
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        run: Callable[..., Outputs],
+        given: tuple[Any, ...],
+        statistics: list[Tensor],
+    ) -> Tensor:
         output, mean, rstd, var = run(input, weight, bias, scale, shift, *given)
         ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
         ctx.given = given
@@ -108,8 +146,23 @@ class _Norm(torch.autograd.Function):
             # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
             mean, rstd = reference.saved_statistics(input, family, num_groups, channel_dim, eps)
         mask = ctx.needs_input_grad[:5]
-        gradients = norm_backward(grad_outputs[0], input, mean, rstd, weight, bias, scale, shift, family, num_groups,
-                                  channel_dim, activation, parameter, training, mask)
+        gradients = norm_backward(
+            grad_outputs[0],
+            input,
+            mean,
+            rstd,
+            weight,
+            bias,
+            scale,
+            shift,
+            family,
+            num_groups,
+            channel_dim,
+            activation,
+            parameter,
+            training,
+            mask,
+        )
         return *(gradient if want else None for gradient, want in zip(gradients, mask, strict=True)), None, None, None
 
 
@@ -147,17 +200,21 @@ def _any_requires_grad(tensors: Sequence[Tensor | None]) -> bool:
 
 
 def _composite_forward(*arguments: Any) -> Outputs:
+    """norm_forward by differentiable torch ops."""
     *operands, activation, parameter = arguments
-    return reference.forward(*operands, activation=activation_of(activation, parameter))
+    forward: Callable[..., Outputs] = reference.forward
+    return forward(*operands, activation_of(activation, parameter))
 
 
 def _composite_backward(*arguments: Any) -> Gradients:
     """norm_backward by differentiable torch ops, with every tensor a free input."""
     *operands, activation, parameter, training, mask = arguments
-    gradients = reference.backward(*operands, activation=activation_of(activation, parameter), training=training)
+    backward: Callable[..., reference.Gradients] = reference.backward
+    gradients = backward(*operands, activation_of(activation, parameter), training)
     grad_input, grad_weight, grad_bias, grad_scale, grad_shift = (
         gradient if gradient is not None and want else operands[1].new_empty(0)
-        for gradient, want in zip(gradients, mask, strict=True))
+        for gradient, want in zip(gradients, mask, strict=True)
+    )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
 
 
@@ -182,23 +239,57 @@ def _direct(tensor: Tensor) -> bool:
     )
 
 
-def norm_forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
-                 shift: Tensor | None, mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int,
-                 channel_dim: int, eps: float, activation: str, parameter: float) -> Outputs:
+def norm_forward(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    eps: float,
+    activation: str,
+    parameter: float,
+) -> Outputs:
     """output, mean, rstd and var of arguments that have been checked; differentiable, and short in eager mode."""
-    arguments = (input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, activation,
-                 parameter)
+    arguments = (
+        input,
+        weight,
+        bias,
+        scale,
+        shift,
+        mean,
+        var,
+        family,
+        num_groups,
+        channel_dim,
+        eps,
+        activation,
+        parameter,
+    )
     if torch.compiler.is_dynamo_compiling():
         return _forward_op(*arguments)
     if _transformed():
         return _composite_forward(*arguments)
-    if not (type(input) in _PLAIN and type(weight) in _PLAIN and type(bias) in _PLAIN and type(scale) in _PLAIN
-            and type(shift) in _PLAIN and _direct(input)):
+    if not (
+        type(input) in _PLAIN
+        and type(weight) in _PLAIN
+        and type(bias) in _PLAIN
+        and type(scale) in _PLAIN
+        and type(shift) in _PLAIN
+        and _direct(input)
+    ):
         return _forward_op(*arguments)
     if torch.is_grad_enabled() and (
-            input.requires_grad or (weight is not None and weight.requires_grad)
-            or (bias is not None and bias.requires_grad) or (scale is not None and scale.requires_grad)
-            or (shift is not None and shift.requires_grad)):
+        input.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+        or (scale is not None and scale.requires_grad)
+        or (shift is not None and shift.requires_grad)
+    ):
         statistics: list[Tensor] = []
         output = _apply(*arguments[:5], dispatch.run_forward, arguments[5:], statistics)
         mean, rstd, var = statistics
@@ -206,10 +297,23 @@ def norm_forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scal
     return dispatch.run_forward(*arguments)
 
 
-def norm_backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None,
-                  bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, family: Family, num_groups: int,
-                  channel_dim: int, activation: str, parameter: float, training: bool,
-                  output_mask: Sequence[bool]) -> Gradients:
+def norm_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: str,
+    parameter: float,
+    training: bool,
+    output_mask: Sequence[bool],
+) -> Gradients:
     """The gradients of input, weight, bias, scale and shift, as checked arguments; an empty tensor where unwanted.
 
     Differentiable in every tensor, mean and rstd included.
@@ -220,7 +324,11 @@ def norm_backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor
         return _backward_op(*arguments)
     if _transformed():
         return _composite_backward(*arguments)
-    if (_PLAIN.issuperset(map(type, operands)) and _direct(grad_output) and _direct(input)
-            and not (torch.is_grad_enabled() and _any_requires_grad(operands))):
+    if (
+        _PLAIN.issuperset(map(type, operands))
+        and _direct(grad_output)
+        and _direct(input)
+        and not (torch.is_grad_enabled() and _any_requires_grad(operands))
+    ):
         return dispatch.run_backward(*arguments)
     return _backward_op(*arguments)

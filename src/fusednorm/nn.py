@@ -52,17 +52,34 @@ class GroupNorm(_Fused, torch.nn.GroupNorm):
     torch.Size([2, 8, 4, 4])
     """
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
-                 dtype: Any = None, *, activation: ActivationLike = None, channel_dim: int = 1,
-                 **options: Any) -> None:
+    def __init__(
+        self,
+        num_groups: int,
+        num_channels: int,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+        channel_dim: int = 1,
+        **options: Any,
+    ) -> None:
         if num_groups <= 0:
             raise ValueError(f"GroupNorm: num_groups is {num_groups}; expected a divisor of {num_channels} channels")
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps,
-                                     activation=self.activation, channel_dim=self.channel_dim)
+        return functional.group_norm(
+            input,
+            self.num_groups,
+            self.weight,
+            self.bias,
+            self.eps,
+            activation=self.activation,
+            channel_dim=self.channel_dim,
+        )
 
 
 class LayerNorm(_Fused, torch.nn.LayerNorm):
@@ -72,15 +89,24 @@ class LayerNorm(_Fused, torch.nn.LayerNorm):
     torch.Size([2, 5, 8])
     """
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, device: Any = None, dtype: Any = None, *,
-                 activation: ActivationLike = None) -> None:
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+    ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
         self._set_fused(activation)
 
     def forward(self, input: Tensor) -> Tensor:
-        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps,
-                                     activation=self.activation)
+        return functional.layer_norm(
+            input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation
+        )
 
 
 class RMSNorm(_Fused, torch.nn.RMSNorm):
@@ -90,9 +116,17 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
     torch.Size([2, 5, 8])
     """
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None,
-                 elementwise_affine: bool = True, device: Any = None, dtype: Any = None, *,
-                 activation: ActivationLike = None, **options: Any) -> None:
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+        **options: Any,
+    ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
         self._set_fused(activation)
 
@@ -101,9 +135,20 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
 
 
 class _FusedBatchNorm(_Fused, _BatchNorm):
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-                 track_running_stats: bool = True, device: Any = None, dtype: Any = None, *,
-                 activation: ActivationLike = None, channel_dim: int = 1, **options: Any) -> None:
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+        channel_dim: int = 1,
+        **options: Any,
+    ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
@@ -119,9 +164,19 @@ class _FusedBatchNorm(_Fused, _BatchNorm):
             # A cumulative average; as a tensor it waits for no device and breaks no compiled graph.
             momentum = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
         output = functional.batch_norm_with_statistics(
-            input, running_mean, running_var, self.weight, self.bias,
-            self.training or (self.running_mean is None and self.running_var is None), momentum, self.eps,
-            self.activation, self.channel_dim, None, None)[0]
+            input,
+            running_mean,
+            running_var,
+            self.weight,
+            self.bias,
+            self.training or (self.running_mean is None and self.running_var is None),
+            momentum,
+            self.eps,
+            self.activation,
+            self.channel_dim,
+            None,
+            None,
+        )[0]
         if counter is not None:
             counter.add_(1)
         return output
@@ -152,11 +207,30 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
 
 
 class _FusedInstanceNorm(_Fused, _InstanceNorm):
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = False,
-                 track_running_stats: bool = False, device: Any = None, dtype: Any = None, *,
-                 activation: ActivationLike = None, channel_dim: int = 1, **options: Any) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats,  # type: ignore[arg-type]
-                         device, dtype, **options)
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+        channel_dim: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            num_features,
+            eps,
+            momentum,
+            affine,
+            track_running_stats,  # type: ignore[arg-type]
+            device,
+            dtype,
+            **options,
+        )
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -169,17 +243,27 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
         return output.squeeze(0) if unbatched else output
 
     def _refuse_channels(self, input: Tensor, axis: int) -> None:
-        message = (f"{type(self).__name__}: input of shape {tuple(input.shape)} has {input.size(axis)} channels in "
-                   f"dimension {axis}; expected num_features={self.num_features}")
+        message = (
+            f"{type(self).__name__}: input of shape {tuple(input.shape)} has {input.size(axis)} channels in "
+            f"dimension {axis}; expected num_features={self.num_features}"
+        )
         if self.affine or self.track_running_stats:
             raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 
     def _apply_instance_norm(self, input: Tensor) -> Tensor:
         return functional.instance_norm(
-            input, self.running_mean, self.running_var, self.weight, self.bias,
-            self.training or not self.track_running_stats, 0.0 if self.momentum is None else self.momentum, self.eps,
-            activation=self.activation, channel_dim=self.channel_dim)
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            0.0 if self.momentum is None else self.momentum,
+            self.eps,
+            activation=self.activation,
+            channel_dim=self.channel_dim,
+        )
 
 
 class InstanceNorm1d(_FusedInstanceNorm, torch.nn.InstanceNorm1d):

@@ -66,21 +66,46 @@ _SUFFIX = {_ALL: "", _DATA: "_data", _GAMMA_BETA: "_gamma_beta"}
 Three = tuple[Tensor, Tensor | None, Tensor | None]
 
 
-def _channel_forward(family: Family, input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None,
-                     eps: float, activation: ActivationLike, channel_dim: int, scale: Tensor | None,
-                     shift: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _channel_forward(
+    family: Family,
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    activation: ActivationLike,
+    channel_dim: int,
+    scale: Tensor | None,
+    shift: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
     function = f"{family}_forward"
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels(function, input, weight, bias, scale, shift, eps, channel_dim)
     if family == "group_norm":
         arguments.check_groups(function, input, channels, num_groups)
-    return norm_forward(input, weight, bias, scale, shift, None, None, family, int(num_groups), channel_dim,
-                        float(eps), name, parameter)[:3]
+    else:
+        arguments.check_positions(function, input, channel_dim)
+    return norm_forward(
+        input, weight, bias, scale, shift, None, None, family, int(num_groups), channel_dim, float(eps), name, parameter
+    )[:3]
 
 
-def _channel_backward(mask: Mask, family: Family, grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor,
-                      num_groups: int, weight: Tensor | None, bias: Tensor | None, activation: ActivationLike,
-                      channel_dim: int, scale: Tensor | None, shift: Tensor | None, training: bool = True) -> Three:
+def _channel_backward(
+    mask: Mask,
+    family: Family,
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    num_groups: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: ActivationLike,
+    channel_dim: int,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    training: bool = True,
+) -> Three:
     function = f"{family}_backward{_SUFFIX[mask]}"
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels(function, input, weight, bias, scale, shift, 0.0, channel_dim)
@@ -89,21 +114,60 @@ def _channel_backward(mask: Mask, family: Family, grad_output: Tensor, input: Te
     arguments.check_gradient(function, grad_output, input)
     samples = () if family == "batch_norm" else (input.shape[0],)
     arguments.check_statistics(function, input, mean, rstd, (*samples, num_groups or channels))
-    gradients = norm_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, family, int(num_groups),
-                              channel_dim, name, parameter, training, mask)
+    gradients = norm_backward(
+        grad_output,
+        input,
+        mean,
+        rstd,
+        weight,
+        bias,
+        scale,
+        shift,
+        family,
+        int(num_groups),
+        channel_dim,
+        name,
+        parameter,
+        training,
+        mask,
+    )
     return _present(weight, bias, gradients)
 
 
-def _trailing_backward(mask: Mask, family: Family, grad_output: Tensor, input: Tensor, mean: Tensor | None,
-                       rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None,
-                       activation: ActivationLike) -> Three:
+def _trailing_backward(
+    mask: Mask,
+    family: Family,
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    normalized_shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    activation: ActivationLike,
+) -> Three:
     function = f"{family}_backward{_SUFFIX[mask]}"
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing(function, input, normalized_shape, weight, bias, 0.0)
     arguments.check_gradient(function, grad_output, input)
     arguments.check_statistics(function, input, mean, rstd, (view_of(family, input.shape, count).samples, 1))
-    gradients = norm_backward(grad_output, input, rstd.new_empty(0) if mean is None else mean, rstd, weight, bias,
-                              None, None, family, count, 1, name, parameter, True, mask)
+    gradients = norm_backward(
+        grad_output,
+        input,
+        rstd.new_empty(0) if mean is None else mean,
+        rstd,
+        weight,
+        bias,
+        None,
+        None,
+        family,
+        count,
+        1,
+        name,
+        parameter,
+        True,
+        mask,
+    )
     return _present(weight, bias, gradients)
 
 
@@ -111,6 +175,8 @@ def _present(weight: Tensor | None, bias: Tensor | None, gradients: tuple[Tensor
     return gradients[0], None if weight is None else gradients[1], None if bias is None else gradients[2]
 
 
+# One parameter a line, as the formatter would have it, makes 400 lines of these signatures.
+# fmt: off
 def group_norm_forward(
         input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *,
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
@@ -275,7 +341,7 @@ def batch_norm_backward(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *,
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> Three:
-    """(grad_input, grad_weight, grad_bias) of batch normalization, from any mean and rstd of [C], constants unless training."""
+    """(grad_input, grad_weight, grad_bias) of batch normalization; mean and rstd are constants unless training."""
     return _channel_backward(_ALL, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
                              channel_dim, scale, shift, training)
 
@@ -284,7 +350,7 @@ def batch_norm_backward_data(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *,
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> Tensor:
-    """grad_input of batch normalization, from any mean and rstd of [C], constants unless training."""
+    """grad_input of batch normalization; mean and rstd are constants unless training."""
     return _channel_backward(_DATA, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
                              channel_dim, scale, shift, training)[0]
 
@@ -293,6 +359,6 @@ def batch_norm_backward_gamma_beta(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None, bias: Tensor | None, *,
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> tuple[Tensor | None, Tensor | None]:
-    """(grad_weight, grad_bias) of batch normalization, from any mean and rstd of [C], constants unless training."""
+    """(grad_weight, grad_bias) of batch normalization, from any mean and rstd of shape [C]."""
     return _channel_backward(_GAMMA_BETA, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
                              channel_dim, scale, shift, training)[1:]

@@ -85,8 +85,14 @@ def _per_channel(tensor: Tensor, samples: int, view: View, dtype: torch.dtype) -
     return tensor.to(dtype).reshape(samples, view.groups, view.group_channels, 1)
 
 
-def _factors(weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, view: View,
-             dtype: torch.dtype) -> tuple[Tensor | float, Tensor | float, Tensor | float, Tensor | float]:
+def _factors(
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    view: View,
+    dtype: torch.dtype,
+) -> tuple[Tensor | float, Tensor | float, Tensor | float, Tensor | float]:
     """gamma, beta, 1 + s and t, broadcastable against the view; 1, 0, 1 and 0 where absent."""
     gamma = 1.0 if weight is None else _per_channel(weight, 1, view, dtype)
     beta = 0.0 if bias is None else _per_channel(bias, 1, view, dtype)
@@ -95,8 +101,9 @@ def _factors(weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, s
     return gamma, beta, factor, offset
 
 
-def saved_statistics(input: Tensor, family: Family, num_groups: int, channel_dim: int,
-                     eps: float) -> tuple[Tensor, Tensor]:
+def saved_statistics(
+    input: Tensor, family: Family, num_groups: int, channel_dim: int, eps: float
+) -> tuple[Tensor, Tensor]:
     """The mean and rstd that :func:`forward` returns, as differentiable functions of the input."""
     view = view_of(family, input.shape, num_groups, channel_dim)
     x = to_view(input, family, view, channel_dim).to(default_compute_dtype(input.dtype))
@@ -109,10 +116,22 @@ def _as_saved(mean: Tensor, rstd: Tensor, family: Family, view: View) -> tuple[T
     return mean.new_empty(0) if family == "rms_norm" else mean.reshape(shape), rstd.reshape(shape)
 
 
-def forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-            mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int, channel_dim: int, eps: float,
-            activation: Activation | None, *,
-            compute_dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def forward(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    eps: float,
+    activation: Activation | None,
+    *,
+    compute_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """output, mean, rstd and var (biased; empty unless the family keeps running statistics).
 
     ``mean`` and ``var`` given, both [C], are the statistics of batch_norm in inference. The output has the input's
@@ -144,10 +163,23 @@ def forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Te
     return output if compute_dtype else output.to(input.dtype), saved_mean, saved_rstd, saved_var
 
 
-def backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None,
-             bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, family: Family, num_groups: int,
-             channel_dim: int, activation: Activation | None, training: bool, *,
-             compute_dtype: torch.dtype | None = None) -> Gradients:
+def backward(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: Activation | None,
+    training: bool,
+    *,
+    compute_dtype: torch.dtype | None = None,
+) -> Gradients:
     """The gradients of input, weight, bias, scale and shift; None for a parameter that is absent.
 
     ``mean`` and ``rstd`` are free inputs. ``training=False`` takes them as constants of the forward.
@@ -191,28 +223,69 @@ def backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, wei
     )
 
 
-def run_forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-                mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int, channel_dim: int,
-                eps: float, activation: Activation | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def run_forward(
+    input: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    mean: Tensor | None,
+    var: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    eps: float,
+    activation: Activation | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """:func:`forward` as an instance: the output has the strides of ``empty_output``, nothing aliases an argument."""
     output, saved_mean, saved_rstd, saved_var = forward(
-        input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, activation)
+        input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, activation
+    )
     return empty_output(input, family, num_groups, channel_dim).copy_(output), saved_mean, saved_rstd, saved_var
 
 
-def run_backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None,
-                 bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, family: Family, num_groups: int,
-                 channel_dim: int, activation: Activation | None, training: bool,
-                 output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def run_backward(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    family: Family,
+    num_groups: int,
+    channel_dim: int,
+    activation: Activation | None,
+    training: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """:func:`backward` as an instance: the strides of ``empty_output``, and empty tensors for unwanted gradients."""
-    gradients = backward(grad_output, input, mean, rstd, weight, bias, scale, shift, family, num_groups, channel_dim,
-                         activation, training)
-    wanted = [gradient if gradient is not None and want else input.new_empty(0)
-              for gradient, want in zip(gradients, output_mask, strict=True)]
+    gradients = backward(
+        grad_output,
+        input,
+        mean,
+        rstd,
+        weight,
+        bias,
+        scale,
+        shift,
+        family,
+        num_groups,
+        channel_dim,
+        activation,
+        training,
+    )
+    wanted = [
+        gradient if gradient is not None and want else input.new_empty(0)
+        for gradient, want in zip(gradients, output_mask, strict=True)
+    ]
     if output_mask[0]:
         wanted[0] = empty_output(input, family, num_groups, channel_dim).copy_(wanted[0])
     grad_input, grad_weight, grad_bias, grad_scale, grad_shift = (
-        wanted[0], *(gradient.contiguous() for gradient in wanted[1:]))
+        wanted[0],
+        *(gradient.contiguous() for gradient in wanted[1:]),
+    )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
 
 
@@ -228,18 +301,49 @@ class ReferenceInstance:
     def plan(self, problem: Problem) -> Callable[..., tuple[Tensor, ...]]:
         family, num_groups, channel_dim = problem.family, problem.num_groups, problem.channel_dim
 
-        def plan_forward(input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None,
-                         shift: Tensor | None, mean: Tensor | None, var: Tensor | None, eps: float,
-                         out: Tensor | None = None) -> tuple[Tensor, ...]:
-            output, *saved = run_forward(input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim,
-                                         eps, problem.activation)
+        def plan_forward(
+            input: Tensor,
+            weight: Tensor | None,
+            bias: Tensor | None,
+            scale: Tensor | None,
+            shift: Tensor | None,
+            mean: Tensor | None,
+            var: Tensor | None,
+            eps: float,
+            out: Tensor | None = None,
+        ) -> tuple[Tensor, ...]:
+            output, *saved = run_forward(
+                input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, problem.activation
+            )
             return (output if out is None else out.copy_(output)), *saved
 
-        def plan_backward(grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor | None,
-                          bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
-                          output_mask: Sequence[bool]) -> tuple[Tensor, ...]:
-            return run_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, family, num_groups,
-                                channel_dim, problem.activation, problem.training, output_mask)
+        def plan_backward(
+            grad_output: Tensor,
+            input: Tensor,
+            mean: Tensor,
+            rstd: Tensor,
+            weight: Tensor | None,
+            bias: Tensor | None,
+            scale: Tensor | None,
+            shift: Tensor | None,
+            output_mask: Sequence[bool],
+        ) -> tuple[Tensor, ...]:
+            return run_backward(
+                grad_output,
+                input,
+                mean,
+                rstd,
+                weight,
+                bias,
+                scale,
+                shift,
+                family,
+                num_groups,
+                channel_dim,
+                problem.activation,
+                problem.training,
+                output_mask,
+            )
 
         return plan_backward if problem.backward else plan_forward
 

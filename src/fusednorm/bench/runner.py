@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from fusednorm.bench.contenders import Contender, Prepared
 from fusednorm.bench.judging import Asked, Judge
@@ -43,7 +43,7 @@ def _admit(contender: Contender, workload: Workload, asked: Asked, judge: Judge,
     return None, prepared, verdict
 
 
-def run_workload(workload: Workload, asked: Asked, contenders: Iterable[Contender], *, init: Init = "normal",
+def run_workload(workload: Workload, asked: Asked, contenders: Sequence[Contender], *, init: Init = "normal",
                  timer: Timer | None = None, device: str = "cpu", progress: Progress = silent) -> list[Row]:
     """One row per contender on one workload, and one for the plain copy.
 
@@ -53,13 +53,13 @@ def run_workload(workload: Workload, asked: Asked, contenders: Iterable[Contende
     count = timer.input_sets(3 * workload.bytes_per_transfer)
     sets = [draw(workload, init, seed, device) for seed in range(count)]
     judge = Judge(workload, sets[0], asked)
-    rows: list[Row] = []
+    rows: dict[str, Row] = {}
     admitted: dict[str, tuple[list[Prepared], Verdict]] = {}
     for contender in contenders:
         progress(f"{workload.key} {asked}: checking {contender.name}")
         refused, prepared, verdict = _admit(contender, workload, asked, judge, sets)
         if refused is not None:
-            rows.append(refused)
+            rows[contender.name] = refused
         elif verdict is not None:
             admitted[contender.name] = prepared, verdict
     progress(f"{workload.key} {asked}: timing")
@@ -69,7 +69,8 @@ def run_workload(workload: Workload, asked: Asked, contenders: Iterable[Contende
     copy_ms = timings[COPY].ms
     for name, timing in timings.items():
         verdict = admitted[name][1] if name in admitted else None
-        rows.append(row_of(workload, asked, name, "ok", ms=timing.ms, copy_ms=copy_ms,
-                           host_ms=None if timing.host is None else timing.host * 1e3,
-                           error=verdict.error if verdict else None, allowed=verdict.allowed if verdict else None))
-    return rows
+        rows[name] = row_of(workload, asked, name, "ok", ms=timing.ms, copy_ms=copy_ms,
+                            host_ms=None if timing.host is None else timing.host * 1e3,
+                            error=verdict.error if verdict else None, allowed=verdict.allowed if verdict else None)
+    order = [*(contender.name for contender in contenders), COPY]
+    return [rows[name] for name in order]

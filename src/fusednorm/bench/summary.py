@@ -68,15 +68,15 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
 
 @dataclass(frozen=True)
 class Table:
-    """A header and lines of text; the first ``text_columns`` are words, the others numbers."""
+    """A header and lines of text; the columns named in ``words`` are words, the others numbers."""
 
     title: str
     header: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
-    text_columns: int = 1
+    words: tuple[str, ...]
 
     def to_markdown(self) -> str:
-        rule = ["---" if index < self.text_columns else "---:" for index in range(len(self.header))]
+        rule = ["---" if name in self.words else "---:" for name in self.header]
         lines = [self.header, tuple(rule), *self.lines]
         return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
@@ -104,7 +104,7 @@ def contender_table(case: Case) -> Table:
                       _percent(row.copy_fraction if name != COPY else None),
                       "" if row.status == "ok" else f"{row.status}: {row.note}"))
     header = ("contender", "ms", "GB/s", "vs eager", "of copy", "note")
-    return Table(f"{case.first.workload} {case.first.direction}", header, tuple(lines))
+    return Table(f"{case.first.workload} {case.first.direction}", header, tuple(lines), ("contender", "note"))
 
 
 def ratio_table(cases: Sequence[Case]) -> Table:
@@ -117,7 +117,7 @@ def ratio_table(cases: Sequence[Case]) -> Table:
                       f"{_times(case.speedup_over_fastest_peer)} ({peer})" if peer else "",
                       _percent(case.copy_fraction()), _percent(case.copy_fraction(PREALLOCATED))))
     header = ("workload", "direction", "ms", "vs eager", "vs compile", "vs fastest peer", "of copy", "of copy, out=")
-    return Table("fusednorm against the others", header, tuple(lines), text_columns=2)
+    return Table("fusednorm against the others", header, tuple(lines), header[:2])
 
 
 def mean_table(cases: Sequence[Case]) -> Table:
@@ -136,7 +136,7 @@ def mean_table(cases: Sequence[Case]) -> Table:
                       _percent(geometric_mean(case.copy_fraction(PREALLOCATED) for case in members))))
     header = ("operation", "dtype", "layout", "direction", "shapes", "vs eager", "least", "vs compile",
               "vs fastest peer", "least", "of copy", "of copy, out=")
-    return Table("geometric means", header, tuple(lines), text_columns=4)
+    return Table("geometric means", header, tuple(lines), header[:4])
 
 
 def report_markdown(reports: Iterable[Report]) -> str:

@@ -26,7 +26,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
             for one in backends]})
         return
     for title, values in (("versions", found), ("devices", devices)):
-        output.print_table(Table(title, ("name", "value"), tuple(values.items())))
+        output.print_table(Table(title, ("name", "value"), tuple(values.items()), ("name", "value")))
     lines = [(one.name, "no" if one.available else "yes", one.available or "",
               "\n".join(f"{name}: {value}" for name, value in one.details.items())) for one in backends]
-    output.print_table(Table("backends", ("backend", "can run", "reason", "value"), tuple(lines)))
+    header = ("backend", "can run", "reason", "details")
+    output.print_table(Table("backends", header, tuple(lines), header))

@@ -39,9 +39,8 @@ def say(message: str) -> None:
 def print_table(table: Table, to_stderr: bool = False) -> None:
     """A table of words and right-aligned numbers."""
     rich = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
-    notes = {"note", "result", "reason", "config", "value"}
-    for index, name in enumerate(table.header):
-        words = index < table.text_columns or name in notes
+    for name in table.header:
+        words = name in table.words
         rich.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for line in table.lines:
         rich.add_row(*(cell.replace("[", r"\[") for cell in line))

@@ -70,7 +70,7 @@ def _print(result: profiling.Profile) -> None:
              for one in result.results]
     header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "note")
     title = f"{result.operation}: {result.workload}, {result.bytes / 1e6:.1f} MB, {result.flops / 1e9:.2f} Gflop"
-    output.print_table(Table(title, header, tuple(lines)))
+    output.print_table(Table(title, header, tuple(lines), ("instance", "config", "note")))
     if result.copy_ms is not None:
         typer.echo(f"copy limit: {result.copy_ms:.3f} ms")
     if result.best is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from fusednorm.backends.cpu.device import exact
 from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GROUP_CHANNELS,
@@ -21,14 +21,14 @@ from fusednorm.backends.cpu.geometry import (
 )
 
 
-@njit(error_model="numpy")
+@exact
 def reduced_count(geometry):
     """K, the number of elements under one statistic."""
     outer = geometry[SAMPLES] if geometry[PER_BATCH] else geometry[GROUP_CHANNELS]
     return outer * geometry[SPATIAL]
 
 
-@njit(error_model="numpy")
+@exact
 def affine(weight, bias, scale, shift, geometry, n, c):
     """A = weight (1 + scale) and B = bias (1 + scale) + shift of channel c in sample n, in float64."""
     gain, offset = 1.0, 0.0
@@ -49,7 +49,7 @@ def publish(element: Element):
     """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps one statistic; it returns rstd in float64."""
     T = element.compute
 
-    @njit(error_model="numpy")
+    @exact
     def publish(mean, rstd, variance, geometry, eps, unit, centre, m2):
         spread = m2 / reduced_count(geometry)
         inverse = 1.0 / np.sqrt(spread + eps)

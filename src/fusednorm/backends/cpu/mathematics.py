@@ -10,13 +10,10 @@ import math
 from functools import cache
 
 import numpy as np
-from numba import njit
 
 from fusednorm.activations import FORMULAS, bind
+from fusednorm.backends.cpu.device import exact
 from fusednorm.backends.cpu.elements import from_bits, to_bits
-
-# Reassociation would fold (x + magic) - magic, the rounding in exp, to x: these functions allow contraction alone.
-_compiled = njit(fastmath={"contract"}, error_model="numpy")
 
 F = np.float32
 _LOG2E = 1.4426950408889634
@@ -26,7 +23,7 @@ _LN2_HIGH_64, _LN2_LOW_64 = 6.93147180369123816490e-01, 1.90821492927058770002e-
 _ROUND_32, _ROUND_64 = F(1.5 * 2**23), 1.5 * 2.0**52
 
 
-@_compiled
+@exact
 def exp32(x):
     """exp(x), with x held to [-87.3, 88.7] where the result is a normal number."""
     x = F(-87.3) if x < F(-87.3) else x
@@ -49,7 +46,7 @@ def exp32(x):
 _INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 
 
-@_compiled
+@exact
 def exp64(x):
     """exp(x), with x held to [-708, 709] where the result is a normal number."""
     x = -708.0 if x < -708.0 else x
@@ -63,17 +60,17 @@ def exp64(x):
     return from_bits(np.int64(to_bits(p) + (to_bits(shifted) << np.int64(52))))
 
 
-@_compiled
+@exact
 def sigmoid32(z):
     return F(1.0) / (F(1.0) + exp32(-z))
 
 
-@_compiled
+@exact
 def sigmoid64(z):
     return 1.0 / (1.0 + exp64(-z))
 
 
-@_compiled
+@exact
 def tanh32(z):
     """An odd polynomial below 0.625, where 1 - 2/(exp(2|z|) + 1) would cancel (Cephes, tanhf)."""
     size = abs(z)
@@ -110,7 +107,7 @@ _TAIL = tuple(
 )[::-1]
 
 
-@_compiled
+@exact
 def normal_cdf32(z):
     """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
     square = z * z
@@ -127,27 +124,27 @@ def normal_cdf32(z):
     return centre if square < F(1.0) else outer
 
 
-@_compiled
+@exact
 def normal_cdf64(z):
     return 0.5 * math.erfc(-0.7071067811865476 * z)
 
 
-@_compiled
+@exact
 def normal_pdf32(z):
     return F(0.3989422804014327) * exp32(F(-0.5) * (z * z))
 
 
-@_compiled
+@exact
 def normal_pdf64(z):
     return 0.3989422804014327 * exp64(-0.5 * z * z)
 
 
-@_compiled
+@exact
 def tanh64(z):
     return math.tanh(z)
 
 
-@_compiled
+@exact
 def where(condition, a, b):
     return a if condition else b
 
@@ -172,12 +169,12 @@ _PRIMITIVES = {
 }
 
 
-@_compiled
+@exact
 def _identity(z, unused):
     return z
 
 
-@_compiled
+@exact
 def _identity_pullback(grad_output, z, unused):
     return grad_output
 
@@ -188,10 +185,10 @@ def activation(name: str | None, compute: str):
     if name is None:
         return _identity, _identity_pullback
     formula, primitives = FORMULAS[name], _PRIMITIVES[compute]
-    derivative = _compiled(bind(formula.derivative, primitives))
+    derivative = exact(bind(formula.derivative, primitives))
 
-    @_compiled
+    @exact
     def pullback(grad_output, z, parameter):
         return grad_output * derivative(z, parameter)
 
-    return _compiled(bind(formula.value, primitives)), pullback
+    return exact(bind(formula.value, primitives)), pullback

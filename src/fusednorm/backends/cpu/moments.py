@@ -10,18 +10,15 @@ deviations of 16-bit inputs exact. Partials merge by Chan's formula (Chan, Golub
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from fusednorm.backends.cpu.device import exact, reassociated
 from fusednorm.backends.cpu.elements import Element
 
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
 HEAD = 16  # a chunk's pivot is the mean of its first 1/16
 
-#: Sums may be reassociated (that is what makes vector code of them), products contracted; NaN and Inf stay exact.
-FASTMATH = {"reassoc", "contract", "nsz"}
 
-
-@njit(fastmath={"contract"}, error_model="numpy")
+@exact
 def merge(count, mean, m2, other_count, other_mean, other_m2):
     """Chan's merge of two partial statistics."""
     total = count + other_count
@@ -34,7 +31,7 @@ def moments(element: Element):
     """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
 
-    @njit(fastmath=FASTMATH, error_model="numpy")
+    @reassociated
     def chunk_moments(x, offset, n, rms):
         pivot = T(0)
         if not rms:
@@ -53,7 +50,7 @@ def moments(element: Element):
         m2 = np.float64(second) - np.float64(first) * shift
         return np.float64(pivot) + shift, 0.0 if m2 < 0.0 else m2
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def moments(x, offset, n, rms):
         mean, m2 = chunk_moments(x, offset, min(n, CHUNK), rms)
         for start in range(CHUNK, n, CHUNK):

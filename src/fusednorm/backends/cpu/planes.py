@@ -8,9 +8,9 @@ few, the work is cut into pieces of rows, and the statistics of all pieces are c
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from fusednorm.backends.cpu.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.device import exact, reassociated
 from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GRAD_SAMPLE,
@@ -30,15 +30,15 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.moments import CHUNK, FASTMATH, merge, moments
+from fusednorm.backends.cpu.moments import CHUNK, merge, moments
 
 
-@njit(error_model="numpy")
+@exact
 def rows_per_unit(geometry):
     return geometry[SAMPLES] if geometry[PER_BATCH] else geometry[GROUP_CHANNELS]
 
 
-@njit(error_model="numpy")
+@exact
 def locate(geometry, unit, row):
     """The sample and the channel of a unit's row."""
     if geometry[PER_BATCH]:
@@ -46,7 +46,7 @@ def locate(geometry, unit, row):
     return unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS] + row
 
 
-@njit(error_model="numpy")
+@exact
 def locate_piece(geometry, task):
     """The unit, row, first position and length of a piece."""
     row, piece = task // geometry[PIECES], task % geometry[PIECES]
@@ -59,7 +59,7 @@ def _apply_row(element: Element, value):
     """y = value((x - mean) a + b), with the part of the mean that the compute dtype cannot hold folded into b."""
     load, store, T = element.load, element.store, element.compute
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def apply_row(x, i, y, j, n, mean, rstd, gain, offset, parameter):
         centre, a = T(mean), T(gain * rstd)
         b = T(offset - (mean - np.float64(centre)) * gain * rstd)
@@ -74,7 +74,7 @@ def _row_sums(element: Element, pullback):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
     load, T = element.load, element.compute
 
-    @njit(fastmath=FASTMATH, error_model="numpy")
+    @reassociated
     def chunk_sums(grad, g, x, i, n, centre, a, b, parameter):
         p, q = T(0), T(0)
         for k in range(n):
@@ -84,7 +84,7 @@ def _row_sums(element: Element, pullback):
             q += dz * deviation
         return np.float64(p), np.float64(q)
 
-    @njit(error_model="numpy")
+    @exact
     def row_sums(grad, g, x, i, n, centre, rstd, gain, offset, parameter):
         p, q = 0.0, 0.0
         a, b = T(gain * np.float64(rstd)), T(offset)
@@ -103,7 +103,7 @@ def _gradient_row(element: Element, pullback):
     """dx = rstd (A dz - (P + xhat Q) / K) of one row, as c1 dz + c2 (x - mean) + c3."""
     load, store, T = element.load, element.store, element.compute
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def gradient_row(grad, g, x, i, dx, o, n, centre, rstd, gain, offset, parameter, mean_p, mean_q):
         inverse = np.float64(rstd)
         c1, b = T(gain * inverse), T(offset)
@@ -120,7 +120,7 @@ def _gradient_row(element: Element, pullback):
 def _unit_moments(element: Element):
     row_moments = moments(element)
 
-    @njit(error_model="numpy")
+    @exact
     def unit_moments(x, geometry, unit):
         """Mean and M2 of a unit; rows that touch are read as one."""
         rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]

@@ -8,9 +8,9 @@ its output; the backward does so too and sums the gradients of the parameters ov
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from fusednorm.backends.cpu.affine import reduced_count
+from fusednorm.backends.cpu.device import exact, reassociated
 from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GRAD_SAMPLE,
@@ -24,7 +24,7 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.moments import CHUNK, FASTMATH, moments
+from fusednorm.backends.cpu.moments import CHUNK, moments
 
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
@@ -34,7 +34,7 @@ def build_forward(element: Element, value, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
     row_moments = moments(element)
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, parameter):
         """y = value(weight xhat + bias), xhat with the part of the mean that the compute dtype cannot hold."""
         centre, inverse = T(mean), T(rstd)
@@ -64,7 +64,7 @@ def _group_sums(element: Element, pullback, accumulate: bool):
     load, read, T = element.load, element.read, element.compute
     add_first, add_second = element.add_first, element.add_second
 
-    @njit(fastmath=FASTMATH, error_model="numpy")
+    @reassociated
     def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, parameter, sums, ps, qs):
         total_p, total_q = T(0), T(0)
         for k in range(n):
@@ -84,7 +84,7 @@ def _group_sums(element: Element, pullback, accumulate: bool):
 def _gradient_group(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def gradient_group(
         grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, parameter, mean_p, mean_q
     ):

@@ -10,9 +10,9 @@ batch_norm without modulation is seen as one sample of N * S positions.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from fusednorm.backends.cpu.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.device import exact, reassociated
 from fusednorm.backends.cpu.elements import SCRATCH, Element
 from fusednorm.backends.cpu.geometry import (
     GRAD_SAMPLE,
@@ -32,26 +32,26 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.moments import FASTMATH, HEAD
+from fusednorm.backends.cpu.moments import HEAD
 
 TILE = SCRATCH  # channels summed at a time
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 COEFFICIENTS = 5  # per (n, c): mean, a, b, and for the gradient c2, c3
 
 
-@njit(error_model="numpy")
+@exact
 def locate(geometry, task):
     """The sample, first position and number of positions of a slab."""
     n, first = task // geometry[PIECES], (task % geometry[PIECES]) * geometry[PIECE]
     return n, first, min(geometry[PIECE], geometry[SPATIAL] - first)
 
 
-@njit(error_model="numpy")
+@exact
 def channel_count(geometry):
     return geometry[GROUPS] * geometry[GROUP_CHANNELS]
 
 
-@njit(error_model="numpy")
+@exact
 def statistic_unit(geometry, n, c):
     return c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
 
@@ -61,7 +61,7 @@ def _slab_moments(element: Element):
     load, nearest, T = element.load, element.round, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
-    @njit(fastmath=FASTMATH, error_model="numpy")
+    @reassociated
     def add_rows(x, i, step, rows, n, pivot, first, second):
         """Add deviations and their squares; four rows at a time quarter the traffic on the sums."""
         quads = rows - rows % 4
@@ -80,7 +80,7 @@ def _slab_moments(element: Element):
                 add_first(first, c, d0)
                 add_second(second, c, d0 * d0)
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def find_pivot(x, i, step, rows, n, pivot, rms):
         for c in range(n):
             pivot[c] = T(0)
@@ -93,7 +93,7 @@ def _slab_moments(element: Element):
         for c in range(n):
             pivot[c] = nearest(pivot[c] / T(head))
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def slab_moments(x, partials, geometry, task):
         n, position, rows = locate(geometry, task)
         channels, step = channel_count(geometry), geometry[INPUT_STEP]
@@ -127,7 +127,7 @@ def _slab_moments(element: Element):
 def _unit_statistics(element: Element):
     keep = publish(element)
 
-    @njit(error_model="numpy")
+    @exact
     def unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit):
         """Combine the channels and slabs under one statistic: the mean of means, then M2 about it."""
         channels, pieces = channel_count(geometry), geometry[PIECES]
@@ -159,7 +159,7 @@ def _unit_statistics(element: Element):
 def _sample_coefficients(element: Element):
     T = element.compute
 
-    @njit(error_model="numpy")
+    @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
         """mean, a and b of each channel of a sample, the remainder of the mean folded into b."""
         channels = channel_count(geometry)
@@ -179,7 +179,7 @@ def _sample_coefficients(element: Element):
 def _apply_slab(element: Element, value):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def apply_slab(x, y, coefficients, geometry, parameter, task):
         n, first, rows = locate(geometry, task)
         channels, p = channel_count(geometry), T(parameter)
@@ -200,7 +200,7 @@ def _slab_sums(element: Element, pullback):
     load, read, T = element.load, element.read, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
-    @njit(fastmath=FASTMATH, error_model="numpy")
+    @reassociated
     def add_row(grad, g, x, i, coefficients, k, channels, n, parameter, first, second):
         for c in range(n):
             deviation = load(x, i + c) - read(coefficients, k + c)
@@ -209,7 +209,7 @@ def _slab_sums(element: Element, pullback):
             add_first(first, c, dz)
             add_second(second, c, dz * deviation)
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def slab_sums(grad, x, coefficients, partials, geometry, parameter, task):
         n, position, rows = locate(geometry, task)
         channels = channel_count(geometry)
@@ -237,7 +237,7 @@ def _slab_sums(element: Element, pullback):
 
 
 def _sample_sums(element: Element):
-    @njit(error_model="numpy")
+    @exact
     def sample_sums(partials, stats, sums, geometry, n):
         """p and q of each channel of a sample, from its slabs in order."""
         channels, pieces = channel_count(geometry), geometry[PIECES]
@@ -257,7 +257,7 @@ def _sample_sums(element: Element):
 def _unit_gradient(element: Element):
     T = element.compute
 
-    @njit(error_model="numpy")
+    @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
         """c2 and c3 of each channel under one statistic, from P and Q."""
         channels = channel_count(geometry)
@@ -289,7 +289,7 @@ def _unit_gradient(element: Element):
 def _gradient_slab(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
-    @njit(fastmath={"contract"}, error_model="numpy")
+    @exact
     def gradient_slab(grad, x, dx, coefficients, geometry, parameter, task):
         n, first, rows = locate(geometry, task)
         channels, p = channel_count(geometry), T(parameter)

@@ -30,20 +30,29 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _norm(workload: Workload) -> Callable[..., Any]:
-    """The forward on arrays; statistics in fp32 from E[x²] - E[x]², which is flax's default and its fastest."""
+def _norm(workload: Workload, given: tuple[Any, Any]) -> Callable[..., Any]:
+    """The forward on arrays; statistics in fp32 from E[x²] - E[x]², which is flax's default and its fastest.
+
+    ``given`` are the mean and variance of batch_norm in inference, both None otherwise.
+    """
     view = view_of_array(workload)
     modulation = (workload.shape[0], *view.parameter[1:])
     activation = resolve(workload.activation)
 
+    def statistics(values: Any) -> tuple[Any, Any]:
+        if not workload.training:
+            return given[0].reshape(view.parameter), given[1].reshape(view.parameter)
+        mean = jnp.mean(values, view.axes, keepdims=True)
+        square = jnp.mean(values * values, view.axes, keepdims=True)
+        return mean, jnp.maximum(square - mean * mean, 0)
+
     def forward(x: Any, weight: Any, bias: Any, scale: Any, shift: Any) -> Any:
         values = x.reshape(view.shape).astype(jnp.float32)
-        square = jnp.mean(values * values, view.axes, keepdims=True)
         if workload.family == "rms_norm":
-            z = values * jax.lax.rsqrt(square + EPS)
+            z = values * jax.lax.rsqrt(jnp.mean(values * values, view.axes, keepdims=True) + EPS)
         else:
-            mean = jnp.mean(values, view.axes, keepdims=True)
-            z = (values - mean) * jax.lax.rsqrt(jnp.maximum(square - mean * mean, 0) + EPS)
+            mean, var = statistics(values)
+            z = (values - mean) * jax.lax.rsqrt(var + EPS)
         z = z * weight.reshape(view.parameter).astype(jnp.float32)
         if bias is not None:
             z = z + bias.reshape(view.parameter).astype(jnp.float32)
@@ -73,18 +82,16 @@ class Jax:
     def refusal(self, workload: Workload, asked: Asked) -> str | None:
         if workload.dtype == "float64" and not jax.config.jax_enable_x64:
             return "jax computes in fp32 unless jax_enable_x64 is set"
-        if not workload.training:
-            return "batch_norm with given statistics is an elementwise function in jax"
         return None
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
         def image(tensor: Tensor) -> Any:
             return jax.dlpack.from_dlpack(to_array_order(tensor, workload))
 
-        parameters = [None if tensor is None else jax.dlpack.from_dlpack(tensor)
-                      for tensor in (inputs.weight, inputs.bias, inputs.scale, inputs.shift)]
+        *parameters, mean, var = [None if tensor is None else jax.dlpack.from_dlpack(tensor) for tensor in
+                                  (inputs.weight, inputs.bias, inputs.scale, inputs.shift, inputs.mean, inputs.var)]
         leaves = (image(inputs.input), *parameters)
-        forward = _norm(workload)
+        forward = _norm(workload, (mean, var))
         if asked == "forward":
             compiled = jax.jit(forward)
             return Prepared(lambda: compiled(*leaves).block_until_ready(),

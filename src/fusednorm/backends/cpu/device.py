@@ -1,0 +1,19 @@
+"""The decorators of the functions that kernels are made of.
+
+Such a function is only ever inlined into a kernel, so it gets no wrappers to be called from Python or C: they would
+double the time to compile it. Divisions follow IEEE, and products are contracted with sums into fma.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from numba import njit
+
+_compile = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+
+#: For element-wise work: what is written is what is computed.
+exact = _compile(fastmath={"contract"})
+
+#: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
+reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})

@@ -1,0 +1,196 @@
+"""Which kernels could run a call, which one does, and what bounds it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fusednorm import dispatch, functional
+from fusednorm.activations import resolve
+from fusednorm.bench.limits import copy_bandwidth, peak_flops
+from fusednorm.instance import Candidate
+from fusednorm.problem import FAMILIES, Direction, Family, Problem
+
+Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
+ASKED: tuple[Asked, ...] = ("forward", "backward", "backward_data", "backward_gamma_beta")
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """An instance that cannot run the problem, and why."""
+
+    instance: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a call comes to; ``print`` it, or read the fields.
+
+    ``bytes`` are the fewest that the operation can move, ``flops`` its floating-point operations, ``intensity`` their
+    ratio. ``copy_bandwidth`` (bytes/s) and ``peak_flops`` (flops/s) were measured in this process by a plain copy of
+    about as many bytes and by a matrix product; ``balance`` is their ratio. Below it memory bounds the call, above it
+    arithmetic does. ``least_seconds`` is the time in which the plain copy moves ``bytes``. ``copies`` names the tensors
+    whose strides force a copy first.
+    """
+
+    problem: Problem
+    instance: str
+    config: Any
+    reason: str
+    bytes: int
+    flops: int
+    copy_bandwidth: float
+    peak_flops: float
+    copies: tuple[str, ...]
+    rejected: tuple[Rejected, ...]
+
+    @property
+    def intensity(self) -> float:
+        return self.flops / self.bytes if self.bytes else 0.0
+
+    @property
+    def balance(self) -> float:
+        return self.peak_flops / self.copy_bandwidth
+
+    @property
+    def bound(self) -> Literal["memory", "compute"]:
+        return "memory" if self.intensity <= self.balance else "compute"
+
+    @property
+    def least_seconds(self) -> float:
+        return self.bytes / self.copy_bandwidth
+
+    def __str__(self) -> str:
+        problem, view = self.problem, self.problem.view
+        activation = f" + {problem.activation.name}" if problem.activation else ""
+        modulation = " + scale and shift" if problem.modulated else ""
+        lines = [
+            f"{problem.family}{modulation}{activation}, {problem.direction}, {problem.dtype}, {problem.layout.order} "
+            f"on {problem.device}",
+            f"  view       N {view.samples}, G {view.groups}, D {view.group_channels}, S {view.spatial}; "
+            f"{problem.statistics} statistics over {problem.reduced} elements each",
+            f"  instance   {self.instance}" + (f"  {self.config}" if self.config is not None else ""),
+            f"  because    {self.reason}",
+            f"  moves      {_quantity(self.bytes, 'B')} at the least, {_quantity(self.flops, 'flop')}: "
+            f"{self.intensity:.2f} flop/B",
+            f"  bound by   {self.bound}: this machine does {self.balance:.1f} flop/B "
+            f"({_quantity(self.peak_flops, 'flop/s')}, {_quantity(self.copy_bandwidth, 'B/s')} measured)",
+            f"  at best    {self.least_seconds * 1e3:.4g} ms, the time of a plain copy of these bytes",
+            "  copies     " + (f"{', '.join(self.copies)}: strides that fit neither channels_first nor channels_last"
+                               if self.copies else "none"),
+        ]
+        lines += [f"  not        {one.instance}: {one.reason}" for one in self.rejected]
+        return "\n".join(lines)
+
+
+def _quantity(value: float, unit: str) -> str:
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def _family(function: Callable[..., Any]) -> Family:
+    name = getattr(function, "__name__", "")
+    if name not in FAMILIES or getattr(functional, name, None) is not function:
+        known = ", ".join(f"fusednorm.{family}" for family in FAMILIES)
+        raise TypeError(f"function: {name or function!r} is not a public function of fusednorm; expected one of {known}")
+    return cast(Family, name)
+
+
+def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
+    """Raises what the call itself would raise for its shapes, dtypes and names; meta tensors compute nothing."""
+    def meta(value: Any) -> Any:
+        return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
+
+    function(*map(meta, bound.args), **{name: meta(value) for name, value in bound.kwargs.items()})
+
+
+def problem_of(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Problem:
+    """The Problem that a public call comes to; the gradient of a backward is taken to have the output's strides."""
+    family = _family(function)
+    if direction not in ASKED:
+        raise ValueError(f"direction: {direction!r} is unknown; expected one of {', '.join(ASKED)}")
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    _check(function, bound)
+    given = bound.arguments
+    training = bool(given.get("training", given.get("use_input_stats", True)))
+    if not training:
+        family = "batch_norm"  # instance_norm with given statistics is that too
+    groups = given.get("num_groups", 0)
+    if "normalized_shape" in given:
+        shape = given["normalized_shape"]
+        groups = 1 if isinstance(shape, int) else len(shape)
+    input = given["input"]
+    tensors = (input, given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
+    rest = (family, int(groups), given.get("channel_dim", 1), resolve(given["activation"]))
+    if direction == "forward":
+        return dispatch.forward_problem(*tensors, *rest, inference=not training)
+    grad_output = torch.empty_like(input, device="meta")
+    return dispatch.backward_problem(grad_output, *tensors, *rest, training, cast(Direction, direction))
+
+
+def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> list[Candidate]:
+    """Every kernel that could run a call, with its configuration, each saying why not where it cannot.
+
+    Args:
+        function: a public function, e.g. ``fusednorm.group_norm``.
+        *args, **kwargs: the arguments of the call; nothing is computed.
+        direction: "forward", "backward", "backward_data" or "backward_gamma_beta".
+
+    Returns:
+        Candidates with ``instance.name``, ``instance.config`` and ``reason``, which is None where it can run the call.
+
+    Raises:
+        TypeError: ``function`` is not a public function of fusednorm.
+        ValueError, RuntimeError: as the call itself would.
+
+    >>> import fusednorm
+    >>> found = fusednorm.instances(fusednorm.layer_norm, torch.randn(4, 8), (8,))
+    >>> "reference" in [candidate.instance.name for candidate in found]
+    True
+    """
+    return dispatch.instances(problem_of(function, *args, direction=direction, **kwargs))
+
+
+def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Explanation:
+    """Which instance runs a call and why, the bytes and flops, what bounds it, and the least time it can take.
+
+    The machine's limits are measured at the first use, in about a second, and kept for the process, device and number
+    of threads.
+
+    Args:
+        function: a public function, e.g. ``fusednorm.group_norm``.
+        *args, **kwargs: the arguments of the call; it is not run.
+        direction: "forward", "backward", "backward_data" or "backward_gamma_beta".
+
+    Raises:
+        TypeError: ``function`` is not a public function of fusednorm.
+        ValueError, RuntimeError: as the call itself would; an instance asked for by name that cannot run it.
+
+    >>> import fusednorm
+    >>> found = fusednorm.explain(fusednorm.group_norm, torch.randn(2, 8, 4, 4), 4, activation="silu")
+    >>> found.bound, found.copies
+    ('memory', ())
+    """
+    problem = problem_of(function, *args, direction=direction, **kwargs)
+    forced = dispatch._forced.get()
+    chosen = dispatch.choose(problem, forced)
+    summary = (inspect.getdoc(type(chosen)) or "").partition("\n")[0]
+    asked = "asked for by use_instance" if forced else "the default for this problem"
+    return Explanation(
+        problem=problem, instance=chosen.name, config=chosen.config,
+        reason=f"{asked}; {summary}" if summary else asked,
+        bytes=problem.bytes, flops=problem.flops,
+        copy_bandwidth=copy_bandwidth(problem.bytes // 2, problem.device),
+        peak_flops=peak_flops(problem.compute_dtype, problem.device),
+        copies=problem.copies,
+        rejected=tuple(Rejected(candidate.instance.name, candidate.reason)
+                       for candidate in dispatch.instances(problem) if candidate.reason is not None))
