@@ -100,7 +100,7 @@ def _family(function: Callable[..., Any]) -> Family:
     name = getattr(function, "__name__", "")
     if name not in FAMILIES or getattr(functional, name, None) is not function:
         known = ", ".join(f"fusednorm.{family}" for family in FAMILIES)
-        raise TypeError(f"function: {name or function!r} is not a public function of fusednorm; expected one of {known}")
+        raise TypeError(f"function: {name or function!r} is no normalization of fusednorm; expected one of {known}")
     return cast(Family, name)
 
 

@@ -107,8 +107,8 @@ def _backward_fake(
 ) -> Gradients:
     grad_input = empty_output(input, family, num_groups, channel_dim) if output_mask[0] else input.new_empty(0)
     grad_weight, grad_bias, grad_scale, grad_shift = (
-        parameter.new_empty(parameter.shape) if parameter is not None and want else input.new_empty(0)
-        for parameter, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
+        like.new_empty(like.shape) if like is not None and want else input.new_empty(0)
+        for like, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
     )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
 

@@ -211,7 +211,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
+        momentum: float = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
         device: Any = None,
@@ -221,16 +221,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
         channel_dim: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(
-            num_features,
-            eps,
-            momentum,
-            affine,
-            track_running_stats,  # type: ignore[arg-type]
-            device,
-            dtype,
-            **options,
-        )
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -28,7 +28,8 @@ _STATISTICS = ("mean", "rstd")
 def _slices(workload: Workload) -> Iterator[slice]:
     """Ranges of the leading dimension that can be computed one by one; one range where statistics cross samples."""
     samples = workload.shape[0]
-    if workload.family == "batch_norm" or samples == 0 or (workload.row_family and workload.groups == len(workload.shape)):
+    whole = workload.row_family and workload.groups == len(workload.shape)
+    if workload.family == "batch_norm" or samples == 0 or whole:
         yield slice(0, samples)
         return
     step = max(1, _SLICE_ELEMENTS // max(1, prod(workload.shape[1:])))
@@ -55,6 +56,7 @@ def _part_results(workload: Workload, inputs: Inputs, asked: Asked, compute_dtyp
             workload.family, workload.groups, workload.channel_dim, EPS, activation, compute_dtype=compute_dtype)
         results = {"output": output, "mean": mean, "rstd": rstd}
     if asked not in ("forward", "inference"):
+        assert mean is not None and rstd is not None  # computed above, or given
         gradients = reference.backward(
             inputs.grad_output, inputs.input, mean, rstd, inputs.weight, inputs.bias, inputs.scale, inputs.shift,
             workload.family, workload.groups, workload.channel_dim, activation, workload.training,
@@ -105,6 +107,9 @@ class Judge:
         self.expected = _reference(workload, inputs, asked, torch.float64, mean, rstd)
         self.plain = _reference(workload, inputs, asked, torch.float32, mean, rstd)
         self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
+        self.elements = prod(workload.shape)
+        deviations = self.expected.get("rstd")
+        self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
         dropped = {"backward_data": [name for name in self.expected if name != "grad_input"],
                    "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED]}.get(asked, [])
         dropped += [name for name in _STATISTICS if not statistics or self.expected.get(name, mean) is None]
@@ -117,8 +122,11 @@ class Judge:
             if name not in results:
                 found[name] = Verdict(float("inf"), 0.0, 0.0, f"{name} is missing")
                 continue
-            verdict = judge(results[name].detach(), self.expected[name], self.plain[name].double(), allowance,
-                            self.offset)
+            expected = self.expected[name]
+            reduced = name not in ("output", "grad_input")
+            verdict = judge(results[name].detach(), expected, self.plain[name].double(), allowance, offset=self.offset,
+                            terms=self.elements // expected.numel() if reduced else 1,
+                            spread=self.spread if name == "mean" else 0.0)
             found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")
         return found
 

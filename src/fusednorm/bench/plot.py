@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from fusednorm.bench.results import Report
@@ -9,22 +10,33 @@ from fusednorm.bench.runner import COPY
 from fusednorm.bench.summary import cases_of
 
 
+def require_matplotlib() -> None:
+    """Raises ValueError where matplotlib is missing, before anything is measured for the picture."""
+    if find_spec("matplotlib") is None:
+        raise ValueError("plot: matplotlib is not installed; pip install 'fusednorm[plot]', or leave --plot out")
+
+
 def save_plot(report: Report, path: Path) -> None:
-    """Horizontal bars per workload, written to ``path``; needs matplotlib (pip install 'fusednorm[bench]')."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise RuntimeError("plot: matplotlib is not installed; pip install matplotlib, or leave --plot out") from error
+    """Horizontal bars per workload, written to ``path`` in the format of its suffix."""
+    from matplotlib.figure import Figure
+
     cases = cases_of(report.rows)
-    names = list(dict.fromkeys(row.contender for row in report.rows if row.ms and row.contender != COPY))
-    height = 0.8 / max(1, len(names))
-    figure = Figure(figsize=(9, max(3.0, 0.28 * len(cases) * max(1, len(names)) + 1)), layout="constrained")
+    bars: dict[str, list[tuple[int, float]]] = {}
+    ticks: list[float] = []
+    place = 0
+    for case in cases:
+        shares = {name: row.copy_fraction for name, row in case.rows.items() if name != COPY and row.copy_fraction}
+        ticks.append(place + (len(shares) - 1) / 2)
+        for name, share in shares.items():
+            bars.setdefault(name, []).append((place, 100 * share))
+            place += 1
+        place += 1
+    figure = Figure(figsize=(9, max(3.0, 0.14 * place + 1)), layout="constrained")
     axes = figure.add_subplot()
-    for index, name in enumerate(names):
-        shares = [100 * (case.copy_fraction(name) or 0) for case in cases]
-        axes.barh([place + index * height for place in range(len(cases))], shares, height, label=name)
-    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(cases))],
-                    [f"{case.first.workload}\n{case.first.direction}" for case in cases], fontsize=7)
+    for name, found in bars.items():
+        axes.barh([where for where, _ in found], [share for _, share in found], 0.9, label=name)
+    axes.set_yticks(ticks, [f"{case.first.workload}\n{case.first.direction}" for case in cases], fontsize=7)
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(100, color="black", linewidth=0.8)
     axes.set_xlabel("% of the speed of a plain copy of the same bytes")

@@ -18,12 +18,13 @@ from typing import Any, Literal
 
 import torch
 
+import fusednorm
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.limits import TRANSFERS
 from fusednorm.bench.workloads import Workload
 
 Status = Literal["ok", "wrong", "skipped", "failed"]
-PACKAGES = ("fusednorm", "torch", "numba", "llvmlite", "numpy", "triton", "jax", "onnxruntime", "openvino")
+PACKAGES = ("torch", "numba", "llvmlite", "numpy", "triton", "jax", "onnxruntime", "openvino")
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,8 @@ def available_cores() -> int:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Python's version and those of the packages that are installed."""
-    found = {"python": platform.python_version()}
+    """The versions of fusednorm, of Python, and of the packages that are installed."""
+    found = {"fusednorm": fusednorm.__version__, "python": platform.python_version()}
     for package in packages:
         try:
             found[package] = metadata.version(package)
@@ -153,6 +154,7 @@ def _revision() -> str:
         return done.stdout.strip()
 
     try:
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # not the repository that an environment lies in
         revision = git("rev-parse", "--short", "HEAD")
         return f"{revision}+" if git("status", "--porcelain", "--untracked-files=no") else revision
     except (OSError, subprocess.SubprocessError):

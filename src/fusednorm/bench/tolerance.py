@@ -1,18 +1,23 @@
 """The one rule that says whether a result is right, derived from the data.
 
 The error against fp64 may be at most ``factor`` times the error that the same formula has in plain torch with fp32
-statistics, plus the rounding of the result to its own dtype:
+statistics, plus the roundings that nothing avoids:
 
-    error <= factor * plain_error + roundings * (unit_out + unit_compute * offset) * |expected| + half a subnormal
+    error <= factor * plain_error + roundings * (unit_out + unit_compute * (offset + tree)) * |expected|
+             + half a subnormal
 
-It is asked of the largest error (|expected| its largest value) and of the root mean square one. ``offset`` is the
-largest |mean| in standard deviations: keeping a mean in fp32 moves every normalized value by half a unit of it,
-whatever the kernel does, so one lucky rounding in the plain computation must not become the standard.
+It is asked of the largest error (|expected| its largest value) and of the root mean square one. The roundings are there
+because the plain computation can be lucky, most of all where a result has few values:
+
+- ``offset``, the largest |mean| in standard deviations: a mean kept in fp32 moves every normalized value by half a unit
+  of it, whatever the kernel does;
+- ``tree``, log2 of the number of terms where the result is a sum: a sum in pairs rounds each term so many times.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log2
 
 import torch
 from torch import Tensor
@@ -64,8 +69,12 @@ def _errors(got: Tensor, expected: Tensor) -> tuple[float, float]:
     return float(difference.max()), float(difference.square().mean().sqrt())
 
 
-def judge(got: Tensor, expected: Tensor, plain: Tensor, allowance: Allowance = OURS, offset: float = 1.0) -> Verdict:
+def judge(got: Tensor, expected: Tensor, plain: Tensor, allowance: Allowance = OURS, *, offset: float = 1.0,
+          terms: int = 1, spread: float = 0.0) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
+
+    ``terms`` is the number of terms that a sum has, ``spread`` the least magnitude to take for |expected|: one standard
+    deviation for a mean, which is itself near zero for centred data.
 
     ``plain`` is in the compute dtype, not yet rounded to that of ``got``. For an fp64 result the judge is no more exact
     than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units.
@@ -86,11 +95,11 @@ def judge(got: Tensor, expected: Tensor, plain: Tensor, allowance: Allowance = O
     if info.bits == 64:
         scale = info.eps / torch.finfo(torch.float32).eps
         plain_largest, plain_rms = plain_largest * scale, plain_rms * scale
-    unit = allowance.roundings * (info.eps / 2 + compute.eps / 2 * offset)
+    unit = allowance.roundings * (info.eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
     floor = allowance.roundings * info.tiny * info.eps / 2
     magnitude = expected.abs()
-    top = float(magnitude.max()) if magnitude.numel() else 0.0
-    typical = float(magnitude.square().mean().sqrt()) if magnitude.numel() else 0.0
+    top = max(spread, float(magnitude.max()) if magnitude.numel() else 0.0)
+    typical = max(spread, float(magnitude.square().mean().sqrt()) if magnitude.numel() else 0.0)
     allowed = allowance.factor * plain_largest + unit * top + floor
     allowed_rms = allowance.factor * plain_rms + unit * typical + floor
     fault = None

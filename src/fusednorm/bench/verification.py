@@ -9,7 +9,7 @@ from typing import get_args
 
 from fusednorm.activations import FORMULAS
 from fusednorm.bench.contenders import FusedNorm
-from fusednorm.bench.judging import Judge, worst
+from fusednorm.bench.judging import Asked, Judge, worst
 from fusednorm.bench.runner import first_line
 from fusednorm.bench.summary import Table
 from fusednorm.bench.tolerance import Verdict
@@ -21,8 +21,8 @@ IMAGE_LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)[:3]
 # Centred, a mean of 1000 standard deviations, and |x| up to 1e4.
 INITS: tuple[Init, ...] = ("normal", "offset", "large")
 # Small, with odd sizes that leave a tail after every vector width, in ranks 3, 4 and 5.
-_IMAGE_SHAPES = ((2, 24, 37), (3, 16, 9, 11), (2, 64, 33, 17), (2, 8, 5, 6, 7))
-_ROW_SHAPES = ((37, 65), (3, 11, 256), (5, 4, 6, 30))
+_IMAGE_SHAPES: tuple[tuple[int, ...], ...] = ((2, 24, 37), (3, 16, 9, 11), (2, 64, 33, 17), (2, 8, 5, 6, 7))
+_ROW_SHAPES: tuple[tuple[int, ...], ...] = ((37, 65), (3, 11, 256), (5, 4, 6, 30))
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def all_workloads() -> Iterator[Workload]:
 def check(workload: Workload, init: Init, device: str = "cpu") -> Check:
     """Runs forward and backward through the public function and holds both against fp64."""
     inputs = draw(workload, init, device=device)
-    asked = "forward_backward" if workload.training else "forward"
+    asked: Asked = "forward_backward" if workload.training else "forward"
     try:
         prepared = FusedNorm().prepare(workload, inputs, asked)
         verdicts = Judge(workload, inputs, asked).verdicts(prepared.results(prepared.call()))
@@ -89,18 +89,24 @@ def _share(checks: Iterable[Verdict | None]) -> str:
     return f"{found.error / found.allowed:.0%}" if found.allowed else "0%" if found.ok else "∞"
 
 
-def verification_table(checks: Iterable[Check]) -> Table:
-    """One line per family, dtype and layout: the worst error as a share of what is allowed, and the first fault."""
-    groups: dict[tuple[str, str, str], list[Check]] = {}
-    for one in checks:
-        groups.setdefault((one.workload.family, one.workload.dtype, one.workload.layout), []).append(one)
+def _table(title: str, header: tuple[str, ...], groups: dict[tuple[str, ...], list[Check]]) -> Table:
     lines = []
     for group, members in groups.items():
-        activations = {one.workload.activation or "none" for one in members}
         faults = [f"{one.workload.key}, {one.init}: {one.fault}" for one in members if one.fault]
-        lines.append((*group, str(len(members)), str(len(activations)), _share(one.forward for one in members),
+        lines.append((*group, str(len(members)), _share(one.forward for one in members),
                       _share(one.backward for one in members),
                       f"WRONG ({len(faults)}): {faults[0]}" if faults else "ok"))
-    header = ("family", "dtype", "layout", "checks", "activations", "forward error / allowed",
-              "backward error / allowed", "result")
-    return Table("against fp64", header, tuple(lines), (*header[:3], "result"))
+    columns = (*header, "checks", "forward", "backward", "result")
+    return Table(title, columns, tuple(lines), (*header, "result"))
+
+
+def verification_tables(checks: Iterable[Check]) -> tuple[Table, Table]:
+    """The worst error as a share of what is allowed, by dtype and layout and by activation, and the first fault."""
+    by_layout: dict[tuple[str, ...], list[Check]] = {}
+    by_activation: dict[tuple[str, ...], list[Check]] = {}
+    for one in checks:
+        workload = one.workload
+        by_layout.setdefault((workload.family, workload.dtype, workload.layout), []).append(one)
+        by_activation.setdefault((workload.family, workload.activation or "none"), []).append(one)
+    return (_table("largest error / allowed error", ("family", "dtype", "layout"), by_layout),
+            _table("the same checks by activation", ("family", "activation"), by_activation))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from fusednorm.cli.bench import bench
-from fusednorm.cli.doctor import doctor
-from fusednorm.cli.profile import profile
-from fusednorm.cli.report import report
-from fusednorm.cli.verify import verify
+from fusednorm.cli import bench, doctor, profile, report, verify
 
 app = typer.Typer(name="fusednorm", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
                   help="Fused normalizations: measure them, verify them, look at this machine. "
                        "Exit codes: 0 right, 1 a check failed, 2 wrong usage.")
-for command in (profile, bench, report, verify, doctor):
+for command in (profile.profile, bench.bench, report.report, verify.verify, doctor.doctor):
     app.command()(command)
 
 

@@ -11,7 +11,7 @@ import typer
 from fusednorm.bench import contenders as all_contenders
 from fusednorm.bench.contenders import Contender
 from fusednorm.bench.judging import Asked
-from fusednorm.bench.plot import save_plot
+from fusednorm.bench.plot import require_matplotlib, save_plot
 from fusednorm.bench.results import Report, Row, this_machine
 from fusednorm.bench.runner import run_workload
 from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
@@ -27,7 +27,7 @@ def bench(
     dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; may be repeated.")] = None,
     layout: Annotated[list[str] | None, typer.Option(help="Only this layout, nchw or nhwc; may be repeated.")] = None,
     match: Annotated[str, typer.Option(help="Only workloads whose name contains this.")] = "",
-    direction: Annotated[DirectionChoice, typer.Option(help="forward, forward with backward, or both in turn.")] = "both",
+    direction: Annotated[DirectionChoice, typer.Option(help="forward_backward is both in one call.")] = "both",
     contender: Annotated[list[str] | None, typer.Option(help="Only this contender; may be repeated.")] = None,
     init: Annotated[Init, typer.Option(help="Input values, as for profile.")] = "normal",
     seconds: Annotated[float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0)] = 1.0,
@@ -45,6 +45,8 @@ def bench(
         if not workloads:
             raise ValueError(f"no workload of suite {suite!r} is left by --dtype, --layout and --match")
         chosen = _contenders(contender or [])
+        if plot is not None:
+            require_matplotlib()
     directions: list[Asked] = ["forward", "forward_backward"] if direction == "both" else [direction]
     jobs = [(workload, asked) for workload in workloads for asked in directions
             if workload.training or asked == "forward"]

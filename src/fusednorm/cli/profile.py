@@ -74,4 +74,5 @@ def _print(result: profiling.Profile) -> None:
     if result.copy_ms is not None:
         typer.echo(f"copy limit: {result.copy_ms:.3f} ms")
     if result.best is not None:
-        typer.echo(f"best: {result.best.instance}, {result.best.ms:.3f} ms, {result.best.copy_fraction:.0%} of the copy")
+        best = result.best
+        typer.echo(f"best: {best.instance}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")

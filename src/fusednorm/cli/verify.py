@@ -13,7 +13,7 @@ from fusednorm.bench.verification import (
     all_workloads,
     check,
     covering_workloads,
-    verification_table,
+    verification_tables,
 )
 from fusednorm.cli import output
 from fusednorm.problem import FAMILIES
@@ -41,7 +41,8 @@ def verify(
     if as_json:
         output.print_json({"checks": [_plain(one) for one in checks], "wrong": len(wrong)})
     else:
-        output.print_table(verification_table(checks))
+        for table in verification_tables(checks):
+            output.print_table(table)
         typer.echo(f"{len(checks)} checks, {len(wrong)} wrong")
         for one in wrong[:20]:
             output.say(f"{one.workload.key}, {one.init}: {one.fault}")

@@ -107,7 +107,7 @@ class PlanesSplitInstance:
 
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
-    """channels_last: one kernel takes each sample from its statistics to its result."""
+    """channels_last: a few samples at a time go from their statistics to their results."""
 
     name: str = "cpu.slabs"
     config: Slabs = Slabs()
@@ -121,7 +121,7 @@ class SlabsInstance:
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
         make = plans.SlabsBackward if problem.backward else plans.SlabsForward
-        return make(problem, *_pieces(problem, self.config.rows(problem)))
+        return make(problem, *_pieces(problem, self.config.rows(problem)), whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class SlabsSplitInstance:
         view = plans.folded(problem)
         if view is not None:
             problem = plans.fold(problem, view)
-        make = plans.SlabsSplitBackward if problem.backward else plans.SlabsSplitForward
-        return make(problem, *_pieces(problem, self.config.rows(problem)))
+        make = plans.SlabsBackward if problem.backward else plans.SlabsForward
+        return make(problem, *_pieces(problem, self.config.rows(problem)), whole=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from fusednorm.backends.cpu.device import exact, reassociated
 from fusednorm.backends.cpu.elements import Element
 
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
-HEAD = 16  # a chunk's pivot is the mean of its first 1/16
+HEAD = 16  # a chunk's pivot is the mean of its first 1/16,
+FEWEST = 64  # but of this many elements at least: with few, the typical (pivot - mean)**2 nears the worst
 
 
 @exact
@@ -35,7 +36,7 @@ def moments(element: Element):
     def chunk_moments(x, offset, n, rms):
         pivot = T(0)
         if not rms:
-            head = (n + HEAD - 1) // HEAD
+            head = max(n // HEAD, min(n, FEWEST))
             for i in range(head):
                 pivot += load(x, offset + i)
             pivot = nearest(pivot / T(head))

@@ -314,30 +314,18 @@ def fold(problem: Problem, view: View) -> Problem:
     )
 
 
+#: A step of the whole-sample order takes samples of about this many bytes, so that its four calls cost little.
+STEP_BYTES = 1 << 18
+
+
 class SlabsForward(ForwardPlan):
-    """Each sample from its statistics to its output in one kernel."""
+    """Statistics, coefficients and output: each of all samples, or ``whole`` all of a few samples at a time."""
 
     module = "slabs"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
         super().__init__(problem, pieces, piece)
-        self.forward = self.kernel("forward")
-
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
-        channels = self.channels
-        counts = (2 * self.tasks * channels, 2 * self.statistics, SLAB_COEFFICIENTS * self.samples * channels)
-        block, workspace = self.workspace(*counts)
-        arguments = (*data, *workspace, *saved, *parameters, self.address, eps, self.parameter)
-        parallel_for(self.forward, arguments, self.samples, self.tensor_bytes)
-
-
-class SlabsSplitForward(ForwardPlan):
-    """The statistics of all slabs, then their outputs."""
-
-    module = "slabs"
-
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
-        super().__init__(problem, pieces, piece)
+        self.pieces, self.whole = pieces, whole
         if self.given is None:
             self.moments = self.kernel("moments", activated=False)
             self.finalize = self.kernel("statistics", activated=False)
@@ -345,11 +333,27 @@ class SlabsSplitForward(ForwardPlan):
         self.apply_slabs = self.kernel("apply")
 
     def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
-        block, (partials, stats) = self.workspace(2 * self.tasks * self.channels, 2 * self.statistics)
-        parallel_for(self.moments, (data[0], partials, self.address), self.tasks, self.tensor_bytes)
-        arguments = (partials, stats, *saved, self.address, eps)
-        parallel_for(self.finalize, arguments, self.statistics, 16 * self.tasks * self.channels)
-        self.apply(data, stats, parameters)
+        channels, units = self.channels, self.statistics
+        counts = (2 * self.tasks * channels, 2 * units, SLAB_COEFFICIENTS * self.samples * channels)
+        block, (partials, stats, coefficients) = self.workspace(*counts)
+        moments = (data[0], partials, self.address)
+        finalize = (partials, stats, *saved, self.address, eps)
+        if not self.whole:
+            parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
+            parallel_for(self.finalize, finalize, units, 16 * self.tasks * channels)
+            self.apply(data, stats, parameters)
+            return
+        prepare = (stats, coefficients, *parameters, self.address)
+        apply = (*data, coefficients, self.address, self.parameter)
+        groups, pieces = units // self.samples, self.pieces
+
+        def samples(start: int, stop: int) -> None:
+            self.moments(*moments, start * pieces, stop * pieces)
+            self.finalize(*finalize, start * groups, stop * groups)
+            self.coefficients(*prepare, start, stop)
+            self.apply_slabs(*apply, start * pieces, stop * pieces)
+
+        parallel_for(_in_steps(samples, self), (), self.samples, self.tensor_bytes)
 
     def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
         count = self.samples * self.channels
@@ -359,13 +363,29 @@ class SlabsSplitForward(ForwardPlan):
         parallel_for(self.apply_slabs, arguments, self.tasks, 2 * self.tensor_bytes)
 
 
-class _SlabsBackward(BackwardPlan):
+def _in_steps(samples: Callable[[int, int], None], plan: Plan) -> Callable[[int, int], None]:
+    step = max(1, STEP_BYTES * plan.samples // plan.tensor_bytes)
+
+    def run(start: int, stop: int) -> None:
+        for first in range(start, stop, step):
+            samples(first, min(first + step, stop))
+
+    return run
+
+
+class SlabsBackward(BackwardPlan):
+    """p and q, coefficients and grad_input: each of all samples, or ``whole`` all of a few samples at a time."""
+
     module = "slabs"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
         super().__init__(problem, pieces, piece)
+        self.pieces, self.whole = pieces, whole
         self.recall = self.kernel("recall", activated=False)
         self.coefficients = self.kernel("coefficients", activated=False)
+        self.reduce, self.input_gradient = self.kernel("reduce"), self.kernel("input_gradient")
+        self.combine = self.kernel("combine", activated=False)
+        self.gradient_coefficients = self.kernel("gradient_coefficients", activated=False)
 
     def run(
         self,
@@ -375,53 +395,36 @@ class _SlabsBackward(BackwardPlan):
         grads: list[int],
         wanted: list[int],
     ) -> None:
-        count = self.samples * self.channels
-        counts = (2 * self.tasks * self.channels, 2 * self.statistics, 2 * count, SLAB_COEFFICIENTS * count)
+        count, units = self.samples * self.channels, self.statistics
+        counts = (2 * self.tasks * self.channels, 2 * units, 2 * count, SLAB_COEFFICIENTS * count)
         block, (partials, stats, sums, coefficients) = self.workspace(*counts)
-        parallel_for(self.recall, (*saved, stats, self.address), self.statistics, 16 * self.statistics)
-        parallel_for(self.coefficients, (stats, coefficients, *parameters, self.address), self.samples, 32 * count)
-        self.reduce_and_apply(data, (partials, stats, sums, coefficients), parameters)
-        self.finish(sums, parameters, grads, wanted)
-
-    def reduce_and_apply(
-        self, data: tuple[int, ...], workspace: tuple[int, int, int, int], parameters: tuple[int, ...]
-    ) -> None:
-        raise NotImplementedError
-
-
-class SlabsBackward(_SlabsBackward):
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
-        super().__init__(problem, pieces, piece)
-        self.backward = self.kernel("backward")
-
-    def reduce_and_apply(
-        self, data: tuple[int, ...], workspace: tuple[int, int, int, int], parameters: tuple[int, ...]
-    ) -> None:
-        arguments = (*data, *workspace, *parameters, self.address, self.parameter)
-        parallel_for(self.backward, arguments, self.samples, 2 * self.tensor_bytes)
-
-
-class SlabsSplitBackward(_SlabsBackward):
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
-        super().__init__(problem, pieces, piece)
-        self.reduce, self.input_gradient = self.kernel("reduce"), self.kernel("input_gradient")
-        self.combine = self.kernel("combine", activated=False)
-        self.gradient_coefficients = self.kernel("gradient_coefficients", activated=False)
-
-    def reduce_and_apply(
-        self, data: tuple[int, ...], workspace: tuple[int, int, int, int], parameters: tuple[int, ...]
-    ) -> None:
-        partials, stats, sums, coefficients = workspace
         tail = (self.address, self.parameter)
+        recall = (*saved, stats, self.address)
+        prepare = (stats, coefficients, *parameters, self.address)
         reduce = (*data[:2], coefficients, partials, *tail)
-        parallel_for(self.reduce, reduce, self.tasks, 2 * self.tensor_bytes)
-        parallel_for(
-            self.combine, (partials, stats, sums, self.address), self.samples, 16 * self.tasks * self.channels
-        )
-        if self.wants_input:
-            arguments = (sums, stats, coefficients, *parameters, self.address)
-            parallel_for(self.gradient_coefficients, arguments, self.statistics, 16 * self.samples * self.channels)
-            parallel_for(self.input_gradient, (*data, coefficients, *tail), self.tasks, 2 * self.tensor_bytes)
+        combine = (partials, stats, sums, self.address)
+        finalize = (sums, stats, coefficients, *parameters, self.address)
+        gradient = (*data, coefficients, *tail)
+        parallel_for(self.recall, recall, units, 16 * units)
+        parallel_for(self.coefficients, prepare, self.samples, 32 * count)
+        if self.whole:
+            groups, pieces = units // self.samples, self.pieces
+
+            def samples(start: int, stop: int) -> None:
+                self.reduce(*reduce, start * pieces, stop * pieces)
+                self.combine(*combine, start, stop)
+                if self.wants_input:
+                    self.gradient_coefficients(*finalize, start * groups, stop * groups)
+                    self.input_gradient(*gradient, start * pieces, stop * pieces)
+
+            parallel_for(_in_steps(samples, self), (), self.samples, 2 * self.tensor_bytes)
+        else:
+            parallel_for(self.reduce, reduce, self.tasks, 2 * self.tensor_bytes)
+            parallel_for(self.combine, combine, self.samples, 16 * self.tasks * self.channels)
+            if self.wants_input:
+                parallel_for(self.gradient_coefficients, finalize, units, 16 * count)
+                parallel_for(self.input_gradient, gradient, self.tasks, 2 * self.tensor_bytes)
+        self.finish(sums, parameters, grads, wanted)
 
 
 # --- one position per channel ---

@@ -1,8 +1,8 @@
 """Kernels of the channels_last order, where each position of each sample is a contiguous row of C channels.
 
 The work is cut into slabs of whole rows. A slab's statistics are kept per channel, so that every loop runs along
-contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Where samples
-are small, one kernel takes a sample from its statistics to its result while it lies in cache.
+contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. The kernels are
+called for all samples in turn, or where samples are small all of them for one sample while it lies in cache.
 
 batch_norm without modulation is seen as one sample of N * S positions.
 """
@@ -30,11 +30,11 @@ from fusednorm.backends.cpu.geometry import (
     SAMPLES,
     SPATIAL,
     TRAINING,
-    WANT_INPUT_GRAD,
 )
 from fusednorm.backends.cpu.moments import HEAD
 
 TILE = SCRATCH  # channels summed at a time
+FEWEST_ROWS = 16  # rows under a channel's pivot at least, where there are as many
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 COEFFICIENTS = 5  # per (n, c): mean, a, b, and for the gradient c2, c3
 
@@ -86,7 +86,7 @@ def _slab_moments(element: Element):
             pivot[c] = T(0)
         if rms:
             return
-        head = (rows + HEAD - 1) // HEAD
+        head = max(rows // HEAD, min(rows, FEWEST_ROWS))
         for r in range(head):
             for c in range(n):
                 add_first(pivot, c, load(x, i + r * step + c))
@@ -307,27 +307,6 @@ def _gradient_slab(element: Element, pullback):
     return gradient_slab
 
 
-def build_forward(element: Element, value, pullback):
-    """Samples start to stop, from statistics to output; not for statistics over the samples."""
-    slab_moments, unit_statistics = _slab_moments(element), _unit_statistics(element)
-    sample_coefficients, apply_slab = _sample_coefficients(element), _apply_slab(element, value)
-
-    def forward(
-        x, y, partials, stats, coefficients, mean, rstd, variance, weight, bias, scale, shift, geometry, eps,
-        parameter, start, stop,
-    ):  # fmt: skip
-        for n in range(start, stop):
-            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
-                slab_moments(x, partials, geometry, task)
-            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
-                unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
-            sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
-            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
-                apply_slab(x, y, coefficients, geometry, parameter, task)
-
-    return forward
-
-
 def build_moments(element: Element, value, pullback):
     """The statistics of slabs start to stop."""
     slab_moments = _slab_moments(element)
@@ -383,28 +362,6 @@ def build_apply(element: Element, value, pullback):
     return apply
 
 
-def build_backward(element: Element, value, pullback):
-    """Samples start to stop: p and q, then the input's gradient; not for statistics over the samples."""
-    slab_sums, sample_sums = _slab_sums(element, pullback), _sample_sums(element)
-    unit_gradient, gradient_slab = _unit_gradient(element), _gradient_slab(element, pullback)
-
-    def backward(
-        grad, x, dx, partials, stats, sums, coefficients, weight, bias, scale, shift, geometry, parameter, start, stop
-    ):
-        for n in range(start, stop):
-            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
-                slab_sums(grad, x, coefficients, partials, geometry, parameter, task)
-            sample_sums(partials, stats, sums, geometry, n)
-            if not geometry[WANT_INPUT_GRAD]:
-                continue
-            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
-                unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
-            for task in range(n * geometry[PIECES], (n + 1) * geometry[PIECES]):
-                gradient_slab(grad, x, dx, coefficients, geometry, parameter, task)
-
-    return backward
-
-
 def build_reduce(element: Element, value, pullback):
     """p and q of slabs start to stop."""
     slab_sums = _slab_sums(element, pullback)
@@ -450,26 +407,22 @@ def build_input_gradient(element: Element, value, pullback):
 
 
 SIGNATURES = {
-    "forward": "xxddwwwwwwwwgffii",
     "moments": "xdgii",
     "statistics": "ddwwwgfii",
     "recall": "wwdgii",
     "coefficients": "dwwwwwgii",
     "apply": "xxwgfii",
-    "backward": "xxxdddwwwwwgfii",
     "reduce": "xxwdgfii",
     "combine": "dddgii",
     "gradient_coefficients": "ddwwwwwgii",
     "input_gradient": "xxxwgfii",
 }
 BUILDERS = {
-    "forward": build_forward,
     "moments": build_moments,
     "statistics": build_statistics,
     "recall": build_recall,
     "coefficients": build_coefficients,
     "apply": build_apply,
-    "backward": build_backward,
     "reduce": build_reduce,
     "combine": build_combine,
     "gradient_coefficients": build_gradient_coefficients,

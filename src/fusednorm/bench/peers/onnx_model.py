@@ -19,6 +19,7 @@ from fusednorm.bench.peers.arrays import to_array_order, view_of_array
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 
 ELEMENT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_ONE_NODE = {"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardswish": "HardSwish"}
 # The first operator set with RMSNormalization.
 OPSET = 23
 
@@ -99,7 +100,7 @@ def _activated(graph: _Graph, z: str, workload: Workload) -> str:
         return graph.add("Gelu", z, approximate="tanh" if activation.name == "gelu_tanh" else "none")
     if activation.name == "leaky_relu":
         return graph.add("LeakyRelu", z, alpha=activation.parameter)
-    return graph.add({"relu": "Relu", "sigmoid": "Sigmoid", "tanh": "Tanh", "hardswish": "HardSwish"}[activation.name], z)
+    return graph.add(_ONE_NODE[activation.name], z)
 
 
 def build(workload: Workload, inputs: Inputs) -> ModelProto:
@@ -114,7 +115,8 @@ def build(workload: Workload, inputs: Inputs) -> ModelProto:
         samples, channels = workload.shape[:2]
         broadcast = (samples, *ones, channels) if workload.layout == "nhwc" else (samples, channels, *ones)
         factor = graph.constant((1 + inputs.scale.float()).reshape(broadcast).numpy())
-        z = graph.add("Add", graph.add("Mul", z, factor), graph.constant(inputs.shift.float().reshape(broadcast).numpy()))
+        shift = graph.constant(inputs.shift.float().reshape(broadcast).numpy())
+        z = graph.add("Add", graph.add("Mul", z, factor), shift)
     z = _activated(graph, z, workload)
     graph.nodes.append(helper.make_node("Cast", [z], ["y"], to=element))
     shape = tuple(to_array_order(inputs.input, workload).shape)

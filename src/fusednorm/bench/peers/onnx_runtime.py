@@ -6,6 +6,7 @@ from typing import Any
 
 import onnxruntime
 import torch
+import torch.utils.dlpack
 from torch import Tensor
 
 from fusednorm.bench.contenders import Prepared
@@ -48,7 +49,7 @@ class OnnxRuntime:
         def results(result: Any) -> dict[str, Tensor]:
             found = result.get_outputs()[0]
             # numpy has no bf16; dlpack has.
-            output = (torch.from_dlpack(found).clone() if workload.dtype == "bfloat16" else
+            output = (torch.utils.dlpack.from_dlpack(found).clone() if workload.dtype == "bfloat16" else
                       onnx_model.from_numpy(found.numpy(), inputs.input.dtype))
             return {"output": from_array_order(output, workload)}
 

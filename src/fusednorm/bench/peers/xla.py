@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 # XLA's CPU client sizes its thread pool from NPROC, once, when it is first used.
 os.environ.setdefault("NPROC", str(torch.get_num_threads()))
@@ -95,12 +96,12 @@ class Jax:
         if asked == "forward":
             compiled = jax.jit(forward)
             return Prepared(lambda: compiled(*leaves).block_until_ready(),
-                            lambda result: {"output": from_array_order(torch.from_dlpack(result), workload)})
+                            lambda result: {"output": from_array_order(from_dlpack(result), workload)})
         both, grad_output = jax.jit(_forward_backward(forward)), image(inputs.grad_output)
         names = ("output", "grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
 
         def results(values: Any) -> Results:
-            found = {name: torch.from_dlpack(value) for name, value in zip(names, values, strict=True)
+            found = {name: from_dlpack(value) for name, value in zip(names, values, strict=True)
                      if value is not None}
             return found | {name: from_array_order(found[name], workload) for name in ("output", "grad_input")}
 

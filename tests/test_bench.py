@@ -1,0 +1,285 @@
+"""The judge refuses what is wrong, the runner times only what is right, and results survive the way to disk and back."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusednorm.backends import reference
+from fusednorm.bench import judging, limits, summary
+from fusednorm.bench import peers as peer_modules
+from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
+from fusednorm.bench.judging import Asked, Judge, saved_statistics
+from fusednorm.bench.plot import save_plot
+from fusednorm.bench.results import Machine, Report, Row, this_machine
+from fusednorm.bench.runner import run_workload
+from fusednorm.bench.timing import Calls, CpuTimer, Timing
+from fusednorm.bench.tolerance import PEER
+from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
+
+GROUP = Workload("group_norm", (3, 16, 9, 7), 4, activation="silu")
+
+
+class FakeTimer:
+    """Says 1 ms for the first contender, 2 ms for the second, and so on, and notes whom it was asked to time."""
+
+    def __init__(self) -> None:
+        self.timed: list[str] = []
+
+    def input_sets(self, bytes_per_set: int) -> int:
+        return 2
+
+    def measure(self, contenders: Mapping[str, Calls]) -> dict[str, Timing]:
+        self.timed += contenders
+        assert all(len(calls) == 2 for calls in contenders.values())
+        return {name: Timing((1e-3 * place,)) for place, name in enumerate(contenders, 1)}
+
+
+def reference_results(workload: Workload, inputs: Inputs, asked: Asked = "forward_backward") -> dict[str, Tensor]:
+    prepared = Eager().prepare(workload, inputs, asked)
+    return prepared.results(prepared.call())
+
+
+# Each takes right results and returns wrong ones.
+MISTAKES: dict[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]] = {
+    "a relative error of 1e-4": lambda right: {**right, "output": right["output"] * 1.0001},
+    "one value": lambda right: {**right, "output": right["output"].index_fill(0, torch.tensor([0]), 0.0)},
+    "a NaN": lambda right: {**right, "grad_input": right["grad_input"] / 0.0},
+    "a transposed gradient": lambda right: {**right, "grad_input": right["grad_input"].flip(0)},
+    "a missing gradient": lambda right: {name: value for name, value in right.items() if name != "grad_bias"},
+    "a wrong shape": lambda right: {**right, "grad_weight": right["grad_weight"][None]},
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_judge_refuses_a_mistake(mistake: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> None:
+    inputs = draw(GROUP)
+    judge = Judge(GROUP, inputs, "forward_backward")
+    right = reference_results(GROUP, inputs)
+    assert judge.check(right, PEER).ok
+    assert not judge.check(mistake(right), PEER).ok
+
+
+@pytest.mark.parametrize("init", ["normal", "offset", "zeros"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+def test_judge_accepts_plain_torch_with_fp32_statistics(dtype: str, init: str) -> None:
+    workload = replace(GROUP, dtype=dtype)
+    inputs = draw(workload, init)  # type: ignore[arg-type]
+    output, mean, rstd, _ = reference.forward(inputs.input, inputs.weight, inputs.bias, None, None, None, None,
+                                              "group_norm", 4, 1, EPS, None)
+    judge = Judge(replace(workload, activation=None), inputs, "forward", statistics=True)
+    assert judge.check({"output": output, "mean": mean, "rstd": rstd}).ok
+
+
+def test_judge_refuses_a_variance_from_the_mean_of_squares() -> None:
+    workload = replace(GROUP, activation=None)
+    inputs = draw(workload, "offset")
+    x = inputs.input.reshape(3, 4, -1)
+    mean = x.mean(-1, keepdim=True)
+    var = (x.square().mean(-1, keepdim=True) - mean.square()).clamp_min(0)
+    normalized = ((x - mean) * (var + EPS).rsqrt()).reshape(inputs.input.shape)
+    assert inputs.bias is not None
+    output = normalized * inputs.weight[:, None, None] + inputs.bias[:, None, None]
+    assert not Judge(workload, inputs, "forward").check({"output": output}, PEER).ok
+
+
+@pytest.mark.parametrize("workload", [GROUP, Workload("layer_norm", (6, 5, 12), 1), Workload("rms_norm", (6, 5, 12), 2)],
+                         ids=lambda workload: workload.family)
+def test_judging_in_slices_is_judging_at_once(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(workload)
+    mean, rstd = saved_statistics(workload, inputs)
+    whole = [Judge(workload, inputs, "forward_backward"), Judge(workload, inputs, "backward", mean, rstd)]
+    monkeypatch.setattr(judging, "_SLICE_ELEMENTS", 1)
+    sliced = [Judge(workload, inputs, "forward_backward"), Judge(workload, inputs, "backward", mean, rstd)]
+    for one, other in zip(whole, sliced, strict=True):
+        assert one.expected.keys() == other.expected.keys()
+        for name, expected in one.expected.items():
+            torch.testing.assert_close(other.expected[name], expected, rtol=1e-12, atol=1e-12)
+
+
+class Wrong(FusedNorm):
+    name = "wrong one"
+    calls = 0
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        right = super().prepare(workload, inputs, asked)
+
+        def call() -> Tensor:
+            self.calls += 1
+            result: Tensor = right.call()
+            return result + 0.01
+
+        return replace(right, call=call)
+
+
+class Broken(FusedNorm):
+    name = "broken one"
+
+    def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
+        raise RuntimeError("no such kernel\nand more")
+
+
+def test_wrong_and_broken_contenders_are_reported_and_never_timed() -> None:
+    timer, wrong = FakeTimer(), Wrong()
+    rows = run_workload(GROUP, "forward", [FusedNorm(), wrong, Broken(), Eager()], timer=timer)
+    found = {row.contender: row for row in rows}
+    assert list(found) == ["fusednorm", "wrong one", "broken one", "eager", "copy"]
+    assert timer.timed == ["fusednorm", "eager", "copy"]
+    assert wrong.calls == 1
+    assert found["wrong one"].status == "wrong"
+    assert found["wrong one"].ms is None
+    assert "output: error" in found["wrong one"].note
+    assert (found["broken one"].status, found["broken one"].note) == ("failed", "no such kernel")
+    assert found["eager"].copy_fraction == pytest.approx(1.5)
+
+
+def test_preallocated_output_is_written_and_refused_with_a_backward() -> None:
+    rows = run_workload(GROUP, "forward", [FusedNormPreallocated()], timer=FakeTimer())
+    assert rows[0].status == "ok"
+    refused = run_workload(GROUP, "forward_backward", [FusedNormPreallocated()], timer=FakeTimer())
+    assert refused[0].status == "skipped"
+
+
+PEER_WORKLOADS = [
+    GROUP,
+    replace(GROUP, layout="nhwc", modulated=True),
+    replace(GROUP, dtype="bfloat16", activation="gelu_tanh"),
+    Workload("batch_norm", (4, 8, 5, 6), dtype="float16", activation="relu"),
+    Workload("batch_norm", (4, 8, 5, 6), layout="nhwc", activation="hardswish", training=False),
+    Workload("instance_norm", (2, 8, 3, 4, 5), activation="leaky_relu"),
+    Workload("layer_norm", (6, 5, 12), 2),
+    Workload("rms_norm", (6, 12), 1),
+]
+
+
+@pytest.mark.filterwarnings("ignore")  # other libraries' own deprecations
+@pytest.mark.parametrize("peer", peer_modules.PEERS)
+def test_installed_peers_are_right(peer: str) -> None:
+    try:
+        contender = peer_modules.PEERS[peer]()
+    except ImportError as error:
+        pytest.skip(f"{peer} is not installed: {error}")
+    for workload in PEER_WORKLOADS:
+        row, _ = run_workload(workload, "forward", [contender], timer=FakeTimer())
+        assert (row.status, row.note) == ("ok", ""), workload.key
+    both, _ = run_workload(GROUP, "forward_backward", [contender], timer=FakeTimer())
+    assert both.status == ("ok" if peer == "jax" else "skipped")
+
+
+def test_timer_takes_turns() -> None:
+    order: list[str] = []
+    timer = CpuTimer(sample_seconds=0.0, seconds=0.0, minimum_rounds=3, pause_seconds=0.0)
+    timings = timer.measure({"a": [lambda: order.append("a")], "b": [lambda: order.append("b")]})
+    assert "".join(order[-6:]) == "abbaab"
+    assert {name: len(timing.samples) for name, timing in timings.items()} == {"a": 3, "b": 3}
+    assert Timing((3.0, 1.0, 2.0)).ms == 2000
+
+
+def test_copy_bandwidth_is_measured_once_per_size_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits._copy_bandwidth.cache_clear()
+    timer = FakeTimer()
+    monkeypatch.setattr(limits, "timer_for", lambda device: timer)
+    # FakeTimer says 1 ms, so 2 x 1 MB moved are 2 GB/s; everything up to 1 MB shares one measurement.
+    assert limits.copy_bandwidth(100) == limits.copy_bandwidth(1 << 20) == pytest.approx(2 * 2**20 * 1e3)
+    assert timer.timed == ["copy"]
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    limits.copy_bandwidth(100)
+    assert timer.timed == ["copy", "copy"]
+    limits._copy_bandwidth.cache_clear()
+
+
+MACHINE = Machine("a cpu", 2, 2, "Linux", "a cpu", {"torch": "2.13"}, "abc", "fusednorm bench", "2026-01-01")
+
+
+def example_report() -> Report:
+    def row(shape: str, contender: str, ms: float | None, note: str = "") -> Row:
+        return Row(f"group_norm(32)+silu {shape} float32 nchw", "group_norm", shape, 32, "float32", "nchw", "silu",
+                   "forward", contender, "ok" if ms else "skipped", note, ms, 1.0, bytes=10**9)
+
+    return Report(MACHINE, (
+        row("1x32", "fusednorm", 2.0), row("1x32", "eager", 8.0), row("1x32", "compile", 6.0), row("1x32", "jax", 3.0),
+        row("2x32", "fusednorm", 4.0), row("2x32", "eager", 4.0), row("2x32", "jax", None, "no | such layout")))
+
+
+def test_ratios_and_geometric_means() -> None:
+    first, second = summary.cases_of(example_report().rows)
+    assert (first.speedup("eager"), first.fastest_peer, first.speedup_over_fastest_peer) == (4.0, "jax", 1.5)
+    assert (second.speedup("eager"), second.fastest_peer, second.speedup_over_fastest_peer) == (1.0, None, None)
+    assert first.copy_fraction() == 0.5
+    line = summary.mean_table([first, second]).lines[0]
+    assert line[:7] == ("group_norm(32)+silu", "float32", "nchw", "forward", "2", "2.00×", "1.00×")
+
+
+def test_report_survives_json_and_csv() -> None:
+    report = example_report()
+    assert Report.from_json(report.to_json()) == report
+    lines = list(csv.DictReader(StringIO(report.to_csv())))
+    assert [line["contender"] for line in lines] == [row.contender for row in report.rows]
+    assert set(lines[0]) == {field.name for field in fields(Row)}
+    assert (lines[0]["ms"], lines[-1]["ms"]) == ("2.0", "")
+    with pytest.raises(ValueError, match="not a report"):
+        Report.from_json("{}")
+
+
+def test_markdown_tables_are_whole() -> None:
+    text = summary.report_markdown([example_report()])
+    assert "a cpu, 2 cores, 2 threads" in text
+    assert "1.50× (jax)" in text
+    tables = [block for block in text.split("\n\n") if block.startswith("|")]
+    assert len(tables) == 2
+    for table in tables:
+        assert len({line.count(" |") for line in table.splitlines()}) == 1
+    contenders = summary.contender_table(summary.cases_of(example_report().rows)[1]).to_markdown()
+    assert "no \\| such layout" in contenders
+
+
+def test_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save_plot(example_report(), tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_this_machine_is_described() -> None:
+    machine = this_machine()
+    assert machine.cpu
+    assert machine.threads == torch.get_num_threads()
+    assert machine.versions["torch"] == torch.__version__
+
+
+def test_suites_hold_distinct_workloads_and_can_be_narrowed() -> None:
+    for workloads in SUITES.values():
+        assert len({workload.key for workload in workloads}) == len(workloads)
+    chosen = select("targets", ["bfloat16"], ["nhwc"])
+    assert {(one.dtype, one.layout) for one in chosen} == {("bfloat16", "nhwc")}
+    assert len(chosen) == 4
+    with pytest.raises(ValueError, match="suite"):
+        select("nothing")
+
+
+def test_inputs_are_seeded_and_laid_out() -> None:
+    nhwc = replace(GROUP, layout="nhwc")
+    first, second = draw(GROUP, seed=3), draw(nhwc, seed=3)
+    assert torch.equal(first.input, second.input)
+    assert second.input.is_contiguous(memory_format=torch.channels_last)
+    assert draw(replace(GROUP, layout="channel_dim=-1")).input.shape == (3, 9, 7, 16)
+    assert not torch.equal(first.input, draw(GROUP, seed=4).input)
+    offset = draw(GROUP, "offset").input
+    assert offset.mean() / offset.std() == pytest.approx(1000, rel=0.1)
+    assert draw(GROUP, "integer").input.unique().tolist() == list(range(-5, 6))
+
+
+@pytest.mark.parametrize(("arguments", "named"), [
+    ({"groups": 5}, "groups"), ({"dtype": "int8"}, "dtype"), ({"shape": (4,)}, "shape"),
+    ({"activation": "sulu"}, "activation"), ({"family": "layer_norm", "groups": 9}, "groups"),
+])
+def test_a_workload_that_cannot_be_is_refused(arguments: dict[str, object], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        replace(GROUP, **arguments)

@@ -1,0 +1,211 @@
+"""The modules beside torch's: constructors, state, training over several steps, and what a module lives through."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusednorm
+from fusednorm import nn
+
+BATCH = {"BatchNorm1d": (4, 8, 5), "BatchNorm2d": (4, 8, 3, 4), "BatchNorm3d": (4, 8, 2, 3, 4)}
+INSTANCE = {name.replace("Batch", "Instance"): shape for name, shape in BATCH.items()}
+MODULES: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
+    "GroupNorm": ((4, 8), (2, 8, 3, 4)),
+    "LayerNorm": (((3, 4),), (2, 8, 3, 4)),
+    "RMSNorm": ((4,), (2, 8, 3, 4)),
+    **{name: ((8,), shape) for name, shape in {**BATCH, **INSTANCE}.items()},
+}
+
+
+def pair(name: str, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
+    """Ours and torch's, in the same random state."""
+    ours, theirs = (getattr(module, name)(*arguments, **keywords) for module in (nn, torch.nn))
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_constructor_is_torchs(name: str) -> None:
+    ours = inspect.signature(getattr(nn, name).__init__).parameters
+    theirs = inspect.signature(getattr(torch.nn, name).__init__).parameters
+    shared = [each for each in theirs.values() if each.kind is not each.KEYWORD_ONLY]
+    positional = [each for each in ours.values() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    assert [(each.name, each.default) for each in positional] == [(each.name, each.default) for each in shared]
+    for each in theirs.values():
+        if each.kind is each.KEYWORD_ONLY:  # passes through the options
+            module = getattr(nn, name)(*MODULES[name][0], **{each.name: each.default})
+            assert isinstance(module, getattr(torch.nn, name))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_values_state_and_gradients_are_torchs(name: str) -> None:
+    arguments, shape = MODULES[name]
+    ours, theirs = pair(name, *arguments)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    x = torch.randn(shape)
+    for training in (True, False):
+        ours.train(training)
+        theirs.train(training)
+        mine, expected = x.clone().requires_grad_(), x.clone().requires_grad_()
+        torch.testing.assert_close(ours(mine), theirs(expected))
+        ours(mine).square().sum().backward()
+        theirs(expected).square().sum().backward()
+        torch.testing.assert_close(mine.grad, expected.grad, rtol=1e-4, atol=1e-4)
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_activation_repr_copies_and_pickles(name: str) -> None:
+    arguments, shape = MODULES[name]
+    module = getattr(nn, name)(*arguments, activation="silu")
+    plain = getattr(nn, name)(*arguments)
+    assert repr(plain) == repr(getattr(torch.nn, name)(*arguments))
+    assert repr(module) == repr(plain)[:-1] + ", activation=silu)"
+    x = torch.randn(shape)
+    module.eval()
+    plain.eval()
+    expected = module(x)
+    torch.testing.assert_close(expected, F.silu(plain(x)))
+    buffer = io.BytesIO()
+    torch.save(module, buffer)
+    buffer.seek(0)
+    copies = [copy.copy(module), copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    copies.append(torch.load(buffer, weights_only=False))
+    for each in copies:
+        assert torch.equal(each(x), expected)
+        assert repr(each) == repr(module)
+
+
+def test_repr_shows_a_parameter_and_the_channel_dim() -> None:
+    module = nn.GroupNorm(4, 8, activation=fusednorm.Activation("leaky_relu", 0.2), channel_dim=-1)
+    assert "activation=Activation(name='leaky_relu', parameter=0.2), channel_dim=-1" in repr(module)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_built_on_meta(name: str) -> None:
+    arguments, shape = MODULES[name]
+    module = getattr(nn, name)(*arguments, device="meta", activation="relu")
+    assert {tensor.device.type for tensor in module.state_dict().values()} <= {"meta"}
+    assert module(torch.empty(shape, device="meta")).shape == shape
+    with torch.device("meta"):
+        module = getattr(nn, name)(*arguments)
+    real = module.to_empty(device="cpu")
+    real.reset_parameters()
+    assert real(torch.randn(shape)).isfinite().all()
+
+
+@pytest.mark.parametrize("name", [*BATCH, *INSTANCE, "GroupNorm"])
+def test_channel_dim(name: str) -> None:
+    arguments, shape = MODULES[name]
+    keywords = {} if name == "GroupNorm" else {"affine": True, "track_running_stats": True}
+    ours, theirs = pair(name, *arguments, **keywords)
+    last = getattr(nn, name)(*arguments, channel_dim=-1, **keywords)
+    last.load_state_dict(theirs.state_dict())
+    x = torch.randn(shape)
+    torch.testing.assert_close(last(x.movedim(1, -1)).movedim(-1, 1), theirs(x))
+    ours(x)
+    for key, value in last.state_dict().items():
+        torch.testing.assert_close(value, theirs.state_dict()[key])
+        torch.testing.assert_close(ours.state_dict()[key], theirs.state_dict()[key])
+
+
+@pytest.mark.parametrize("keywords", [{}, {"momentum": None}, {"momentum": 0.3, "affine": False}])
+@pytest.mark.parametrize("name", BATCH)
+def test_batch_norm_trains_as_torchs(name: str, keywords: dict[str, Any]) -> None:
+    ours, theirs = pair(name, 8, **keywords)
+    for step in range(4):
+        x = torch.randn(BATCH[name]) * (step + 1) + step
+        torch.testing.assert_close(ours(x), theirs(x))
+        for (key, one), other in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+            torch.testing.assert_close(one, other, msg=lambda text, key=key: f"{key}: {text}")
+    x = torch.randn(BATCH[name])
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+    assert int(ours.num_batches_tracked) == 4
+
+
+def test_batch_norm_without_running_statistics() -> None:
+    ours, theirs = pair("BatchNorm2d", 8, track_running_stats=False)
+    assert set(ours.state_dict()) == {"weight", "bias"}
+    x = torch.randn(4, 8, 3, 3)
+    for training in (True, False):
+        torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
+
+
+def test_batch_norm_that_stops_tracking_keeps_its_buffers() -> None:
+    ours, theirs = pair("BatchNorm2d", 8)
+    ours.track_running_stats = theirs.track_running_stats = False
+    x = torch.randn(4, 8, 3, 3)
+    for training in (True, False):
+        torch.testing.assert_close(ours.train(training)(x), theirs.train(training)(x))
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean)
+    assert int(ours.num_batches_tracked) == int(theirs.num_batches_tracked) == 0
+
+
+def test_batch_norm_of_half_precision_buffers_with_a_cumulative_average() -> None:
+    module = nn.BatchNorm2d(8, momentum=None, dtype=torch.bfloat16)
+    for _ in range(3):
+        module(torch.randn(4, 8, 3, 3).bfloat16() + 2)
+    torch.testing.assert_close(module.running_mean, torch.full((8,), 2.0).bfloat16(), rtol=0.2, atol=0.5)
+
+
+@pytest.mark.parametrize("name", INSTANCE)
+def test_instance_norm_tracks_as_torchs(name: str) -> None:
+    ours, theirs = pair(name, 8, affine=True, track_running_stats=True)
+    for step in range(3):
+        x = torch.randn(INSTANCE[name]) + step
+        torch.testing.assert_close(ours(x), theirs(x))
+    x = torch.randn(INSTANCE[name])
+    torch.testing.assert_close(ours.eval()(x), theirs.eval()(x))
+    torch.testing.assert_close(ours.state_dict(), theirs.state_dict())
+
+
+@pytest.mark.parametrize("channel_dim", [1, -1])
+@pytest.mark.parametrize("name", INSTANCE)
+def test_instance_norm_of_one_sample_without_its_dimension(name: str, channel_dim: int) -> None:
+    module = getattr(nn, name)(8, affine=True, channel_dim=channel_dim)
+    x = torch.randn(INSTANCE[name][1:])
+    given = x if channel_dim == 1 else x.movedim(0, -1)
+    output = module(given)
+    assert output.shape == given.shape
+    torch.testing.assert_close(output if channel_dim == 1 else output.movedim(-1, 0), getattr(torch.nn, name)(8)(x))
+
+
+def test_instance_norm_of_other_channels() -> None:
+    x = torch.randn(2, 4, 6)
+    with pytest.warns(UserWarning, match="expected num_features=8"):
+        output = nn.InstanceNorm1d(8)(x)
+    torch.testing.assert_close(output, F.instance_norm(x))
+    with pytest.raises(ValueError, match="4 channels in dimension 1; expected num_features=8"):
+        nn.InstanceNorm1d(8, affine=True)(x)
+
+
+@pytest.mark.parametrize("name", [*BATCH, *INSTANCE])
+def test_wrong_rank(name: str) -> None:
+    with pytest.raises(ValueError, match=r"expected .*D input"):
+        getattr(nn, name)(8)(torch.randn(2, 8, 2, 2, 2, 2))
+
+
+def test_a_torch_module_may_take_our_class() -> None:
+    module = torch.nn.GroupNorm(4, 8)
+    x = torch.randn(2, 8, 4)
+    expected = module(x)
+    module.__class__ = nn.GroupNorm
+    torch.testing.assert_close(module(x), expected)
+
+
+def test_autocast_in_a_network_of_bf16_activations() -> None:
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8, activation="silu"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert network(torch.randn(2, 3, 6, 6)).dtype == torch.bfloat16
