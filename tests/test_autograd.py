@@ -19,6 +19,11 @@ from fusednorm.problem import FAMILIES
 SHAPE = (2, 4, 3, 2)
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 

@@ -1,8 +1,9 @@
-"""The judge refuses what is wrong, the runner times only what is right, and results survive the way to disk and back."""
+"""The judge refuses what is wrong, the runner times only what is right, and results survive the way to disk."""
 
 from __future__ import annotations
 
 import csv
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from io import StringIO
@@ -90,8 +91,10 @@ def test_judge_refuses_a_variance_from_the_mean_of_squares() -> None:
     assert not Judge(workload, inputs, "forward").check({"output": output}, PEER).ok
 
 
-@pytest.mark.parametrize("workload", [GROUP, Workload("layer_norm", (6, 5, 12), 1), Workload("rms_norm", (6, 5, 12), 2)],
-                         ids=lambda workload: workload.family)
+SLICED = [GROUP, Workload("layer_norm", (6, 5, 12), 1), Workload("rms_norm", (6, 5, 12), 2)]
+
+
+@pytest.mark.parametrize("workload", SLICED, ids=lambda workload: workload.family)
 def test_judging_in_slices_is_judging_at_once(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(workload)
     mean, rstd = saved_statistics(workload, inputs)
@@ -175,11 +178,24 @@ def test_installed_peers_are_right(peer: str) -> None:
 
 def test_timer_takes_turns() -> None:
     order: list[str] = []
-    timer = CpuTimer(sample_seconds=0.0, seconds=0.0, minimum_rounds=3, pause_seconds=0.0)
+    timer = CpuTimer(sample_seconds=0.0, seconds=0.0, minimum_samples=3, pause_seconds=0.0)
     timings = timer.measure({"a": [lambda: order.append("a")], "b": [lambda: order.append("b")]})
     assert "".join(order[-6:]) == "abbaab"
     assert {name: len(timing.samples) for name, timing in timings.items()} == {"a": 3, "b": 3}
     assert Timing((3.0, 1.0, 2.0)).ms == 2000
+
+
+def test_slow_contender_takes_fewer_turns_spread_over_the_others() -> None:
+    order: list[str] = []
+
+    def slow() -> None:
+        order.append("s")
+        time.sleep(0.02)
+
+    timer = CpuTimer(sample_seconds=0.0, seconds=0.05, minimum_samples=2, maximum_samples=6, pause_seconds=0.0)
+    timings = timer.measure({"fast": [lambda: order.append("f")], "slow": [slow]})
+    assert (len(timings["fast"].samples), len(timings["slow"].samples)) == (6, 2)
+    assert [half.count("s") for half in ("".join(order[-8:-4]), "".join(order[-4:]))] == [1, 1]
 
 
 def test_copy_bandwidth_is_measured_once_per_size_and_threads(monkeypatch: pytest.MonkeyPatch) -> None:

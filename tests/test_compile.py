@@ -16,6 +16,11 @@ from fusednorm.problem import FAMILIES
 
 
 @pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
 def fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
     yield

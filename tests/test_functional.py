@@ -32,6 +32,11 @@ TOLERANCE = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def call(module: Any, family: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, **extra: Any) -> Tensor:
     if family == "group_norm":
         return module.group_norm(x, 4, weight, bias, **extra)

@@ -25,6 +25,11 @@ MODULES: dict[str, tuple[tuple[Any, ...], tuple[int, ...]]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def pair(name: str, *arguments: Any, **keywords: Any) -> tuple[Any, Any]:
     """Ours and torch's, in the same random state."""
     ours, theirs = (getattr(module, name)(*arguments, **keywords) for module in (nn, torch.nn))

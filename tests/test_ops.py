@@ -35,6 +35,11 @@ LAYOUTS: dict[str, tuple[Callable[[], Tensor], int]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
 def groups(family: Family) -> int:
     return {"group_norm": 4, "layer_norm": 2, "rms_norm": 1}.get(family, 0)
 

@@ -14,9 +14,13 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fusednorm.activations import FORMULAS, Activation, resolve
+from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 from fusednorm.tensors import DTYPES, compute_dtype
 
+_STRIDED = torch.strided
+_BY_NAME = {
+    name: (ALIASES.get(name, name), FORMULAS[ALIASES.get(name, name)].default) for name in [*FORMULAS, *ALIASES]
+}
 _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
 
 
@@ -24,6 +28,8 @@ def activation_arguments(activation: str | Activation | None) -> tuple[str, floa
     """An activation as the ops take it: its name and parameter, ("", 0.0) for none."""
     if activation is None:
         return "", 0.0
+    if type(activation) is str and (known := _BY_NAME.get(activation)) is not None:
+        return known
     resolved = resolve(activation)
     assert resolved is not None and resolved.parameter is not None  # set by Activation.__post_init__
     return resolved.name, resolved.parameter
@@ -42,7 +48,7 @@ def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "in
     """``input`` is a dense torch tensor of a supported dtype and of at least ``minimum_rank`` dimensions."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{function}: {name} is a {type(input).__name__}; expected a torch.Tensor")
-    if input.dtype not in DTYPES or input.layout is not torch.strided or input.is_nested:
+    if input.dtype not in DTYPES or input.layout is not _STRIDED or input.is_nested:
         _refuse_storage(function, name, input)
     if input.dim() < minimum_rank:
         raise ValueError(
@@ -97,7 +103,7 @@ def _fits(value: Tensor, shape: Sequence[int], device: torch.device) -> bool:
         isinstance(value, Tensor)
         and value.shape == shape
         and value.dtype in DTYPES
-        and value.layout is torch.strided
+        and value.layout is _STRIDED
         and value.device == device
     )
 
@@ -115,8 +121,6 @@ def check_channel_dim(function: str, channel_dim: int) -> None:
 
 def check_eps(function: str, eps: float) -> None:
     """``eps`` is a real number of at least 0; a negative one has no use but to make NaN of a small variance."""
-    if type(eps) is float and eps >= 0.0:
-        return
     if not isinstance(eps, Real):
         raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")
     if not eps >= 0:
@@ -137,12 +141,13 @@ def check_channels(
     check_input(function, input, 2)
     if channel_dim != 1:
         check_channel_dim(function, channel_dim)
-    check_eps(function, eps)
-    shape = input.shape
+    if type(eps) is not float or not eps >= 0.0:
+        check_eps(function, eps)
+    shape, device = input.shape, input.device
     channels = shape[channel_dim]
-    if weight is not None:
+    if weight is not None and not _fits(weight, (channels,), device):
         check_parameter(function, "weight", weight, (channels,), input, "one element for each channel")
-    if bias is not None:
+    if bias is not None and not _fits(bias, (channels,), device):
         check_parameter(function, "bias", bias, (channels,), input, "one element for each channel")
     if scale is not None:
         check_parameter(function, "scale", scale, (shape[0], channels), input, "(N, C)")

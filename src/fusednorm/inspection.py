@@ -177,8 +177,8 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
 
     >>> import fusednorm
     >>> found = fusednorm.explain(fusednorm.group_norm, torch.randn(2, 8, 4, 4), 4, activation="silu")
-    >>> found.bound, found.copies
-    ('memory', ())
+    >>> found.bytes, found.copies
+    (2112, ())
     """
     problem = problem_of(function, *args, direction=direction, **kwargs)
     forced = dispatch._forced.get()

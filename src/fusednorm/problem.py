@@ -141,10 +141,11 @@ def dense_layout(view: View, order: Order) -> Layout:
 class Problem:
     """One normalization to run: the view, its dtypes and memory order, and the fused parts.
 
-    ``num_groups`` and ``channel_dim`` are as in :func:`view_of`, ``shape`` is the tensor's, ``layout`` the input's in the view, ``output_strides`` and ``output_layout`` those of the
-    output or of grad_input, ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order.
-    ``weight_dtype`` and ``bias_dtype`` are None without the parameter. ``copies`` names the tensors whose strides fit
-    neither memory order and that are copied first.
+    ``num_groups`` and ``channel_dim`` are as in :func:`view_of`. ``shape`` is the tensor's, ``layout`` the input's in
+    the view, ``output_strides`` and ``output_layout`` those of the output or of grad_input, ``grad_layout``
+    grad_output's (None in the forward directions); all layouts have one order. ``weight_dtype`` and ``bias_dtype`` are
+    None without the parameter. ``copies`` names the tensors whose strides fit neither memory order and that are copied
+    first.
     """
 
     family: Family

@@ -19,8 +19,9 @@ from fusednorm.problem import Direction
 Asked = Direction | Literal["forward_backward"]
 Results = dict[str, Tensor]
 
-# 64 MB of fp64 for each of the reference's intermediates.
-_SLICE_ELEMENTS = 1 << 23
+# 8 MB of fp64 for each of the reference's intermediates: malloc keeps and reuses such blocks, while it maps larger ones
+# afresh each time, and then most of the time goes into page faults.
+_SLICE_ELEMENTS = 1 << 20
 _SUMMED = ("grad_weight", "grad_bias")
 _STATISTICS = ("mean", "rstd")
 

@@ -47,13 +47,14 @@ class Timer(Protocol):
 class CpuTimer:
     """perf_counter around enough calls to make a sample; one set of inputs, so what fits the cache stays in it.
 
-    ``seconds`` bounds the time spent on one contender, as far as ``minimum_rounds`` allow.
+    ``seconds`` bounds the time spent on one contender, as far as ``minimum_samples`` allow. A slow contender takes its
+    fewer turns spread evenly over those of the others.
     """
 
     sample_seconds: float = 0.01
     seconds: float = 1.0
-    minimum_rounds: int = 5
-    maximum_rounds: int = 41
+    minimum_samples: int = 5
+    maximum_samples: int = 41
     # Threads of other runtimes (OpenMP, ONNX Runtime) spin for about a millisecond after their last call.
     pause_seconds: float = 0.002
 
@@ -65,12 +66,15 @@ class CpuTimer:
         per_call = {name: _warm_up(call) for name, call in calls.items()}
         iterations = {name: max(1, math.ceil(self.sample_seconds / max(seconds, 1e-9)))
                       for name, seconds in per_call.items()}
-        slowest = max((iterations[name] * per_call[name] for name in calls), default=1.0)
-        rounds = min(self.maximum_rounds, max(self.minimum_rounds, int(self.seconds / slowest)))
+        turns = {name: min(self.maximum_samples, max(self.minimum_samples, int(
+            self.seconds / (iterations[name] * max(seconds, 1e-9))))) for name, seconds in per_call.items()}
+        rounds = max(turns.values(), default=0)
         samples: dict[str, list[float]] = {name: [] for name in calls}
         order = list(calls)
-        for _ in range(rounds):
+        for turn in range(1, rounds + 1):
             for name in order:
+                if len(samples[name]) == turn * turns[name] // rounds:
+                    continue
                 time.sleep(self.pause_seconds)
                 samples[name].append(_sample(calls[name], iterations[name]))
             order.append(order.pop(0))
@@ -78,15 +82,10 @@ class CpuTimer:
 
 
 def _warm_up(call: Call) -> float:
-    """Seconds per call after the first calls, which compile, allocate and start threads."""
+    """Seconds per call after the first one, which compiles, allocates and starts threads."""
     call()
-    call()
-    start = time.perf_counter()
-    call()
-    seconds = time.perf_counter() - start
-    if seconds > 1e-3:
-        return seconds
-    return _sample(call, 20)
+    seconds = _sample(call, 1)
+    return seconds if seconds > 1e-3 else _sample(call, 20)
 
 
 def _sample(call: Call, iterations: int) -> float:

@@ -116,10 +116,10 @@ def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
     """Compile a kernel; return its signature, the symbol and the object code."""
     from numba import cfunc  # costs 0.3 s, paid only where there is something to compile
 
-    from fusednorm.backends.cpu import build
+    from fusednorm.backends.cpu import kernels
 
-    function, signature = build.build(kernel)
-    compiled = cfunc(build.numba_signature(signature, kernel.dtype), error_model="numpy", fastmath=build.FASTMATH)(
+    function, signature = kernels.build(kernel)
+    compiled = cfunc(kernels.numba_signature(signature, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH)(
         function
     )
     symbol = compiled.native_name
@@ -158,7 +158,7 @@ def cache_directory() -> Path:
 def _digest() -> str:
     """A digest of all that the machine code depends on: sources, compiler and processor."""
     digest = hashlib.sha256()
-    for file in [*sorted(Path(__file__).parent.glob("*.py")), Path(_ACTIVATIONS_FILE)]:
+    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_ACTIVATIONS_FILE)]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.machine())
     digest.update("\0".join((*parts, llvm.get_host_cpu_name(), _cpu_features())).encode())
@@ -191,4 +191,4 @@ def _write(kernel: Kernel, entry: tuple[str, str, bytes]) -> None:
             file.write(content)
         os.replace(file.name, directory / kernel.name)
     except OSError as error:
-        logger.info("the kernel cache %s cannot be written (%s); kernels are compiled in each process", directory, error)
+        logger.info("the kernel cache %s cannot be written (%s); each process compiles its kernels", directory, error)

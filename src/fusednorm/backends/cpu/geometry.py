@@ -23,6 +23,9 @@ PIECES, PIECE = 17, 18
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 FIELDS = 21
 
+#: The coefficients that channels_last keeps per (n, c): mean, a, b, and for the gradient c2, c3.
+COEFFICIENTS = 5
+
 
 def _strides(layout: Layout) -> tuple[int, int]:
     return layout.sample, layout.channel if layout.order == "channels_first" else layout.spatial
@@ -32,9 +35,9 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     """The vector of a problem whose work is cut into so many pieces of so many elements, positions or rows."""
     fields = np.zeros(FIELDS, np.int64)
     view = problem.view
-    fields[:SPATIAL + 1] = view.samples, view.groups, view.group_channels, view.spatial
-    fields[PER_BATCH:TRAINING + 1] = problem.per_batch, problem.rms, problem.training
-    fields[HAS_WEIGHT:HAS_SHIFT + 1] = (
+    fields[: SPATIAL + 1] = view.samples, view.groups, view.group_channels, view.spatial
+    fields[PER_BATCH : TRAINING + 1] = problem.per_batch, problem.rms, problem.training
+    fields[HAS_WEIGHT : HAS_SHIFT + 1] = (
         problem.weight_dtype is not None,
         problem.bias_dtype is not None,
         problem.has_scale,

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusednorm.backends.cpu import plans
+from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
+from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
+from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward, fold, folded
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
@@ -87,7 +89,7 @@ class PlanesInstance:
         return _common(problem) or _needs(problem, "channels_first")
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        return plans.PlanesBackward(problem) if problem.backward else plans.PlanesForward(problem)
+        return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class PlanesSplitInstance:
         return _common(problem) or _needs(problem, "channels_first")
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        make = plans.PlanesSplitBackward if problem.backward else plans.PlanesSplitForward
+        make = PlanesSplitBackward if problem.backward else PlanesSplitForward
         return make(problem, *_pieces(problem, self.config.elements))
 
 
@@ -120,7 +122,7 @@ class SlabsInstance:
         return _common(problem) or _needs(problem, "channels_last")
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        make = plans.SlabsBackward if problem.backward else plans.SlabsForward
+        make = SlabsBackward if problem.backward else SlabsForward
         return make(problem, *_pieces(problem, self.config.rows(problem)), whole=True)
 
 
@@ -135,10 +137,10 @@ class SlabsSplitInstance:
         return _common(problem) or _needs(problem, "channels_last")
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        view = plans.folded(problem)
+        view = folded(problem)
         if view is not None:
-            problem = plans.fold(problem, view)
-        make = plans.SlabsBackward if problem.backward else plans.SlabsForward
+            problem = fold(problem, view)
+        make = SlabsBackward if problem.backward else SlabsForward
         return make(problem, *_pieces(problem, self.config.rows(problem)), whole=False)
 
 
@@ -160,9 +162,9 @@ class RowsInstance:
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
         if not problem.backward:
-            return plans.RowsForward(problem)
+            return RowsForward(problem)
         rows = max(self.config.rows, -(-problem.view.samples // self.config.count))
-        return plans.RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
+        return RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
 
 
 def _needs(problem: Problem, order: str) -> str | None:

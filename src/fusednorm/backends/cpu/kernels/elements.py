@@ -1,8 +1,8 @@
 """How a kernel reads and writes elements: loads that widen to the compute dtype, stores that round.
 
-Each access tells LLVM which memory it cannot overlap (LangRef, "noalias and alias.scope metadata"): inputs never overlap
-anything that a kernel writes, and each accumulator has a scope of its own. Without it the run-time overlap checks of a
-loop over six pointers exceed LLVM's limit and the loop stays scalar.
+Each access tells LLVM which memory it cannot overlap (LangRef, "noalias and alias.scope metadata"): inputs never
+overlap anything that a kernel writes, and each accumulator has a scope of its own. Without it the run-time overlap
+checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar.
 """
 
 from __future__ import annotations

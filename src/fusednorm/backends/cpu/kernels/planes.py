@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusednorm.backends.cpu.affine import affine, publish, reduced_count
-from fusednorm.backends.cpu.device import exact, reassociated
-from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GRAD_SAMPLE,
     GRAD_STEP,
@@ -30,7 +27,10 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.moments import CHUNK, merge, moments
+from fusednorm.backends.cpu.kernels.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments
 
 
 @exact
@@ -142,9 +142,7 @@ def build_forward(element: Element, value, pullback):
     """Units start to stop, from statistics to output."""
     unit_moments, keep, apply_row = _unit_moments(element), publish(element), _apply_row(element, value)
 
-    def forward(
-        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, parameter, start, stop
-    ):
+    def forward(x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, parameter, start, stop):
         for unit in range(start, stop):
             centre, m2 = unit_moments(x, geometry, unit)
             inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
@@ -213,9 +211,7 @@ def build_backward(element: Element, value, pullback):
     """Units start to stop: p and q of each row, then the input's gradient."""
     row_sums, gradient_row, T = _row_sums(element, pullback), _gradient_row(element, pullback), element.compute
 
-    def backward(
-        grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, geometry, parameter, start, stop
-    ):
+    def backward(grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, geometry, parameter, start, stop):
         channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
         for unit in range(start, stop):
             centre = T(0) if geometry[RMS] else mean[unit]
@@ -297,9 +293,7 @@ def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of pieces start to stop."""
     gradient_row, T = _gradient_row(element, pullback), element.compute
 
-    def input_gradient(
-        grad, x, dx, mean, rstd, weight, bias, scale, shift, totals, geometry, parameter, start, stop
-    ):
+    def input_gradient(grad, x, dx, mean, rstd, weight, bias, scale, shift, totals, geometry, parameter, start, stop):
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)

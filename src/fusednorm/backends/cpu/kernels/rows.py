@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusednorm.backends.cpu.affine import reduced_count
-from fusednorm.backends.cpu.device import exact, reassociated
-from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GRAD_SAMPLE,
     GROUP_CHANNELS,
@@ -24,7 +21,10 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.moments import CHUNK, moments
+from fusednorm.backends.cpu.kernels.affine import reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
@@ -85,9 +85,7 @@ def _gradient_group(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def gradient_group(
-        grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, parameter, mean_p, mean_q
-    ):
+    def gradient_group(grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, parameter, mean_p, mean_q):
         """dx = rstd (weight dz - (P + xhat Q) / K)."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
@@ -104,9 +102,7 @@ def _build_backward(element: Element, pullback, accumulate: bool):
     T = element.compute
     group_sums, gradient_group = _group_sums(element, pullback, accumulate), _gradient_group(element, pullback)
 
-    def backward(
-        grad, x, dx, mean, rstd, weight, bias, sums, partials, geometry, parameter, start, stop
-    ):
+    def backward(grad, x, dx, mean, rstd, weight, bias, sums, partials, geometry, parameter, start, stop):
         groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
         channels, p = groups * length, T(parameter)
         for segment in range(start, stop):

@@ -1,8 +1,8 @@
 """Kernels of the channels_last order, where each position of each sample is a contiguous row of C channels.
 
 The work is cut into slabs of whole rows. A slab's statistics are kept per channel, so that every loop runs along
-contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. The kernels are
-called for all samples in turn, or where samples are small all of them for one sample while it lies in cache.
+contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Each kernel
+is called for all samples, or where samples are small all kernels for a few samples while these lie in cache.
 
 batch_norm without modulation is seen as one sample of N * S positions.
 """
@@ -11,12 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusednorm.backends.cpu.affine import affine, publish, reduced_count
-from fusednorm.backends.cpu.device import exact, reassociated
-from fusednorm.backends.cpu.elements import SCRATCH, Element
 from fusednorm.backends.cpu.geometry import (
-    GRAD_SAMPLE,
-    GRAD_STEP,
+    COEFFICIENTS,
     GROUP_CHANNELS,
     GROUPS,
     INPUT_SAMPLE,
@@ -29,14 +25,15 @@ from fusednorm.backends.cpu.geometry import (
     RMS,
     SAMPLES,
     SPATIAL,
-    TRAINING,
 )
-from fusednorm.backends.cpu.moments import HEAD
+from fusednorm.backends.cpu.kernels.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
+from fusednorm.backends.cpu.kernels.moments import HEAD
 
 TILE = SCRATCH  # channels summed at a time
 FEWEST_ROWS = 16  # rows under a channel's pivot at least, where there are as many
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
-COEFFICIENTS = 5  # per (n, c): mean, a, b, and for the gradient c2, c3
 
 
 @exact
@@ -195,118 +192,6 @@ def _apply_slab(element: Element, value):
     return apply_slab
 
 
-def _slab_sums(element: Element, pullback):
-    """p and q (without its factor rstd) per channel of one slab, written to its place in the partials."""
-    load, read, T = element.load, element.read, element.compute
-    add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
-
-    @reassociated
-    def add_row(grad, g, x, i, coefficients, k, channels, n, parameter, first, second):
-        for c in range(n):
-            deviation = load(x, i + c) - read(coefficients, k + c)
-            z = deviation * read(coefficients, k + channels + c) + read(coefficients, k + 2 * channels + c)
-            dz = pullback(load(grad, g + c), z, parameter)
-            add_first(first, c, dz)
-            add_second(second, c, dz * deviation)
-
-    @exact
-    def slab_sums(grad, x, coefficients, partials, geometry, parameter, task):
-        n, position, rows = locate(geometry, task)
-        channels = channel_count(geometry)
-        i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
-        g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
-        first, second = scratch(), scratch()
-        for tile in range(0, channels, TILE):
-            width = min(TILE, channels - tile)
-            ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
-            for c in range(width):
-                partials[ps + c] = partials[qs + c] = 0.0
-            for start in range(0, rows, FLUSH):
-                for c in range(width):
-                    first[c] = second[c] = T(0)
-                for r in range(start, min(start + FLUSH, rows)):
-                    add_row(
-                        grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
-                        coefficients, n * COEFFICIENTS * channels + tile, channels, width, T(parameter), first, second,
-                    )  # fmt: skip
-                for c in range(width):
-                    partials[ps + c] += np.float64(first[c])
-                    partials[qs + c] += np.float64(second[c])
-
-    return slab_sums
-
-
-def _sample_sums(element: Element):
-    @exact
-    def sample_sums(partials, stats, sums, geometry, n):
-        """p and q of each channel of a sample, from its slabs in order."""
-        channels, pieces = channel_count(geometry), geometry[PIECES]
-        for c in range(channels):
-            sums[2 * (n * channels + c)] = sums[2 * (n * channels + c) + 1] = 0.0
-        for task in range(n * pieces, (n + 1) * pieces):
-            for c in range(channels):
-                i = 2 * (n * channels + c)
-                sums[i] += partials[2 * task * channels + c]
-                sums[i + 1] += partials[(2 * task + 1) * channels + c]
-        for c in range(channels):
-            sums[2 * (n * channels + c) + 1] *= stats[2 * statistic_unit(geometry, n, c) + 1]
-
-    return sample_sums
-
-
-def _unit_gradient(element: Element):
-    T = element.compute
-
-    @exact
-    def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
-        """c2 and c3 of each channel under one statistic, from P and Q."""
-        channels = channel_count(geometry)
-        if geometry[PER_BATCH]:
-            n0, n1, c0, c1 = 0, geometry[SAMPLES], unit, unit + 1
-        else:
-            n0, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS]
-            n1, c1 = n0 + 1, c0 + geometry[GROUP_CHANNELS]
-        total_p, total_q = 0.0, 0.0
-        for n in range(n0, n1):
-            for c in range(c0, c1):
-                gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
-                total_p += gain * sums[2 * (n * channels + c)]
-                total_q += gain * sums[2 * (n * channels + c) + 1]
-        rstd, count = stats[2 * unit + 1], reduced_count(geometry)
-        c2, c3 = -rstd * rstd * total_q / count, -rstd * total_p / count
-        if not geometry[TRAINING]:
-            c2 = 0.0
-        if not geometry[TRAINING] or geometry[RMS]:
-            c3 = 0.0
-        for n in range(n0, n1):
-            for c in range(c0, c1):
-                base = n * COEFFICIENTS * channels + c
-                coefficients[base + 3 * channels], coefficients[base + 4 * channels] = T(c2), T(c3)
-
-    return unit_gradient
-
-
-def _gradient_slab(element: Element, pullback):
-    load, read, store, T = element.load, element.read, element.store, element.compute
-
-    @exact
-    def gradient_slab(grad, x, dx, coefficients, geometry, parameter, task):
-        n, first, rows = locate(geometry, task)
-        channels, p = channel_count(geometry), T(parameter)
-        k = n * COEFFICIENTS * channels
-        for r in range(first, first + rows):
-            i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
-            g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
-            o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for c in range(channels):
-                deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
-                dz = pullback(load(grad, g + c), deviation * a + read(coefficients, k + 2 * channels + c), p)
-                rest = read(coefficients, k + 3 * channels + c) * deviation + read(coefficients, k + 4 * channels + c)
-                store(dx, o + c, a * dz + rest)
-
-    return gradient_slab
-
-
 def build_moments(element: Element, value, pullback):
     """The statistics of slabs start to stop."""
     slab_moments = _slab_moments(element)
@@ -327,17 +212,6 @@ def build_statistics(element: Element, value, pullback):
             unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
 
     return statistics
-
-
-def build_recall(element: Element, value, pullback):
-    """Statistics that the forward saved, in the form that the kernels here read."""
-
-    def recall(mean, rstd, stats, geometry, start, stop):
-        for unit in range(start, stop):
-            stats[2 * unit] = 0.0 if geometry[RMS] else np.float64(mean[unit])
-            stats[2 * unit + 1] = np.float64(rstd[unit])
-
-    return recall
 
 
 def build_coefficients(element: Element, value, pullback):
@@ -362,69 +236,15 @@ def build_apply(element: Element, value, pullback):
     return apply
 
 
-def build_reduce(element: Element, value, pullback):
-    """p and q of slabs start to stop."""
-    slab_sums = _slab_sums(element, pullback)
-
-    def reduce(grad, x, coefficients, partials, geometry, parameter, start, stop):
-        for task in range(start, stop):
-            slab_sums(grad, x, coefficients, partials, geometry, parameter, task)
-
-    return reduce
-
-
-def build_combine(element: Element, value, pullback):
-    """p and q of samples start to stop from their slabs."""
-    sample_sums = _sample_sums(element)
-
-    def combine(partials, stats, sums, geometry, start, stop):
-        for n in range(start, stop):
-            sample_sums(partials, stats, sums, geometry, n)
-
-    return combine
-
-
-def build_gradient_coefficients(element: Element, value, pullback):
-    """c2 and c3 under the statistics start to stop."""
-    unit_gradient = _unit_gradient(element)
-
-    def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
-        for unit in range(start, stop):
-            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
-
-    return gradient_coefficients
-
-
-def build_input_gradient(element: Element, value, pullback):
-    """The input's gradient of slabs start to stop."""
-    gradient_slab = _gradient_slab(element, pullback)
-
-    def input_gradient(grad, x, dx, coefficients, geometry, parameter, start, stop):
-        for task in range(start, stop):
-            gradient_slab(grad, x, dx, coefficients, geometry, parameter, task)
-
-    return input_gradient
-
-
 SIGNATURES = {
     "moments": "xdgii",
     "statistics": "ddwwwgfii",
-    "recall": "wwdgii",
     "coefficients": "dwwwwwgii",
     "apply": "xxwgfii",
-    "reduce": "xxwdgfii",
-    "combine": "dddgii",
-    "gradient_coefficients": "ddwwwwwgii",
-    "input_gradient": "xxxwgfii",
 }
 BUILDERS = {
     "moments": build_moments,
     "statistics": build_statistics,
-    "recall": build_recall,
     "coefficients": build_coefficients,
     "apply": build_apply,
-    "reduce": build_reduce,
-    "combine": build_combine,
-    "gradient_coefficients": build_gradient_coefficients,
-    "input_gradient": build_input_gradient,
 }

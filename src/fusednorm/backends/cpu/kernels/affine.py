@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusednorm.backends.cpu.device import exact
-from fusednorm.backends.cpu.elements import Element
 from fusednorm.backends.cpu.geometry import (
     GROUP_CHANNELS,
     GROUPS,
@@ -19,6 +17,8 @@ from fusednorm.backends.cpu.geometry import (
     SPATIAL,
     WANT_VARIANCE,
 )
+from fusednorm.backends.cpu.kernels.device import exact
+from fusednorm.backends.cpu.kernels.elements import Element
 
 
 @exact
@@ -46,7 +46,7 @@ def affine(weight, bias, scale, shift, geometry, n, c):
 
 
 def publish(element: Element):
-    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps one statistic; it returns rstd in float64."""
+    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps a statistic and returns its rstd."""
     T = element.compute
 
     @exact
@@ -85,8 +85,21 @@ def build_parameter_gradients(element: Element, value, pullback):
     T = element.compute
 
     def parameter_gradients(
-        sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, want_weight, want_bias,
-        want_scale, want_shift, start, stop
+        sums,
+        weight,
+        bias,
+        scale,
+        grad_weight,
+        grad_bias,
+        grad_scale,
+        grad_shift,
+        geometry,
+        want_weight,
+        want_bias,
+        want_scale,
+        want_shift,
+        start,
+        stop,
     ):
         channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
         for c in range(start, stop):

@@ -1,4 +1,7 @@
-"""From a Kernel to the Python function that Numba compiles, and its signature. Imported only to compile."""
+"""The kernels, written for Numba: from a Kernel to the Python function to compile and its signature.
+
+Only the compiler imports this package, and only to compile: it imports Numba.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from typing import Any
 
 from numba import types
 
-from fusednorm.backends.cpu import affine, planes, rows, slabs
 from fusednorm.backends.cpu.compiler import Kernel
-from fusednorm.backends.cpu.elements import POINTEE, element
-from fusednorm.backends.cpu.mathematics import activation
+from fusednorm.backends.cpu.kernels import affine, planes, rows, slabs, slabs_backward
+from fusednorm.backends.cpu.kernels.elements import POINTEE, element
+from fusednorm.backends.cpu.kernels.mathematics import activation
 
-MODULES = {"affine": affine, "planes": planes, "slabs": slabs, "rows": rows}
+MODULES = {"affine": affine, "planes": planes, "slabs": slabs, "slabs_backward": slabs_backward, "rows": rows}
 FASTMATH = {"contract"}
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fusednorm.backends.cpu.device import exact, reassociated
-from fusednorm.backends.cpu.elements import Element
+from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.elements import Element
 
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
 HEAD = 16  # a chunk's pivot is the mean of its first 1/16,

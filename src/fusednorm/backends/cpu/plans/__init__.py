@@ -1,0 +1,1 @@
+"""Plans: what an instance makes of a problem once, to be called many times."""

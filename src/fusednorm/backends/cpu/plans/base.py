@@ -1,0 +1,187 @@
+"""What all plans share: allocation, parameters in the compute dtype, the order of arguments.
+
+A plan is a problem with its kernels loaded, its geometry written and its workspace sized. It is made once per problem
+and called many times from any thread; what a call does in Python is its host cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.cpu.compiler import Kernel, load
+from fusednorm.backends.cpu.geometry import geometry
+from fusednorm.backends.cpu.memory import empty_strided
+from fusednorm.backends.cpu.threads import parallel_for
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+Forward = tuple[Tensor, Tensor, Tensor, Tensor]
+Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class Plan:
+    """What all plans share: dtypes, geometry, kernels by name, allocation."""
+
+    module: str
+
+    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+        self.problem = problem
+        self.dtype: torch.dtype = getattr(torch, problem.dtype)
+        self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
+        self.parameter = problem.activation.parameter if problem.activation else 0.0
+        view = problem.view
+        self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
+        self.address = self.geometry.ctypes.data
+        self.samples, self.channels = view.samples, view.channels
+        self.statistics = problem.statistics
+        self.tensor_bytes = view.numel * DTYPE_BYTES[problem.dtype]
+        shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
+        self.statistics_shape = shape
+        self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
+        self.tasks = view.samples * pieces
+
+    def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> Callable[..., None]:
+        """A kernel; one that no activation enters is shared by all of them."""
+        activation = self.problem.activation
+        name = activation.name if activation and activated else None
+        return load(Kernel(module or self.module, function, self.problem.dtype, name))
+
+    def parameter_tensor(self, tensor: Tensor | None) -> Tensor | None:
+        """A weight, bias, scale or shift as the kernels read it: dense, in the compute dtype."""
+        if tensor is None or (tensor.dtype is self.compute and tensor.is_contiguous()):
+            return tensor
+        return tensor.to(self.compute).contiguous()
+
+    def workspace(self, *counts: int) -> tuple[Tensor, list[int]]:
+        """One block of float64 for several arrays of so many elements, and their addresses."""
+        block = torch.empty(sum(counts), dtype=torch.float64)
+        addresses, offset = [], block.data_ptr()
+        for count in counts:
+            addresses.append(offset)
+            offset += 8 * count
+        return block, addresses
+
+    def output(self, out: Tensor | None = None) -> Tensor:
+        return empty_strided(self.shape, self.strides, self.dtype) if out is None else out
+
+
+class ForwardPlan(Plan):
+    """(input, weight, bias, scale, shift, mean, var, eps, out) -> (output, mean, rstd, var)."""
+
+    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+        super().__init__(problem, pieces, piece)
+        self.has_mean = not problem.rms
+        self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
+        self.given: Callable[..., None] | None = None
+        if problem.direction == "inference":
+            self.given = self.kernel("given", activated=False, module="affine")
+
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+    ) -> Forward:
+        compute, shape = self.compute, self.statistics_shape
+        output = self.output(out)
+        saved_mean = torch.empty(shape if self.has_mean else (0,), dtype=compute)
+        saved_rstd = torch.empty(shape, dtype=compute)
+        variance = torch.empty(shape if self.has_variance else (0,), dtype=compute)
+        if output.numel() == 0:
+            return output, saved_mean.zero_(), saved_rstd.zero_(), variance.zero_()
+        weight, bias = self.parameter_tensor(weight), self.parameter_tensor(bias)
+        scale, shift = self.parameter_tensor(scale), self.parameter_tensor(shift)
+        data = (input.data_ptr(), output.data_ptr())
+        saved = (saved_mean.data_ptr(), saved_rstd.data_ptr(), variance.data_ptr())
+        parameters = (_address(weight), _address(bias), _address(scale), _address(shift))
+        if self.given is None:
+            self.run(data, saved, parameters, eps)
+        else:
+            assert mean is not None and var is not None
+            given_mean, given_var = self.parameter_tensor(mean), self.parameter_tensor(var)
+            stats, (address,) = self.workspace(2 * self.statistics)
+            self.given(_address(given_mean), _address(given_var), address, *saved[:2], self.address, eps)
+            self.apply(data, address, parameters)
+        return output, saved_mean, saved_rstd, variance
+
+    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+        raise NotImplementedError
+
+    def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
+        raise NotImplementedError
+
+
+class BackwardPlan(Plan):
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients."""
+
+    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+        super().__init__(problem, pieces, piece)
+        self.wants_input = problem.direction != "backward_gamma_beta"
+        self.load_gradients()
+
+    def load_gradients(self) -> None:
+        self.parameter_gradients = self.kernel("parameter_gradients", activated=False, module="affine")
+
+    def __call__(
+        self,
+        grad_output: Tensor,
+        input: Tensor,
+        mean: Tensor,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        output_mask: Sequence[bool],
+    ) -> Backward:
+        compute = self.compute
+        grad_input = self.output() if self.wants_input else input.new_empty(0)
+        originals = (weight, bias, scale, shift)
+        grads = [
+            torch.empty(tensor.shape if tensor is not None and wanted else (0,), dtype=compute)
+            for tensor, wanted in zip(originals, output_mask[1:], strict=True)
+        ]
+        if input.numel() == 0:
+            for grad in grads:
+                grad.zero_()
+        else:
+            weight, bias = self.parameter_tensor(weight), self.parameter_tensor(bias)
+            scale, shift = self.parameter_tensor(scale), self.parameter_tensor(shift)
+            mean, rstd = self.parameter_tensor(mean), self.parameter_tensor(rstd)  # type: ignore[assignment]
+            data = (grad_output.data_ptr(), input.data_ptr(), grad_input.data_ptr())
+            parameters = (_address(weight), _address(bias), _address(scale), _address(shift))
+            wanted = [int(grad.numel() > 0) for grad in grads]
+            self.run(data, (mean.data_ptr(), rstd.data_ptr()), parameters, [grad.data_ptr() for grad in grads], wanted)
+        results = [
+            grad if tensor is None or tensor.dtype is compute else grad.to(tensor.dtype)
+            for grad, tensor in zip(grads, originals, strict=True)
+        ]
+        return grad_input, results[0], results[1], results[2], results[3]
+
+    def run(
+        self,
+        data: tuple[int, ...],
+        saved: tuple[int, ...],
+        parameters: tuple[int, ...],
+        grads: list[int],
+        wanted: list[int],
+    ) -> None:
+        raise NotImplementedError
+
+    def finish(self, sums: int, parameters: tuple[int, ...], grads: list[int], wanted: list[int]) -> None:
+        """The gradients of the parameters from p and q per (n, c)."""
+        if any(wanted):
+            arguments = (sums, *parameters[:3], *grads, self.address, *wanted)
+            parallel_for(self.parameter_gradients, arguments, self.channels, 16 * self.samples * self.channels)

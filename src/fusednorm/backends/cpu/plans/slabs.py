@@ -1,0 +1,155 @@
+"""Plans of the channels_last order, around kernels/slabs.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from fusednorm.backends.cpu.geometry import COEFFICIENTS
+from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.threads import parallel_for
+from fusednorm.problem import Layout, Problem, View
+
+
+def folded(problem: Problem) -> View | None:
+    """batch_norm without modulation as one sample of N * S positions, where the samples follow at a fixed step."""
+    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
+    if not problem.per_batch or problem.modulated:
+        return None
+    for layout in layouts:
+        if layout is not None and view.samples > 1 and view.spatial > 1:
+            if layout.sample != view.spatial * layout.spatial:
+                return None
+    return View(1, view.groups, view.group_channels, view.samples * view.spatial)
+
+
+def fold(problem: Problem, view: View) -> Problem:
+    """The problem in its folded view: with one position a sample, the step between samples is the step of positions."""
+
+    def step(layout: Layout | None) -> Layout | None:
+        if layout is None or problem.view.spatial > 1:
+            return layout
+        return replace(layout, spatial=layout.sample)
+
+    layout = step(problem.layout)
+    assert layout is not None
+    return replace(
+        problem,
+        view=view,
+        layout=layout,
+        output_layout=step(problem.output_layout),
+        grad_layout=step(problem.grad_layout),
+    )
+
+
+#: A step of the whole-sample order takes samples of about this many bytes, so that its four calls cost little.
+STEP_BYTES = 1 << 18
+
+
+class SlabsForward(ForwardPlan):
+    """Statistics, coefficients and output: each of all samples, or ``whole`` all of a few samples at a time."""
+
+    module = "slabs"
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+        super().__init__(problem, pieces, piece)
+        self.pieces, self.whole = pieces, whole
+        if self.given is None:
+            self.moments = self.kernel("moments", activated=False)
+            self.finalize = self.kernel("statistics", activated=False)
+        self.coefficients = self.kernel("coefficients", activated=False)
+        self.apply_slabs = self.kernel("apply")
+
+    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+        channels, units = self.channels, self.statistics
+        counts = (2 * self.tasks * channels, 2 * units, COEFFICIENTS * self.samples * channels)
+        block, (partials, stats, coefficients) = self.workspace(*counts)
+        moments = (data[0], partials, self.address)
+        finalize = (partials, stats, *saved, self.address, eps)
+        if not self.whole:
+            parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
+            parallel_for(self.finalize, finalize, units, 16 * self.tasks * channels)
+            self.apply(data, stats, parameters)
+            return
+        prepare = (stats, coefficients, *parameters, self.address)
+        apply = (*data, coefficients, self.address, self.parameter)
+        groups, pieces = units // self.samples, self.pieces
+
+        def samples(start: int, stop: int) -> None:
+            self.moments(*moments, start * pieces, stop * pieces)
+            self.finalize(*finalize, start * groups, stop * groups)
+            self.coefficients(*prepare, start, stop)
+            self.apply_slabs(*apply, start * pieces, stop * pieces)
+
+        parallel_for(_in_steps(samples, self), (), self.samples, self.tensor_bytes)
+
+    def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
+        count = self.samples * self.channels
+        block, (coefficients,) = self.workspace(COEFFICIENTS * count)
+        parallel_for(self.coefficients, (stats, coefficients, *parameters, self.address), self.samples, 32 * count)
+        arguments = (*data, coefficients, self.address, self.parameter)
+        parallel_for(self.apply_slabs, arguments, self.tasks, 2 * self.tensor_bytes)
+
+
+def _in_steps(samples: Callable[[int, int], None], plan: Plan) -> Callable[[int, int], None]:
+    step = max(1, STEP_BYTES * plan.samples // plan.tensor_bytes)
+
+    def run(start: int, stop: int) -> None:
+        for first in range(start, stop, step):
+            samples(first, min(first + step, stop))
+
+    return run
+
+
+class SlabsBackward(BackwardPlan):
+    """p and q, coefficients and grad_input: each of all samples, or ``whole`` all of a few samples at a time."""
+
+    module = "slabs_backward"
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+        super().__init__(problem, pieces, piece)
+        self.pieces, self.whole = pieces, whole
+        self.recall = self.kernel("recall", activated=False)
+        self.coefficients = self.kernel("coefficients", activated=False, module="slabs")
+        self.reduce, self.input_gradient = self.kernel("reduce"), self.kernel("input_gradient")
+        self.combine = self.kernel("combine", activated=False)
+        self.gradient_coefficients = self.kernel("gradient_coefficients", activated=False)
+
+    def run(
+        self,
+        data: tuple[int, ...],
+        saved: tuple[int, ...],
+        parameters: tuple[int, ...],
+        grads: list[int],
+        wanted: list[int],
+    ) -> None:
+        count, units = self.samples * self.channels, self.statistics
+        counts = (2 * self.tasks * self.channels, 2 * units, 2 * count, COEFFICIENTS * count)
+        block, (partials, stats, sums, coefficients) = self.workspace(*counts)
+        tail = (self.address, self.parameter)
+        recall = (*saved, stats, self.address)
+        prepare = (stats, coefficients, *parameters, self.address)
+        reduce = (*data[:2], coefficients, partials, *tail)
+        combine = (partials, stats, sums, self.address)
+        finalize = (sums, stats, coefficients, *parameters, self.address)
+        gradient = (*data, coefficients, *tail)
+        parallel_for(self.recall, recall, units, 16 * units)
+        parallel_for(self.coefficients, prepare, self.samples, 32 * count)
+        if self.whole:
+            groups, pieces = units // self.samples, self.pieces
+
+            def samples(start: int, stop: int) -> None:
+                self.reduce(*reduce, start * pieces, stop * pieces)
+                self.combine(*combine, start, stop)
+                if self.wants_input:
+                    self.gradient_coefficients(*finalize, start * groups, stop * groups)
+                    self.input_gradient(*gradient, start * pieces, stop * pieces)
+
+            parallel_for(_in_steps(samples, self), (), self.samples, 2 * self.tensor_bytes)
+        else:
+            parallel_for(self.reduce, reduce, self.tasks, 2 * self.tensor_bytes)
+            parallel_for(self.combine, combine, self.samples, 16 * self.tasks * self.channels)
+            if self.wants_input:
+                parallel_for(self.gradient_coefficients, finalize, units, 16 * count)
+                parallel_for(self.input_gradient, gradient, self.tasks, 2 * self.tensor_bytes)
+        self.finish(sums, parameters, grads, wanted)
