@@ -100,8 +100,8 @@ def leaky_relu_derivative(z, negative_slope):
 class Formula:
     """An activation's value and derivative, the operations each takes, and the default of its parameter."""
 
-    value: FunctionType
-    derivative: FunctionType
+    value: Callable[[Any, Any], Any]
+    derivative: Callable[[Any, Any], Any]
     flops: int
     derivative_flops: int
     parameter: str | None = None
@@ -166,7 +166,7 @@ def resolve(activation: str | Activation | None) -> Activation | None:
     return Activation(activation) if found is None else found
 
 
-def bind(formula: FunctionType, primitives: Mapping[str, Callable[..., Any]]) -> FunctionType:
+def bind(formula: Callable[[Any, Any], Any], primitives: Mapping[str, Callable[..., Any]]) -> FunctionType:
     """A copy of a formula whose primitives are a backend's own."""
     missing = [name for name in PRIMITIVES if name not in primitives]
     if missing:

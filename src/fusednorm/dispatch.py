@@ -281,7 +281,7 @@ def run_forward(
         if problem.copies:
             plan = _native_forward(plan, family, num_groups, channel_dim)
         _remember(key, plan)
-    return plan(input, weight, bias, scale, shift, mean, var, eps, out)  # type: ignore[return-value]
+    return plan(input, weight, bias, scale, shift, mean, var, eps, out)
 
 
 def run_backward(
@@ -324,4 +324,4 @@ def run_backward(
         if problem.copies:
             plan = _native_backward(plan, problem, family, num_groups, channel_dim)
         _remember(key, plan)
-    return plan(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)  # type: ignore[return-value]
+    return plan(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)

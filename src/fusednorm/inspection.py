@@ -82,8 +82,12 @@ class Explanation:
             f"  bound by   {self.bound}: this machine does {self.balance:.1f} flop/B "
             f"({_quantity(self.peak_flops, 'flop/s')}, {_quantity(self.copy_bandwidth, 'B/s')} measured)",
             f"  at best    {self.least_seconds * 1e3:.4g} ms, the time of a plain copy of these bytes",
-            "  copies     " + (f"{', '.join(self.copies)}: strides that fit neither channels_first nor channels_last"
-                               if self.copies else "none"),
+            "  copies     "
+            + (
+                f"{', '.join(self.copies)}: strides that fit neither channels_first nor channels_last"
+                if self.copies
+                else "none"
+            ),
         ]
         lines += [f"  not        {one.instance}: {one.reason}" for one in self.rejected]
         return "\n".join(lines)
@@ -106,6 +110,7 @@ def _family(function: Callable[..., Any]) -> Family:
 
 def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
     """Raises what the call itself would raise for its shapes, dtypes and names; meta tensors compute nothing."""
+
     def meta(value: Any) -> Any:
         return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
 
@@ -186,11 +191,18 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     summary = (inspect.getdoc(type(chosen)) or "").partition("\n")[0]
     asked = "asked for by use_instance" if forced else "the default for this problem"
     return Explanation(
-        problem=problem, instance=chosen.name, config=chosen.config,
+        problem=problem,
+        instance=chosen.name,
+        config=chosen.config,
         reason=f"{asked}; {summary}" if summary else asked,
-        bytes=problem.bytes, flops=problem.flops,
+        bytes=problem.bytes,
+        flops=problem.flops,
         copy_bandwidth=copy_bandwidth(problem.bytes // 2, problem.device),
         peak_flops=peak_flops(problem.compute_dtype, problem.device),
         copies=problem.copies,
-        rejected=tuple(Rejected(candidate.instance.name, candidate.reason)
-                       for candidate in dispatch.instances(problem) if candidate.reason is not None))
+        rejected=tuple(
+            Rejected(candidate.instance.name, candidate.reason)
+            for candidate in dispatch.instances(problem)
+            if candidate.reason is not None
+        ),
+    )

@@ -72,8 +72,14 @@ def fused_arguments(workload: Workload, inputs: Inputs) -> dict[str, Any]:
 
 
 TORCH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu, "relu": F.relu, "gelu": F.gelu, "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh, "hardswish": F.hardswish, "leaky_relu": F.leaky_relu,
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": F.hardswish,
+    "leaky_relu": F.leaky_relu,
 }
 
 
@@ -148,9 +154,23 @@ class FusedNormPreallocated:
         activation = resolve(workload.activation)
         name, parameter = ("", 0.0) if activation is None else (activation.name, activation.parameter or 0.0)
         out = torch.empty_like(inputs.input)
-        run = partial(dispatch.run_forward, inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift,
-                      inputs.mean, inputs.var, workload.family, workload.groups, workload.channel_dim, EPS, name,
-                      parameter, out=out)
+        run = partial(
+            dispatch.run_forward,
+            inputs.input,
+            inputs.weight,
+            inputs.bias,
+            inputs.scale,
+            inputs.shift,
+            inputs.mean,
+            inputs.var,
+            workload.family,
+            workload.groups,
+            workload.channel_dim,
+            EPS,
+            name,
+            parameter,
+            out=out,
+        )
         return Prepared(run, lambda result: {"output": out})
 
 

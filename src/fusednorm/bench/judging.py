@@ -42,30 +42,66 @@ def _sliced(inputs: Inputs, part: slice) -> Inputs:
     def cut(tensor: Tensor | None) -> Tensor | None:
         return None if tensor is None else tensor[part]
 
-    return replace(inputs, input=inputs.input[part], grad_output=inputs.grad_output[part], scale=cut(inputs.scale),
-                   shift=cut(inputs.shift))
+    return replace(
+        inputs,
+        input=inputs.input[part],
+        grad_output=inputs.grad_output[part],
+        scale=cut(inputs.scale),
+        shift=cut(inputs.shift),
+    )
 
 
-def _part_results(workload: Workload, inputs: Inputs, asked: Asked, compute_dtype: torch.dtype, mean: Tensor | None,
-                  rstd: Tensor | None) -> Results:
+def _part_results(
+    workload: Workload,
+    inputs: Inputs,
+    asked: Asked,
+    compute_dtype: torch.dtype,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+) -> Results:
     """The reference on one range of samples; ``mean`` and ``rstd`` are given where only the backward is asked for."""
     activation = resolve(workload.activation)
     results: Results = {}
     if asked in ("forward", "inference", "forward_backward"):
         output, mean, rstd, _ = reference.forward(
-            inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, inputs.mean, inputs.var,
-            workload.family, workload.groups, workload.channel_dim, EPS, activation, compute_dtype=compute_dtype)
+            inputs.input,
+            inputs.weight,
+            inputs.bias,
+            inputs.scale,
+            inputs.shift,
+            inputs.mean,
+            inputs.var,
+            workload.family,
+            workload.groups,
+            workload.channel_dim,
+            EPS,
+            activation,
+            compute_dtype=compute_dtype,
+        )
         results = {"output": output, "mean": mean, "rstd": rstd}
     if asked not in ("forward", "inference"):
         assert mean is not None and rstd is not None  # computed above, or given
         gradients = reference.backward(
-            inputs.grad_output, inputs.input, mean, rstd, inputs.weight, inputs.bias, inputs.scale, inputs.shift,
-            workload.family, workload.groups, workload.channel_dim, activation, workload.training,
-            compute_dtype=compute_dtype)
+            inputs.grad_output,
+            inputs.input,
+            mean,
+            rstd,
+            inputs.weight,
+            inputs.bias,
+            inputs.scale,
+            inputs.shift,
+            workload.family,
+            workload.groups,
+            workload.channel_dim,
+            activation,
+            workload.training,
+            compute_dtype=compute_dtype,
+        )
         names = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
         wanted = inputs.named_leaves()
-        results |= {name: value for name, value in zip(names, gradients, strict=True)
-                    if name in wanted and value is not None}
+        results |= {
+            name: value for name, value in zip(names, gradients, strict=True) if name in wanted and value is not None
+        }
     return results
 
 
@@ -74,19 +110,37 @@ def _cut_statistic(tensor: Tensor | None, workload: Workload, part: slice) -> Te
     if tensor is None or workload.family == "batch_norm" or tensor.numel() == 0:
         return tensor
     per_sample = tensor.shape[0] // workload.shape[0]
-    return tensor[part.start * per_sample:part.stop * per_sample]
+    return tensor[part.start * per_sample : part.stop * per_sample]
 
 
-def _reference(workload: Workload, inputs: Inputs, asked: Asked, compute_dtype: torch.dtype,
-               mean: Tensor | None = None, rstd: Tensor | None = None) -> Results:
+def _reference(
+    workload: Workload,
+    inputs: Inputs,
+    asked: Asked,
+    compute_dtype: torch.dtype,
+    mean: Tensor | None = None,
+    rstd: Tensor | None = None,
+) -> Results:
     with torch.no_grad():
-        parts = [_part_results(workload, _sliced(inputs, part), asked, compute_dtype,
-                               _cut_statistic(mean, workload, part), _cut_statistic(rstd, workload, part))
-                 for part in _slices(workload)]
+        parts = [
+            _part_results(
+                workload,
+                _sliced(inputs, part),
+                asked,
+                compute_dtype,
+                _cut_statistic(mean, workload, part),
+                _cut_statistic(rstd, workload, part),
+            )
+            for part in _slices(workload)
+        ]
     if len(parts) == 1:
         return parts[0]
-    return {name: torch.stack([part[name] for part in parts]).sum(0) if name in _SUMMED else
-            torch.cat([part[name] for part in parts]) for name in parts[0]}
+    return {
+        name: torch.stack([part[name] for part in parts]).sum(0)
+        if name in _SUMMED
+        else torch.cat([part[name] for part in parts])
+        for name in parts[0]
+    }
 
 
 def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor, Tensor]:
@@ -103,16 +157,25 @@ class Judge:
     forward's mean and rstd are not asked for (a peer does not return them).
     """
 
-    def __init__(self, workload: Workload, inputs: Inputs, asked: Asked, mean: Tensor | None = None,
-                 rstd: Tensor | None = None, statistics: bool = False) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        inputs: Inputs,
+        asked: Asked,
+        mean: Tensor | None = None,
+        rstd: Tensor | None = None,
+        statistics: bool = False,
+    ) -> None:
         self.expected = _reference(workload, inputs, asked, torch.float64, mean, rstd)
         self.plain = _reference(workload, inputs, asked, torch.float32, mean, rstd)
         self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
         self.elements = prod(workload.shape)
         deviations = self.expected.get("rstd")
         self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
-        dropped = {"backward_data": [name for name in self.expected if name != "grad_input"],
-                   "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED]}.get(asked, [])
+        dropped = {
+            "backward_data": [name for name in self.expected if name != "grad_input"],
+            "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED],
+        }.get(asked, [])
         dropped += [name for name in _STATISTICS if not statistics or self.expected.get(name, mean) is None]
         self.names = [name for name, value in self.expected.items() if name not in dropped and value.numel() > 0]
 
@@ -125,9 +188,15 @@ class Judge:
                 continue
             expected = self.expected[name]
             reduced = name not in ("output", "grad_input")
-            verdict = judge(results[name].detach(), expected, self.plain[name].double(), allowance, offset=self.offset,
-                            terms=self.elements // expected.numel() if reduced else 1,
-                            spread=self.spread if name == "mean" else 0.0)
+            verdict = judge(
+                results[name].detach(),
+                expected,
+                self.plain[name].double(),
+                allowance,
+                offset=self.offset,
+                terms=self.elements // expected.numel() if reduced else 1,
+                spread=self.spread if name == "mean" else 0.0,
+            )
             found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")
         return found
 
@@ -138,5 +207,8 @@ class Judge:
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict furthest beyond its allowance or nearest to it; a clean one for none."""
-    return max(verdicts, key=lambda verdict: (not verdict.ok, verdict.error / max(verdict.allowed, 1e-300)),
-               default=Verdict(0.0, 0.0, 0.0, None))
+    return max(
+        verdicts,
+        key=lambda verdict: (not verdict.ok, verdict.error / max(verdict.allowed, 1e-300)),
+        default=Verdict(0.0, 0.0, 0.0, None),
+    )

@@ -15,8 +15,14 @@ from fusednorm.bench.timing import Call, Calls, timer_for
 from fusednorm.problem import Direction
 
 # The reads and writes of one element in each direction.
-TRANSFERS: dict[str, int] = {"forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2,
-                             "forward_backward": 5}
+TRANSFERS: dict[str, int] = {
+    "forward": 2,
+    "inference": 2,
+    "backward": 3,
+    "backward_data": 3,
+    "backward_gamma_beta": 2,
+    "forward_backward": 5,
+}
 
 
 def _buffer(nbytes: int, device: str) -> torch.Tensor:

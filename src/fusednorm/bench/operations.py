@@ -17,14 +17,23 @@ class Operation:
 
 
 def _operations() -> dict[str, Operation]:
-    suffixes: dict[str, Direction] = {"fwd": "forward", "bwd": "backward", "bwd_data": "backward_data",
-                                      "bwd_gamma_beta": "backward_gamma_beta"}
+    suffixes: dict[str, Direction] = {
+        "fwd": "forward",
+        "bwd": "backward",
+        "bwd_data": "backward_data",
+        "bwd_gamma_beta": "backward_gamma_beta",
+    }
     families: tuple[Family, ...] = ("group_norm", "layer_norm", "rms_norm", "instance_norm")
-    found = [Operation(f"{family.replace('_', '')}_{suffix}", family, direction)
-             for family in families for suffix, direction in suffixes.items()]
-    found += [Operation("batchnorm_inference", "batch_norm", "inference"),
-              Operation("batchnorm_training", "batch_norm", "forward"),
-              Operation("batchnorm_bwd", "batch_norm", "backward")]
+    found = [
+        Operation(f"{family.replace('_', '')}_{suffix}", family, direction)
+        for family in families
+        for suffix, direction in suffixes.items()
+    ]
+    found += [
+        Operation("batchnorm_inference", "batch_norm", "inference"),
+        Operation("batchnorm_training", "batch_norm", "forward"),
+        Operation("batchnorm_bwd", "batch_norm", "backward"),
+    ]
     return {operation.name: operation for operation in found}
 
 

@@ -85,26 +85,62 @@ def problem_of(operation: Operation, workload: Workload, inputs: Inputs) -> Prob
     activation = resolve(workload.activation)
     if operation.direction in ("forward", "inference"):
         return dispatch.forward_problem(
-            inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, workload.family, workload.groups,
-            workload.channel_dim, activation, inference=operation.direction == "inference")
+            inputs.input,
+            inputs.weight,
+            inputs.bias,
+            inputs.scale,
+            inputs.shift,
+            workload.family,
+            workload.groups,
+            workload.channel_dim,
+            activation,
+            inference=operation.direction == "inference",
+        )
     return dispatch.backward_problem(
-        inputs.grad_output, inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift, workload.family,
-        workload.groups, workload.channel_dim, activation, workload.training, direction=operation.direction)
+        inputs.grad_output,
+        inputs.input,
+        inputs.weight,
+        inputs.bias,
+        inputs.scale,
+        inputs.shift,
+        workload.family,
+        workload.groups,
+        workload.channel_dim,
+        activation,
+        workload.training,
+        direction=operation.direction,
+    )
 
 
-def _run(plan: Callable[..., Sequence[Tensor]], operation: Operation, inputs: Inputs, mean: Tensor | None,
-         rstd: Tensor | None) -> _Run:
+def _run(
+    plan: Callable[..., Sequence[Tensor]],
+    operation: Operation,
+    inputs: Inputs,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+) -> _Run:
     parameters = (inputs.weight, inputs.bias, inputs.scale, inputs.shift)
     if operation.direction in ("forward", "inference"):
         out = torch.empty_like(inputs.input)
-        return _Run(partial(plan, inputs.input, *parameters, inputs.mean, inputs.var, EPS, out),
-                    ("output", "mean", "rstd"))
-    return _Run(partial(plan, inputs.grad_output, inputs.input, mean, rstd, *parameters, _mask(operation, inputs)),
-                GRADIENTS)
+        return _Run(
+            partial(plan, inputs.input, *parameters, inputs.mean, inputs.var, EPS, out), ("output", "mean", "rstd")
+        )
+    return _Run(
+        partial(plan, inputs.grad_output, inputs.input, mean, rstd, *parameters, _mask(operation, inputs)), GRADIENTS
+    )
 
 
-def profile(operation: Operation, workload: Workload, *, init: Init = "normal", verify: bool = True, time: bool = True,
-            device: str = "cpu", timer: Timer | None = None, progress: Progress = silent) -> Profile:
+def profile(
+    operation: Operation,
+    workload: Workload,
+    *,
+    init: Init = "normal",
+    verify: bool = True,
+    time: bool = True,
+    device: str = "cpu",
+    timer: Timer | None = None,
+    progress: Progress = silent,
+) -> Profile:
     """Tries every instance of the operation; one that fails its verification is not timed."""
     timer = timer or timer_for(device)
     progress("drawing inputs")
@@ -134,9 +170,12 @@ def profile(operation: Operation, workload: Workload, *, init: Init = "normal", 
             results[instance.name] = describe("failed", first_line(error))
             continue
         verdict = judge.check(got) if judge else None
-        results[instance.name] = describe("ok" if verdict is None or verdict.ok else "wrong",
-                                          (verdict.fault or "") if verdict else "",
-                                          verdict.error if verdict else None, verdict.allowed if verdict else None)
+        results[instance.name] = describe(
+            "ok" if verdict is None or verdict.ok else "wrong",
+            (verdict.fault or "") if verdict else "",
+            verdict.error if verdict else None,
+            verdict.allowed if verdict else None,
+        )
         if results[instance.name].status == "ok":
             admitted[instance.name] = [run.call for run in runs]
     copy_ms = None
@@ -147,8 +186,10 @@ def profile(operation: Operation, workload: Workload, *, init: Init = "normal", 
         copy_ms = timings[COPY].ms
         for name in admitted:
             ms = timings[name].ms
-            results[name] = InstanceResult(**asdict(results[name]) | {
-                "ms": ms, "gigabytes_per_second": problem.bytes / ms / 1e6, "copy_fraction": copy_ms / ms})
+            results[name] = InstanceResult(
+                **asdict(results[name])
+                | {"ms": ms, "gigabytes_per_second": problem.bytes / ms / 1e6, "copy_fraction": copy_ms / ms}
+            )
     return Profile(operation.name, workload.key, problem.bytes, problem.flops, copy_ms, tuple(results.values()))
 
 

@@ -65,10 +65,20 @@ class Row:
 
 def row_of(workload: Workload, asked: Asked, contender: str, status: Status, **measured: Any) -> Row:
     """A row that describes its workload."""
-    return Row(workload=workload.key, family=workload.family, shape="x".join(map(str, workload.shape)),
-               groups=workload.groups, dtype=workload.dtype, layout=workload.layout,
-               activation=workload.activation or "", direction=asked, contender=contender, status=status,
-               bytes=TRANSFERS[asked] * workload.bytes_per_transfer, **measured)
+    return Row(
+        workload=workload.key,
+        family=workload.family,
+        shape="x".join(map(str, workload.shape)),
+        groups=workload.groups,
+        dtype=workload.dtype,
+        layout=workload.layout,
+        activation=workload.activation or "",
+        direction=asked,
+        contender=contender,
+        status=status,
+        bytes=TRANSFERS[asked] * workload.bytes_per_transfer,
+        **measured,
+    )
 
 
 @dataclass(frozen=True)
@@ -114,8 +124,9 @@ class Report:
         text = StringIO()
         writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: "" if value is None else value for name, value in asdict(row).items()}
-                         for row in self.rows)
+        writer.writerows(
+            {name: "" if value is None else value for name, value in asdict(row).items()} for row in self.rows
+        )
         return text.getvalue()
 
 
@@ -148,9 +159,11 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 
 def _revision() -> str:
     """The git revision of the source tree, with a + where it has changes; "unknown" for an installed package."""
+
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True,
-                              timeout=10, check=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
         return done.stdout.strip()
 
     try:
@@ -166,7 +179,14 @@ def this_machine(device: str = "cpu") -> Machine:
     cpu = cpu_model()
     command = " ".join(["fusednorm", *sys.argv[1:]])
     name = cpu if device == "cpu" else torch.cuda.get_device_name(device)
-    return Machine(cpu=cpu, cores=available_cores(), threads=torch.get_num_threads(),
-                   system=f"{platform.system()} {platform.release()} {platform.machine()}", device=name,
-                   versions=versions(), revision=_revision(), command=command,
-                   date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"))
+    return Machine(
+        cpu=cpu,
+        cores=available_cores(),
+        threads=torch.get_num_threads(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        device=name,
+        versions=versions(),
+        revision=_revision(),
+        command=command,
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )

@@ -25,8 +25,9 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:200]
 
 
-def _admit(contender: Contender, workload: Workload, asked: Asked, judge: Judge,
-           sets: Sequence[Inputs]) -> tuple[Row | None, list[Prepared], Verdict | None]:
+def _admit(
+    contender: Contender, workload: Workload, asked: Asked, judge: Judge, sets: Sequence[Inputs]
+) -> tuple[Row | None, list[Prepared], Verdict | None]:
     """The prepared calls of a contender that is right, or the row that says why it is not timed."""
     refusal = contender.refusal(workload, asked)
     if refusal is not None:
@@ -37,14 +38,23 @@ def _admit(contender: Contender, workload: Workload, asked: Asked, judge: Judge,
     except Exception as error:  # A peer's own failure is a result of the bench, not the end of it.
         return row_of(workload, asked, contender.name, "failed", note=first_line(error)), [], None
     if not verdict.ok:
-        row = row_of(workload, asked, contender.name, "wrong", note=verdict.fault, error=verdict.error,
-                     allowed=verdict.allowed)
+        row = row_of(
+            workload, asked, contender.name, "wrong", note=verdict.fault, error=verdict.error, allowed=verdict.allowed
+        )
         return row, [], None
     return None, prepared, verdict
 
 
-def run_workload(workload: Workload, asked: Asked, contenders: Sequence[Contender], *, init: Init = "normal",
-                 timer: Timer | None = None, device: str = "cpu", progress: Progress = silent) -> list[Row]:
+def run_workload(
+    workload: Workload,
+    asked: Asked,
+    contenders: Sequence[Contender],
+    *,
+    init: Init = "normal",
+    timer: Timer | None = None,
+    device: str = "cpu",
+    progress: Progress = silent,
+) -> list[Row]:
     """One row per contender on one workload, and one for the plain copy.
 
     A contender that fails its check against fp64 is reported as "wrong" and never timed.
@@ -69,8 +79,16 @@ def run_workload(workload: Workload, asked: Asked, contenders: Sequence[Contende
     copy_ms = timings[COPY].ms
     for name, timing in timings.items():
         verdict = admitted[name][1] if name in admitted else None
-        rows[name] = row_of(workload, asked, name, "ok", ms=timing.ms, copy_ms=copy_ms,
-                            host_ms=None if timing.host is None else timing.host * 1e3,
-                            error=verdict.error if verdict else None, allowed=verdict.allowed if verdict else None)
+        rows[name] = row_of(
+            workload,
+            asked,
+            name,
+            "ok",
+            ms=timing.ms,
+            copy_ms=copy_ms,
+            host_ms=None if timing.host is None else timing.host * 1e3,
+            error=verdict.error if verdict else None,
+            allowed=verdict.allowed if verdict else None,
+        )
     order = [*(contender.name for contender in contenders), COPY]
     return [rows[name] for name in order]

@@ -99,10 +99,16 @@ def contender_table(case: Case) -> Table:
     lines = []
     for name, row in case.rows.items():
         speed = row.gigabytes_per_second
-        lines.append((name, _ms(row.ms), "" if speed is None else f"{speed:.1f}",
-                      _times(eager / row.ms if eager and row.ms else None),
-                      _percent(row.copy_fraction if name != COPY else None),
-                      "" if row.status == "ok" else f"{row.status}: {row.note}"))
+        lines.append(
+            (
+                name,
+                _ms(row.ms),
+                "" if speed is None else f"{speed:.1f}",
+                _times(eager / row.ms if eager and row.ms else None),
+                _percent(row.copy_fraction if name != COPY else None),
+                "" if row.status == "ok" else f"{row.status}: {row.note}",
+            )
+        )
     header = ("contender", "ms", "GB/s", "vs eager", "of copy", "note")
     return Table(f"{case.first.workload} {case.first.direction}", header, tuple(lines), ("contender", "note"))
 
@@ -112,10 +118,18 @@ def ratio_table(cases: Sequence[Case]) -> Table:
     lines = []
     for case in cases:
         peer = case.fastest_peer
-        lines.append((case.first.workload, case.first.direction, _ms(case.ms(OURS)), _times(case.speedup(EAGER)),
-                      _times(case.speedup(COMPILE)),
-                      f"{_times(case.speedup_over_fastest_peer)} ({peer})" if peer else "",
-                      _percent(case.copy_fraction()), _percent(case.copy_fraction(PREALLOCATED))))
+        lines.append(
+            (
+                case.first.workload,
+                case.first.direction,
+                _ms(case.ms(OURS)),
+                _times(case.speedup(EAGER)),
+                _times(case.speedup(COMPILE)),
+                f"{_times(case.speedup_over_fastest_peer)} ({peer})" if peer else "",
+                _percent(case.copy_fraction()),
+                _percent(case.copy_fraction(PREALLOCATED)),
+            )
+        )
     header = ("workload", "direction", "ms", "vs eager", "vs compile", "vs fastest peer", "of copy", "of copy, out=")
     return Table("fusednorm against the others", header, tuple(lines), header[:2])
 
@@ -129,13 +143,33 @@ def mean_table(cases: Sequence[Case]) -> Table:
     for group, members in groups.items():
         eager = [ratio for case in members if (ratio := case.speedup(EAGER))]
         fastest = [ratio for case in members if (ratio := case.speedup_over_fastest_peer)]
-        lines.append((*group, str(len(members)), _times(geometric_mean(eager)), _times(min(eager, default=None)),
-                      _times(geometric_mean(case.speedup(COMPILE) for case in members)),
-                      _times(geometric_mean(fastest)), _times(min(fastest, default=None)),
-                      _percent(geometric_mean(case.copy_fraction() for case in members)),
-                      _percent(geometric_mean(case.copy_fraction(PREALLOCATED) for case in members))))
-    header = ("operation", "dtype", "layout", "direction", "shapes", "vs eager", "least", "vs compile",
-              "vs fastest peer", "least", "of copy", "of copy, out=")
+        lines.append(
+            (
+                *group,
+                str(len(members)),
+                _times(geometric_mean(eager)),
+                _times(min(eager, default=None)),
+                _times(geometric_mean(case.speedup(COMPILE) for case in members)),
+                _times(geometric_mean(fastest)),
+                _times(min(fastest, default=None)),
+                _percent(geometric_mean(case.copy_fraction() for case in members)),
+                _percent(geometric_mean(case.copy_fraction(PREALLOCATED) for case in members)),
+            )
+        )
+    header = (
+        "operation",
+        "dtype",
+        "layout",
+        "direction",
+        "shapes",
+        "vs eager",
+        "least",
+        "vs compile",
+        "vs fastest peer",
+        "least",
+        "of copy",
+        "of copy, out=",
+    )
     return Table("geometric means", header, tuple(lines), header[:4])
 
 
@@ -145,6 +179,9 @@ def report_markdown(reports: Iterable[Report]) -> str:
     for report in reports:
         cases = cases_of(report.rows)
         machine = report.machine
-        parts += [f"{machine}; measured {machine.date} by `{machine.command}`.", mean_table(cases).to_markdown(),
-                  ratio_table(cases).to_markdown()]
+        parts += [
+            f"{machine}; measured {machine.date} by `{machine.command}`.",
+            mean_table(cases).to_markdown(),
+            ratio_table(cases).to_markdown(),
+        ]
     return "\n\n".join(parts) + "\n"

@@ -64,10 +64,16 @@ class CpuTimer:
     def measure(self, contenders: Mapping[str, Calls]) -> dict[str, Timing]:
         calls = {name: sets[0] for name, sets in contenders.items()}
         per_call = {name: _warm_up(call) for name, call in calls.items()}
-        iterations = {name: max(1, math.ceil(self.sample_seconds / max(seconds, 1e-9)))
-                      for name, seconds in per_call.items()}
-        turns = {name: min(self.maximum_samples, max(self.minimum_samples, int(
-            self.seconds / (iterations[name] * max(seconds, 1e-9))))) for name, seconds in per_call.items()}
+        iterations = {
+            name: max(1, math.ceil(self.sample_seconds / max(seconds, 1e-9))) for name, seconds in per_call.items()
+        }
+        turns = {
+            name: min(
+                self.maximum_samples,
+                max(self.minimum_samples, int(self.seconds / (iterations[name] * max(seconds, 1e-9)))),
+            )
+            for name, seconds in per_call.items()
+        }
         rounds = max(turns.values(), default=0)
         samples: dict[str, list[float]] = {name: [] for name in calls}
         order = list(calls)

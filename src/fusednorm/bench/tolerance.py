@@ -69,8 +69,16 @@ def _errors(got: Tensor, expected: Tensor) -> tuple[float, float]:
     return float(difference.max()), float(difference.square().mean().sqrt())
 
 
-def judge(got: Tensor, expected: Tensor, plain: Tensor, allowance: Allowance = OURS, *, offset: float = 1.0,
-          terms: int = 1, spread: float = 0.0) -> Verdict:
+def judge(
+    got: Tensor,
+    expected: Tensor,
+    plain: Tensor,
+    allowance: Allowance = OURS,
+    *,
+    offset: float = 1.0,
+    terms: int = 1,
+    spread: float = 0.0,
+) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
     ``terms`` is the number of terms that a sum has, ``spread`` the least magnitude to take for |expected|: one standard

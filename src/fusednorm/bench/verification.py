@@ -39,8 +39,15 @@ class Check:
         return self.forward.fault or (self.backward.fault if self.backward else None)
 
 
-def _workload(family: Family, index: int, dtype: str, layout: LayoutName, activation: str | None, modulated: bool,
-              training: bool = True) -> Workload:
+def _workload(
+    family: Family,
+    index: int,
+    dtype: str,
+    layout: LayoutName,
+    activation: str | None,
+    modulated: bool,
+    training: bool = True,
+) -> Workload:
     # 16-bit activations beside fp32 weights are how mixed precision runs; every third case has them.
     weight_dtype = "float32" if index % 3 == 1 and DTYPE_BYTES[dtype] == 2 else None
     if family in ROW_FAMILIES:
@@ -64,8 +71,13 @@ def all_workloads() -> Iterator[Workload]:
     """The whole product of family, dtype, layout, activation and modulation."""
     for family in FAMILIES:
         rows = family in ROW_FAMILIES
-        cases = product(DTYPE_BYTES, IMAGE_LAYOUTS[:1] if rows else IMAGE_LAYOUTS, ACTIVATIONS,
-                        (False,) if rows else (False, True), (True, False) if family == "batch_norm" else (True,))
+        cases = product(
+            DTYPE_BYTES,
+            IMAGE_LAYOUTS[:1] if rows else IMAGE_LAYOUTS,
+            ACTIVATIONS,
+            (False,) if rows else (False, True),
+            (True, False) if family == "batch_norm" else (True,),
+        )
         for index, (dtype, layout, activation, modulated, training) in enumerate(cases):
             yield _workload(family, index, dtype, layout, activation, modulated, training)
 
@@ -93,9 +105,15 @@ def _table(title: str, header: tuple[str, ...], groups: dict[tuple[str, ...], li
     lines = []
     for group, members in groups.items():
         faults = [f"{one.workload.key}, {one.init}: {one.fault}" for one in members if one.fault]
-        lines.append((*group, str(len(members)), _share(one.forward for one in members),
-                      _share(one.backward for one in members),
-                      f"WRONG ({len(faults)}): {faults[0]}" if faults else "ok"))
+        lines.append(
+            (
+                *group,
+                str(len(members)),
+                _share(one.forward for one in members),
+                _share(one.backward for one in members),
+                f"WRONG ({len(faults)}): {faults[0]}" if faults else "ok",
+            )
+        )
     columns = (*header, "checks", "forward", "backward", "result")
     return Table(title, columns, tuple(lines), (*header, "result"))
 
@@ -108,5 +126,7 @@ def verification_tables(checks: Iterable[Check]) -> tuple[Table, Table]:
         workload = one.workload
         by_layout.setdefault((workload.family, workload.dtype, workload.layout), []).append(one)
         by_activation.setdefault((workload.family, workload.activation or "none"), []).append(one)
-    return (_table("largest error / allowed error", ("family", "dtype", "layout"), by_layout),
-            _table("the same checks by activation", ("family", "activation"), by_activation))
+    return (
+        _table("largest error / allowed error", ("family", "dtype", "layout"), by_layout),
+        _table("the same checks by activation", ("family", "activation"), by_activation),
+    )

@@ -49,8 +49,10 @@ class Workload:
         resolve(self.activation)
         if self.family in ROW_FAMILIES:
             if not 1 <= self.groups <= len(self.shape):
-                raise ValueError(f"groups: {self.groups} trailing dimensions cannot be normalized in shape "
-                                 f"{self.shape}; give 1 to {len(self.shape)}")
+                raise ValueError(
+                    f"groups: {self.groups} trailing dimensions cannot be normalized in shape "
+                    f"{self.shape}; give 1 to {len(self.shape)}"
+                )
             if self.modulated:
                 raise ValueError(f"modulated: {self.family} has no scale and shift of shape (N, C)")
             object.__setattr__(self, "layout", "rows")
@@ -58,8 +60,10 @@ class Workload:
         if len(self.shape) < 2:
             raise ValueError(f"shape: {self.shape} has no channel dimension; give at least N,C")
         if self.family == "group_norm" and (self.groups < 1 or self.shape[1] % self.groups):
-            raise ValueError(f"groups: {self.shape[1]} channels (shape {self.shape}) cannot be split into "
-                             f"{self.groups} groups; give a number of groups that divides the channels")
+            raise ValueError(
+                f"groups: {self.shape[1]} channels (shape {self.shape}) cannot be split into "
+                f"{self.groups} groups; give a number of groups that divides the channels"
+            )
 
     @property
     def channel_dim(self) -> int:
@@ -71,7 +75,7 @@ class Workload:
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        return self.shape[len(self.shape) - self.groups:] if self.row_family else (self.shape[1],)
+        return self.shape[len(self.shape) - self.groups :] if self.row_family else (self.shape[1],)
 
     @property
     def bytes_per_transfer(self) -> int:
@@ -82,8 +86,7 @@ class Workload:
     def key(self) -> str:
         """A name that says everything, e.g. ``group_norm(32)+silu 2x320x64x64 float32 nchw``."""
         name = f"group_norm({self.groups})" if self.family == "group_norm" else self.family
-        parts = [name, "modulated" if self.modulated else None, self.activation,
-                 None if self.training else "inference"]
+        parts = [name, "modulated" if self.modulated else None, self.activation, None if self.training else "inference"]
         words = ["+".join(part for part in parts if part), "x".join(map(str, self.shape)), self.dtype]
         if not self.row_family:
             words.append(self.layout)
@@ -105,14 +108,21 @@ class Inputs:
 
     def named_leaves(self) -> dict[str, Tensor]:
         """The tensors that gradients are asked for, by the name of their gradient."""
-        leaves = {"grad_input": self.input, "grad_weight": self.weight, "grad_bias": self.bias,
-                  "grad_scale": self.scale, "grad_shift": self.shift}
+        leaves = {
+            "grad_input": self.input,
+            "grad_weight": self.weight,
+            "grad_bias": self.bias,
+            "grad_scale": self.scale,
+            "grad_shift": self.shift,
+        }
         return {name: tensor for name, tensor in leaves.items() if tensor is not None}
 
     def requiring_grad(self) -> Inputs:
         """The same values as leaves that require gradients."""
-        fresh = {name.removeprefix("grad_"): tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-                 for name, tensor in self.named_leaves().items()}
+        fresh = {
+            name.removeprefix("grad_"): tensor.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+            for name, tensor in self.named_leaves().items()
+        }
         return replace(self, **fresh)
 
 
@@ -168,8 +178,12 @@ def draw(workload: Workload, init: Init = "normal", seed: int = 0, device: str =
 
 def _product(base: Iterable[Workload], dtypes: Iterable[str], layouts: Iterable[LayoutName]) -> tuple[Workload, ...]:
     """Every base workload in every dtype and, where it has layouts, in every layout; no repeats."""
-    found = {replace(workload, dtype=dtype, layout=layout): None
-             for workload in base for dtype in dtypes for layout in layouts}
+    found = {
+        replace(workload, dtype=dtype, layout=layout): None
+        for workload in base
+        for dtype in dtypes
+        for layout in layouts
+    }
     return tuple(found)
 
 
@@ -188,23 +202,42 @@ _INSTANCE_3D = Workload("instance_norm", (2, 32, 64, 64, 64))
 SUITES: dict[str, tuple[Workload, ...]] = {
     # Stable Diffusion's U-Net at 512 and 1024 pixels, its VAE, and an adaptive GroupNorm (scale and shift from time).
     "diffusion": _product(
-        [_group(2, 320, 64, 64), _group(2, 640, 32, 32), _group(2, 1280, 16, 16), _group(1, 512, 128, 128),
-         _group(1, 256, 256, 256), _group(2, 320, 64, 64, modulated=True)],
-        ("float32", "bfloat16"), ("nchw", "nhwc")),
+        [
+            _group(2, 320, 64, 64),
+            _group(2, 640, 32, 32),
+            _group(2, 1280, 16, 16),
+            _group(1, 512, 128, 128),
+            _group(1, 256, 256, 256),
+            _group(2, 320, 64, 64, modulated=True),
+        ],
+        ("float32", "bfloat16"),
+        ("nchw", "nhwc"),
+    ),
     # ResNet-50 stages with GroupNorm and with BatchNorm in training.
     "vision": _product(
-        [_group(8, 256, 56, 56, activation="relu"), _group(8, 512, 28, 28, activation="relu"),
-         replace(_BATCH, activation="relu"), Workload("batch_norm", (8, 512, 28, 28), activation="relu"),
-         replace(_BATCH, activation="relu", training=False)],
-        ("float32", "bfloat16"), ("nchw", "nhwc")),
+        [
+            _group(8, 256, 56, 56, activation="relu"),
+            _group(8, 512, 28, 28, activation="relu"),
+            replace(_BATCH, activation="relu"),
+            Workload("batch_norm", (8, 512, 28, 28), activation="relu"),
+            replace(_BATCH, activation="relu", training=False),
+        ],
+        ("float32", "bfloat16"),
+        ("nchw", "nhwc"),
+    ),
     # 3-D U-Nets: nnU-Net's InstanceNorm and leaky ReLU, and GroupNorm.
     "medical": _product(
-        [replace(_INSTANCE_3D, activation="leaky_relu"),
-         Workload("instance_norm", (2, 128, 16, 32, 32), activation="leaky_relu"),
-         _group(1, 32, 64, 96, 96, groups=8, activation="relu")],
-        ("float32", "float16"), ("nchw", "nhwc")),
-    "transformer": _product([*_rows(8192, 1024), *_rows(4096, 4096), *_rows(8, 197, 768)],
-                            ("float32", "bfloat16"), ("nchw",)),
+        [
+            replace(_INSTANCE_3D, activation="leaky_relu"),
+            Workload("instance_norm", (2, 128, 16, 32, 32), activation="leaky_relu"),
+            _group(1, 32, 64, 96, 96, groups=8, activation="relu"),
+        ],
+        ("float32", "float16"),
+        ("nchw", "nhwc"),
+    ),
+    "transformer": _product(
+        [*_rows(8192, 1024), *_rows(4096, 4096), *_rows(8, 197, 768)], ("float32", "bfloat16"), ("nchw",)
+    ),
     "quick": (_group(2, 320, 64, 64), _group(1, 128, 256, 256), *_rows(4096, 1024)),
     # The shapes that the project's own figures name.
     "targets": (
@@ -212,7 +245,10 @@ SUITES: dict[str, tuple[Workload, ...]] = {
         *[_group(*shape, activation=None) for shape in _TARGET_SHAPES],
         # So small that only the host's time per call is measured.
         _group(1, 32, 8, 8, groups=8),
-        *_rows(8192, 1024), *_rows(2048, 4096), _BATCH, _INSTANCE_3D,
+        *_rows(8192, 1024),
+        *_rows(2048, 4096),
+        _BATCH,
+        _INSTANCE_3D,
     ),
 }
 
@@ -222,7 +258,10 @@ def select(suite: str, dtypes: Iterable[str] = (), layouts: Iterable[str] = (), 
     if suite not in SUITES:
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(SUITES)}")
     dtypes, layouts = set(dtypes), set(layouts)
-    return [workload for workload in SUITES[suite]
-            if (not dtypes or workload.dtype in dtypes)
-            and (not layouts or workload.layout in layouts or workload.row_family)
-            and match in workload.key]
+    return [
+        workload
+        for workload in SUITES[suite]
+        if (not dtypes or workload.dtype in dtypes)
+        and (not layouts or workload.layout in layouts or workload.row_family)
+        and match in workload.key
+    ]

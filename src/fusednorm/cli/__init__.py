@@ -6,9 +6,14 @@ import typer
 
 from fusednorm.cli import bench, doctor, profile, report, verify
 
-app = typer.Typer(name="fusednorm", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False,
-                  help="Fused normalizations: measure them, verify them, look at this machine. "
-                       "Exit codes: 0 right, 1 a check failed, 2 wrong usage.")
+app = typer.Typer(
+    name="fusednorm",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Fused normalizations: measure them, verify them, look at this machine. "
+    "Exit codes: 0 right, 1 a check failed, 2 wrong usage.",
+)
 for command in (profile.profile, bench.bench, report.report, verify.verify, doctor.doctor):
     app.command()(command)
 

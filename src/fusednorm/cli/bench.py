@@ -48,8 +48,9 @@ def bench(
         if plot is not None:
             require_matplotlib()
     directions: list[Asked] = ["forward", "forward_backward"] if direction == "both" else [direction]
-    jobs = [(workload, asked) for workload in workloads for asked in directions
-            if workload.training or asked == "forward"]
+    jobs = [
+        (workload, asked) for workload in workloads for asked in directions if workload.training or asked == "forward"
+    ]
     to_stderr = "-" in (json_path, csv_path)
     rows = _run(jobs, chosen, init, replace(CpuTimer(), seconds=seconds), to_stderr)
     result = Report(this_machine(), tuple(rows))
@@ -73,13 +74,16 @@ def _contenders(names: list[str]) -> list[Contender]:
             output.say(f"{name}: {reason}")
     unknown = set(names) - {one.name for one in found} - set(missing)
     if unknown:
-        raise ValueError(f"contender: {', '.join(sorted(unknown))} unknown; expected "
-                         f"{', '.join([*(one.name for one in found), *missing])}")
+        raise ValueError(
+            f"contender: {', '.join(sorted(unknown))} unknown; expected "
+            f"{', '.join([*(one.name for one in found), *missing])}"
+        )
     return [one for one in found if not names or one.name in names]
 
 
-def _run(jobs: list[tuple[Workload, Asked]], chosen: list[Contender], init: Init, timer: CpuTimer,
-         to_stderr: bool) -> list[Row]:
+def _run(
+    jobs: list[tuple[Workload, Asked]], chosen: list[Contender], init: Init, timer: CpuTimer, to_stderr: bool
+) -> list[Row]:
     rows: list[Row] = []
     with output.progress(len(jobs)) as show:
         for workload, asked in jobs:

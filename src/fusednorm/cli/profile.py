@@ -21,16 +21,30 @@ DEFAULT_ROWS = (4096, 1024)
 
 def profile(
     operation: Annotated[str, typer.Argument(help="One of " + ", ".join(OPERATIONS), metavar="OPERATION")],
-    shape: Annotated[str, typer.Option(help="Sizes in NCHW order, whatever the layout.  [default: 32,8192,16,16; "
-                                            "4096,1024 for layernorm and rmsnorm]")] = "",
-    groups: Annotated[int, typer.Option(help="Groups of groupnorm (default 64); for layernorm and rmsnorm the number "
-                                             "of trailing dimensions (default 1).")] = 0,
+    shape: Annotated[
+        str,
+        typer.Option(
+            help="Sizes in NCHW order, whatever the layout.  [default: 32,8192,16,16; "
+            "4096,1024 for layernorm and rmsnorm]"
+        ),
+    ] = "",
+    groups: Annotated[
+        int,
+        typer.Option(
+            help="Groups of groupnorm (default 64); for layernorm and rmsnorm the number "
+            "of trailing dimensions (default 1)."
+        ),
+    ] = 0,
     dtype: Annotated[str, typer.Option(parser=output.parse_dtype, metavar="fp32|bf16|fp16|fp64")] = "float32",
     layout: Annotated[Literal["nchw", "nhwc"], typer.Option(help="nhwc is torch's channels_last.")] = "nchw",
     activation: Annotated[str, typer.Option(help="silu, relu, gelu, ...; none by default.")] = "",
-    init: Annotated[Init, typer.Option(help="Input values: uniform in [-1, 1), standard normal, integers -5 to 5, "
-                                            "offset: a mean of 1000 standard deviations, large: |x| up to 1e4."
-                                       )] = "normal",
+    init: Annotated[
+        Init,
+        typer.Option(
+            help="Input values: uniform in [-1, 1), standard normal, integers -5 to 5, "
+            "offset: a mean of 1000 standard deviations, large: |x| up to 1e4."
+        ),
+    ] = "normal",
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check against fp64.")] = True,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time beside a plain copy.")] = True,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
@@ -45,8 +59,9 @@ def profile(
     sizes = output.parse_shape(shape) if shape else DEFAULT_ROWS if rows else DEFAULT_SHAPE
     count = groups or (1 if rows else DEFAULT_GROUPS if chosen.family == "group_norm" else 0)
     with output.usage_errors():
-        workload = Workload(chosen.family, sizes, count, dtype, layout, activation or None,
-                            training=chosen.direction != "inference")
+        workload = Workload(
+            chosen.family, sizes, count, dtype, layout, activation or None, training=chosen.direction != "inference"
+        )
         if prod(sizes) == 0:
             raise ValueError(f"shape: {sizes} has no elements to profile")
     with output.progress(1) as show:
@@ -64,10 +79,18 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _print(result: profiling.Profile) -> None:
-    lines = [(one.instance, " ".join(f"{name}={value}" for name, value in one.config.items()), _cell(one.error, ".2e"),
-              _cell(one.ms, ".3f"), _cell(one.gigabytes_per_second, ".1f"), _cell(one.copy_fraction, ".0%"),
-              one.note if one.status in ("ok", "skipped") else f"{one.status.upper()}: {one.note}")
-             for one in result.results]
+    lines = [
+        (
+            one.instance,
+            " ".join(f"{name}={value}" for name, value in one.config.items()),
+            _cell(one.error, ".2e"),
+            _cell(one.ms, ".3f"),
+            _cell(one.gigabytes_per_second, ".1f"),
+            _cell(one.copy_fraction, ".0%"),
+            one.note if one.status in ("ok", "skipped") else f"{one.status.upper()}: {one.note}",
+        )
+        for one in result.results
+    ]
     header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "note")
     title = f"{result.operation}: {result.workload}, {result.bytes / 1e6:.1f} MB, {result.flops / 1e9:.2f} Gflop"
     output.print_table(Table(title, header, tuple(lines), ("instance", "config", "note")))

@@ -13,8 +13,9 @@ from fusednorm.cli import output
 
 
 def report(
-    files: Annotated[list[Path], typer.Argument(help="Files written by fusednorm bench --json.", exists=True,
-                                                dir_okay=False)],
+    files: Annotated[
+        list[Path], typer.Argument(help="Files written by fusednorm bench --json.", exists=True, dir_okay=False)
+    ],
 ) -> None:
     """Prints the tables of saved results as Markdown, as the README shows them."""
     with output.usage_errors():

@@ -21,16 +21,20 @@ from fusednorm.problem import FAMILIES
 
 def verify(
     family: Annotated[list[str] | None, typer.Option(help="Only this family; may be repeated.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Every combination, not only every value with each family.")
-                    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Every combination, not only every value with each family.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Checks every family, dtype, layout, direction and activation against fp64; exit code 1 if one is wrong."""
     unknown = set(family or ()) - set(FAMILIES)
     if unknown:
         raise typer.BadParameter(f"family: {', '.join(sorted(unknown))} unknown; expected one of {', '.join(FAMILIES)}")
-    workloads = [workload for workload in (all_workloads() if full else covering_workloads())
-                 if not family or workload.family in family]
+    workloads = [
+        workload
+        for workload in (all_workloads() if full else covering_workloads())
+        if not family or workload.family in family
+    ]
     checks: list[Check] = []
     with output.progress(len(workloads)) as show:
         for workload in workloads:
@@ -51,5 +55,10 @@ def verify(
 
 
 def _plain(one: Check) -> dict[str, object]:
-    return {"workload": one.workload.key, "init": one.init, "ok": one.fault is None, "forward": asdict(one.forward),
-            "backward": asdict(one.backward) if one.backward else None}
+    return {
+        "workload": one.workload.key,
+        "init": one.init,
+        "ok": one.fault is None,
+        "forward": asdict(one.forward),
+        "backward": asdict(one.backward) if one.backward else None,
+    }

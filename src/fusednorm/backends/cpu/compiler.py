@@ -39,7 +39,7 @@ PARAMETERS = {
     "f": "float64",
     "i": "int64",
 }
-_CTYPES = dict.fromkeys("xwdg", ctypes.c_void_p) | {"f": ctypes.c_double, "i": ctypes.c_int64}
+_CTYPES: dict[str, Any] = dict.fromkeys("xwdg", ctypes.c_void_p) | {"f": ctypes.c_double, "i": ctypes.c_int64}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -75,6 +76,7 @@ def empty_strided(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtyp
     # The storage holds the array, and the array's end is the end of the tensor and of all its views.
     weakref.finalize(array, _release, block).atexit = False
     tensor = torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), 0, shape, strides)
-    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+    deterministic: Any = torch.utils.deterministic  # a module whose attributes are properties
+    if torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory:
         tensor.fill_(torch.nan)
     return tensor

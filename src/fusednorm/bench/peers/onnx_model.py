@@ -120,8 +120,13 @@ def build(workload: Workload, inputs: Inputs) -> ModelProto:
     z = _activated(graph, z, workload)
     graph.nodes.append(helper.make_node("Cast", [z], ["y"], to=element))
     shape = tuple(to_array_order(inputs.input, workload).shape)
-    body = helper.make_graph(graph.nodes, "norm", [helper.make_tensor_value_info("x", element, shape)],
-                             [helper.make_tensor_value_info("y", element, shape)], graph.constants)
+    body = helper.make_graph(
+        graph.nodes,
+        "norm",
+        [helper.make_tensor_value_info("x", element, shape)],
+        [helper.make_tensor_value_info("y", element, shape)],
+        graph.constants,
+    )
     # The IR version that goes with OPSET: a newer onnx would write one that an older runtime refuses.
     return helper.make_model(body, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=11)
 

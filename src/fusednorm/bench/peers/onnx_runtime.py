@@ -32,11 +32,13 @@ class OnnxRuntime:
         options.log_severity_level = 3
         # Its threads would otherwise keep spinning into the next contender's turn.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        session = onnxruntime.InferenceSession(onnx_model.build(workload, inputs).SerializeToString(), options,
-                                               providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(
+            onnx_model.build(workload, inputs).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
         tensor = to_array_order(inputs.input, workload)
-        value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(onnx_model.to_numpy(tensor),
-                                                                        onnx_model.ELEMENT_TYPES[workload.dtype])
+        value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(
+            onnx_model.to_numpy(tensor), onnx_model.ELEMENT_TYPES[workload.dtype]
+        )
         binding = session.io_binding()
         binding.bind_ortvalue_input("x", value)
 
@@ -49,8 +51,11 @@ class OnnxRuntime:
         def results(result: Any) -> dict[str, Tensor]:
             found = result.get_outputs()[0]
             # numpy has no bf16; dlpack has.
-            output = (torch.utils.dlpack.from_dlpack(found).clone() if workload.dtype == "bfloat16" else
-                      onnx_model.from_numpy(found.numpy(), inputs.input.dtype))
+            output = (
+                torch.utils.dlpack.from_dlpack(found).clone()
+                if workload.dtype == "bfloat16"
+                else onnx_model.from_numpy(found.numpy(), inputs.input.dtype)
+            )
             return {"output": from_array_order(output, workload)}
 
         return Prepared(call, results)

@@ -30,9 +30,16 @@ class OpenVino:
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
         core = openvino.Core()
         model = core.read_model(onnx_model.build(workload, inputs).SerializeToString())
-        compiled = core.compile_model(model, "CPU", {
-            "INFERENCE_NUM_THREADS": torch.get_num_threads(), "PERFORMANCE_HINT": "LATENCY",
-            "INFERENCE_PRECISION_HINT": "f32", "ENABLE_CPU_PINNING": False})
+        compiled = core.compile_model(
+            model,
+            "CPU",
+            {
+                "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+                "PERFORMANCE_HINT": "LATENCY",
+                "INFERENCE_PRECISION_HINT": "f32",
+                "ENABLE_CPU_PINNING": False,
+            },
+        )
         request = compiled.create_infer_request()
         array = onnx_model.to_numpy(to_array_order(inputs.input, workload))
         tensor = openvino.Tensor(array, array.shape, ELEMENT_TYPES[workload.dtype])

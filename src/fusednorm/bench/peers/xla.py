@@ -25,9 +25,14 @@ from fusednorm.bench.tolerance import PEER
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
-    "silu": jax.nn.silu, "relu": jax.nn.relu, "gelu": lambda z: jax.nn.gelu(z, approximate=False),
-    "gelu_tanh": lambda z: jax.nn.gelu(z, approximate=True), "sigmoid": jax.nn.sigmoid, "tanh": jnp.tanh,
-    "hardswish": jax.nn.hard_swish, "leaky_relu": jax.nn.leaky_relu,
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": lambda z: jax.nn.gelu(z, approximate=False),
+    "gelu_tanh": lambda z: jax.nn.gelu(z, approximate=True),
+    "sigmoid": jax.nn.sigmoid,
+    "tanh": jnp.tanh,
+    "hardswish": jax.nn.hard_swish,
+    "leaky_relu": jax.nn.leaky_relu,
 }
 
 
@@ -89,20 +94,23 @@ class Jax:
         def image(tensor: Tensor) -> Any:
             return jax.dlpack.from_dlpack(to_array_order(tensor, workload))
 
-        *parameters, mean, var = [None if tensor is None else jax.dlpack.from_dlpack(tensor) for tensor in
-                                  (inputs.weight, inputs.bias, inputs.scale, inputs.shift, inputs.mean, inputs.var)]
+        *parameters, mean, var = [
+            None if tensor is None else jax.dlpack.from_dlpack(tensor)
+            for tensor in (inputs.weight, inputs.bias, inputs.scale, inputs.shift, inputs.mean, inputs.var)
+        ]
         leaves = (image(inputs.input), *parameters)
         forward = _norm(workload, (mean, var))
         if asked == "forward":
             compiled = jax.jit(forward)
-            return Prepared(lambda: compiled(*leaves).block_until_ready(),
-                            lambda result: {"output": from_array_order(from_dlpack(result), workload)})
+            return Prepared(
+                lambda: compiled(*leaves).block_until_ready(),
+                lambda result: {"output": from_array_order(from_dlpack(result), workload)},
+            )
         both, grad_output = jax.jit(_forward_backward(forward)), image(inputs.grad_output)
         names = ("output", "grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
 
         def results(values: Any) -> Results:
-            found = {name: from_dlpack(value) for name, value in zip(names, values, strict=True)
-                     if value is not None}
+            found = {name: from_dlpack(value) for name, value in zip(names, values, strict=True) if value is not None}
             return found | {name: from_array_order(found[name], workload) for name in ("output", "grad_input")}
 
         return Prepared(lambda: jax.block_until_ready(both(grad_output, *leaves)), results)

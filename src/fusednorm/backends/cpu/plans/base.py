@@ -34,7 +34,7 @@ class Plan:
         self.problem = problem
         self.dtype: torch.dtype = getattr(torch, problem.dtype)
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
-        self.parameter = problem.activation.parameter if problem.activation else 0.0
+        self.parameter = float(problem.activation.parameter or 0.0) if problem.activation else 0.0
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
         self.address = self.geometry.ctypes.data

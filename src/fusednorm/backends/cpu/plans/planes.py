@@ -84,9 +84,9 @@ class PlanesSplitBackward(BackwardPlan):
         block, (partials, sums, totals) = self.workspace(*counts)
         tail = (self.address, self.parameter)
         parallel_for(self.reduce, (*data[:2], *saved, *parameters, partials, *tail), self.tasks, 2 * self.tensor_bytes)
-        arguments = (partials, *parameters, sums, totals, self.address)
-        parallel_for(self.combine, arguments, self.statistics, 16 * self.tasks)
+        combine = (partials, *parameters, sums, totals, self.address)
+        parallel_for(self.combine, combine, self.statistics, 16 * self.tasks)
         if self.wants_input:
-            arguments = (*data, *saved, *parameters, totals, *tail)
-            parallel_for(self.input_gradient, arguments, self.tasks, 2 * self.tensor_bytes)
+            gradient = (*data, *saved, *parameters, totals, *tail)
+            parallel_for(self.input_gradient, gradient, self.tasks, 2 * self.tensor_bytes)
         self.finish(sums, parameters, grads, wanted)
