@@ -73,8 +73,9 @@ def test_judge_refuses_a_mistake(mistake: Callable[[dict[str, Tensor]], dict[str
 def test_judge_accepts_plain_torch_with_fp32_statistics(dtype: str, init: str) -> None:
     workload = replace(GROUP, dtype=dtype)
     inputs = draw(workload, init)  # type: ignore[arg-type]
-    output, mean, rstd, _ = reference.forward(inputs.input, inputs.weight, inputs.bias, None, None, None, None,
-                                              "group_norm", 4, 1, EPS, None)
+    output, mean, rstd, _ = reference.forward(
+        inputs.input, inputs.weight, inputs.bias, None, None, None, None, "group_norm", 4, 1, EPS, None
+    )
     judge = Judge(replace(workload, activation=None), inputs, "forward", statistics=True)
     assert judge.check({"output": output, "mean": mean, "rstd": rstd}).ok
 
@@ -217,12 +218,35 @@ MACHINE = Machine("a cpu", 2, 2, "Linux", "a cpu", {"torch": "2.13"}, "abc", "fu
 
 def example_report() -> Report:
     def row(shape: str, contender: str, ms: float | None, note: str = "") -> Row:
-        return Row(f"group_norm(32)+silu {shape} float32 nchw", "group_norm", shape, 32, "float32", "nchw", "silu",
-                   "forward", contender, "ok" if ms else "skipped", note, ms, 1.0, bytes=10**9)
+        return Row(
+            f"group_norm(32)+silu {shape} float32 nchw",
+            "group_norm",
+            shape,
+            32,
+            "float32",
+            "nchw",
+            "silu",
+            "forward",
+            contender,
+            "ok" if ms else "skipped",
+            note,
+            ms,
+            1.0,
+            bytes=10**9,
+        )
 
-    return Report(MACHINE, (
-        row("1x32", "fusednorm", 2.0), row("1x32", "eager", 8.0), row("1x32", "compile", 6.0), row("1x32", "jax", 3.0),
-        row("2x32", "fusednorm", 4.0), row("2x32", "eager", 4.0), row("2x32", "jax", None, "no | such layout")))
+    return Report(
+        MACHINE,
+        (
+            row("1x32", "fusednorm", 2.0),
+            row("1x32", "eager", 8.0),
+            row("1x32", "compile", 6.0),
+            row("1x32", "jax", 3.0),
+            row("2x32", "fusednorm", 4.0),
+            row("2x32", "eager", 4.0),
+            row("2x32", "jax", None, "no | such layout"),
+        ),
+    )
 
 
 def test_ratios_and_geometric_means() -> None:
@@ -292,10 +316,16 @@ def test_inputs_are_seeded_and_laid_out() -> None:
     assert draw(GROUP, "integer").input.unique().tolist() == list(range(-5, 6))
 
 
-@pytest.mark.parametrize(("arguments", "named"), [
-    ({"groups": 5}, "groups"), ({"dtype": "int8"}, "dtype"), ({"shape": (4,)}, "shape"),
-    ({"activation": "sulu"}, "activation"), ({"family": "layer_norm", "groups": 9}, "groups"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"groups": 5}, "groups"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"shape": (4,)}, "shape"),
+        ({"activation": "sulu"}, "activation"),
+        ({"family": "layer_norm", "groups": 9}, "groups"),
+    ],
+)
 def test_a_workload_that_cannot_be_is_refused(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         replace(GROUP, **arguments)

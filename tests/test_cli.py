@@ -69,8 +69,20 @@ def test_profile_verifies_every_operation(operation: str) -> None:
 
 
 def test_profile_prints_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run("profile", "groupnorm_fwd", *TINY, "--layout", "nhwc", "--dtype", "bf16", "--activation", "silu",
-                 "--init", "offset", "--no-verify")
+    result = run(
+        "profile",
+        "groupnorm_fwd",
+        *TINY,
+        "--layout",
+        "nhwc",
+        "--dtype",
+        "bf16",
+        "--activation",
+        "silu",
+        "--init",
+        "offset",
+        "--no-verify",
+    )
     assert result.exit_code == 0, result.output
     assert "copy limit" in result.stdout
     assert "best: " in result.stdout
@@ -92,20 +104,24 @@ def test_profile_fails_on_a_wrong_instance_and_does_not_time_it(monkeypatch: pyt
     assert found["best"] not in (None, "wrong")
 
 
-@pytest.mark.parametrize("arguments", [
-    ["profile", "groupnorm"],
-    ["profile", "groupnorm_fwd", "--shape", "2,8,5,6", "--groups", "3"],
-    ["profile", "groupnorm_fwd", "--shape", "2,8,a"],
-    ["profile", "groupnorm_fwd", *TINY, "--dtype", "int8"],
-    ["profile", "groupnorm_fwd", *TINY, "--layout", "nwhc"],
-    ["profile", "groupnorm_fwd", *TINY, "--activation", "sulu"],
-    ["profile", "groupnorm_fwd", "--shape", "0,8,5,6", "--groups", "4"],
-    ["bench", "--suite", "nothing"],
-    ["bench", "--match", "no such workload"],
-    ["bench", "--contender", "nobody"],
-    ["verify", "--family", "weight_norm"],
-    ["report", "no such file"],
-], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "groupnorm"],
+        ["profile", "groupnorm_fwd", "--shape", "2,8,5,6", "--groups", "3"],
+        ["profile", "groupnorm_fwd", "--shape", "2,8,a"],
+        ["profile", "groupnorm_fwd", *TINY, "--dtype", "int8"],
+        ["profile", "groupnorm_fwd", *TINY, "--layout", "nwhc"],
+        ["profile", "groupnorm_fwd", *TINY, "--activation", "sulu"],
+        ["profile", "groupnorm_fwd", "--shape", "0,8,5,6", "--groups", "4"],
+        ["bench", "--suite", "nothing"],
+        ["bench", "--match", "no such workload"],
+        ["bench", "--contender", "nobody"],
+        ["verify", "--family", "weight_norm"],
+        ["report", "no such file"],
+    ],
+    ids=" ".join,
+)
 def test_wrong_usage(arguments: list[str]) -> None:
     result = run(*arguments)
     assert result.exit_code == 2, result.output
@@ -129,8 +145,10 @@ def test_bench_writes_json_csv_and_a_plot_and_report_reads_it(tmp_path: Path) ->
     assert "geometric means" in result.stdout
     rows = Report.from_json(json_path.read_text()).rows
     assert [(row.direction, row.contender, row.status) for row in rows] == [
-        (direction, contender, "ok") for direction in ("forward", "forward_backward")
-        for contender in ("fusednorm", "eager", "copy")]
+        (direction, contender, "ok")
+        for direction in ("forward", "forward_backward")
+        for contender in ("fusednorm", "eager", "copy")
+    ]
     assert len(csv_path.read_text().splitlines()) == 1 + len(rows)
     assert plot.stat().st_size > 0
     markdown = run("report", str(json_path))
@@ -172,8 +190,12 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_covers_every_value_with_every_family() -> None:
     seen: dict[str, set[tuple[str, object]]] = {}
     for one in verification.covering_workloads():
-        values = {("dtype", one.dtype), ("layout", one.layout), ("activation", one.activation),
-                  ("modulated", one.modulated)}
+        values = {
+            ("dtype", one.dtype),
+            ("layout", one.layout),
+            ("activation", one.activation),
+            ("modulated", one.modulated),
+        }
         seen.setdefault(one.family, set()).update(values)
     every = {("dtype", dtype) for dtype in verification.DTYPE_BYTES}
     every |= {("activation", activation) for activation in verification.ACTIVATIONS}
@@ -195,7 +217,13 @@ def test_doctor() -> None:
 
 def test_package_runs_as_a_module() -> None:
     source = str(Path(fusednorm.__file__).parents[1])
-    done = subprocess.run([sys.executable, "-m", "fusednorm", "--help"], capture_output=True, text=True, timeout=120,
-                          env=os.environ | {"PYTHONPATH": source}, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fusednorm", "--help"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ | {"PYTHONPATH": source},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert "profile" in done.stdout

@@ -36,7 +36,8 @@ def test_instance_named_is_the_one_that_runs() -> None:
     able = [candidate.instance.name for candidate in candidates if candidate.reason is None]
     assert found.instance in able
     assert {one.instance: one.reason for one in found.rejected} == {
-        candidate.instance.name: candidate.reason for candidate in candidates if candidate.reason is not None}
+        candidate.instance.name: candidate.reason for candidate in candidates if candidate.reason is not None
+    }
     with fusednorm.use_instance("reference"):
         forced = fusednorm.explain(fusednorm.group_norm, X, 4)
     assert forced.instance == "reference"
@@ -53,8 +54,13 @@ def test_strides_that_force_a_copy_are_named() -> None:
 
 @pytest.mark.parametrize("direction", inspection.ASKED)
 def test_every_direction_of_every_function(direction: inspection.Asked) -> None:
-    calls = [(fusednorm.group_norm, (X, 4)), (fusednorm.instance_norm, (X,)), (fusednorm.layer_norm, (X, (8, 8))),
-             (fusednorm.rms_norm, (X, (8,))), (fusednorm.batch_norm, (X, None, None, None, None, True))]
+    calls = [
+        (fusednorm.group_norm, (X, 4)),
+        (fusednorm.instance_norm, (X,)),
+        (fusednorm.layer_norm, (X, (8, 8))),
+        (fusednorm.rms_norm, (X, (8,))),
+        (fusednorm.batch_norm, (X, None, None, None, None, True)),
+    ]
     for function, arguments in calls:
         problem = fusednorm.explain(function, *arguments, direction=direction).problem
         assert (problem.family, problem.direction) == (function.__name__, direction)
@@ -85,16 +91,25 @@ def test_compute_bounds_where_the_arithmetic_takes_longer(monkeypatch: pytest.Mo
 def test_text_says_it_all() -> None:
     text = str(fusednorm.explain(fusednorm.group_norm, X, 4, WEIGHT, BIAS, activation="silu"))
     found = fusednorm.explain(fusednorm.group_norm, X, 4, WEIGHT, BIAS, activation="silu")
-    for part in ("group_norm + silu, forward, float32", found.instance, "memory", "10 GB/s", "copies     none",
-                 *(one.reason for one in found.rejected)):
+    for part in (
+        "group_norm + silu, forward, float32",
+        found.instance,
+        "memory",
+        "10 GB/s",
+        "copies     none",
+        *(one.reason for one in found.rejected),
+    ):
         assert part in text
 
 
-@pytest.mark.parametrize(("arguments", "error", "message"), [
-    ((fusednorm.group_norm, X, 5), ValueError, "num_groups"),
-    ((torch.relu, X), TypeError, "function"),
-    ((fusednorm.group_norm, X), TypeError, "num_groups"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((fusednorm.group_norm, X, 5), ValueError, "num_groups"),
+        ((torch.relu, X), TypeError, "function"),
+        ((fusednorm.group_norm, X), TypeError, "num_groups"),
+    ],
+)
 def test_bad_calls(arguments: tuple[object, ...], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         fusednorm.explain(*arguments)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -215,9 +216,11 @@ def test_batch_norm_inference_is_torchs_and_its_statistics_are_constants() -> No
     torch.testing.assert_close(got[0], torch.autograd.grad(F.relu(F.batch_norm(x, mean, var, weight, bias)), x, dy)[0])
 
 
-def test_the_statistics_of_inference_do_not_share_memory_with_the_buffers() -> None:
+@pytest.mark.parametrize("instance", [contextlib.nullcontext(), fusednorm.use_instance("reference")])
+def test_the_statistics_of_inference_do_not_share_memory_with_the_buffers(instance: Any) -> None:
     x, mean, var = torch.randn(2, 8, 4), torch.zeros(8), torch.ones(8)
-    _, saved, _, _ = forward_op(x, None, None, None, None, mean, var, "batch_norm", 0, 1, 1e-5, "", 0.0)
+    with instance:
+        _, saved, _, _ = forward_op(x, None, None, None, None, mean, var, "batch_norm", 0, 1, 1e-5, "", 0.0)
     assert saved.data_ptr() != mean.data_ptr()
     assert torch.equal(saved, mean)
 

@@ -164,6 +164,7 @@ def _problem(
         output_strides=output.stride(),
         output_layout=output_layout,
         grad_layout=grad_layout,
+        dense=output.stride() == input.stride(),
         copies=tuple(copies),
     )
 
@@ -212,8 +213,8 @@ def _native_forward(plan: Plan, family: Family, num_groups: int, channel_dim: in
     """A forward plan for an input whose strides fit neither memory order: it runs on a contiguous copy."""
 
     def run(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
-        *parameters, out = arguments
-        output, *saved = plan(input.contiguous(), *parameters, None)
+        *parameters, out, statistics = arguments
+        output, *saved = plan(input.contiguous(), *parameters, None, statistics)
         if out is None:
             out = empty_output(input, family, num_groups, channel_dim)
         return out.copy_(output), *saved
@@ -263,8 +264,13 @@ def run_forward(
     activation: str,
     parameter: float,
     out: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(output, mean, rstd, var) of a forward whose arguments were checked; ``out`` receives the output."""
+    statistics: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """(output, mean, rstd, var) of a forward whose arguments were checked; ``out`` receives the output.
+
+    mean is None for rms_norm, var but for the training of batch_norm and instance_norm, and without ``statistics`` all
+    three may be.
+    """
     forced = _forced.get()
     key = (
         family, input.shape, input.stride(), input.dtype, input.device, num_groups, channel_dim, activation, parameter,
@@ -281,13 +287,13 @@ def run_forward(
         if problem.copies:
             plan = _native_forward(plan, family, num_groups, channel_dim)
         _remember(key, plan)
-    return plan(input, weight, bias, scale, shift, mean, var, eps, out)
+    return plan(input, weight, bias, scale, shift, mean, var, eps, out, statistics)
 
 
 def run_backward(
     grad_output: Tensor,
     input: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,

@@ -73,6 +73,7 @@ def group_norm(
         float(eps),
         name,
         parameter,
+        statistics=False,
     )[0]
 
 
@@ -130,6 +131,7 @@ def instance_norm(
             float(eps),
             name,
             parameter,
+            statistics=False,
         )[0]
     positions = arguments.check_positions("instance_norm", input, channel_dim)
     output, mean, _, var = norm_forward(
@@ -170,7 +172,20 @@ def layer_norm(
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
     return norm_forward(
-        input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name, parameter
+        input,
+        weight,
+        bias,
+        None,
+        None,
+        None,
+        None,
+        "layer_norm",
+        count,
+        1,
+        float(eps),
+        name,
+        parameter,
+        statistics=False,
     )[0]
 
 
@@ -207,9 +222,9 @@ def rms_norm(
     name, parameter = arguments.activation_arguments(activation)
     eps = arguments.rms_eps("rms_norm", input, eps)
     count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
-    return norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name, parameter)[
-        0
-    ]
+    return norm_forward(
+        input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name, parameter, statistics=False
+    )[0]
 
 
 def batch_norm(

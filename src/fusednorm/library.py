@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad, profiler
+from torch.nn import Parameter
 
 from fusednorm import dispatch
 from fusednorm.arguments import activation_of
@@ -26,8 +27,6 @@ from fusednorm.tensors import compute_dtype, empty_output
 Statistics = tuple[Tensor, Tensor, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-
-_PLAIN = frozenset({Tensor, torch.nn.Parameter})
 
 # Bound once, because each name looked up in torch costs a call of 10 µs another 15 ns.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -57,7 +56,12 @@ _backward_op = torch.ops.fusednorm.norm_backward.default
 
 
 def _forward_kernel(*arguments: Any) -> Outputs:
-    return dispatch.run_forward(*arguments)
+    input = arguments[0]
+    output, *statistics = dispatch.run_forward(*arguments)
+    mean, rstd, var = (
+        input.new_empty(0, dtype=compute_dtype(input.dtype)) if tensor is None else tensor for tensor in statistics
+    )
+    return output, mean, rstd, var
 
 
 def _backward_kernel(*arguments: Any) -> Gradients:
@@ -134,7 +138,7 @@ class _Norm(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         shift: Tensor | None,
-        run: Callable[..., Outputs],
+        run: Callable[..., tuple[Tensor, Any, Any, Any]],
         given: tuple[Any, ...],
         statistics: list[Tensor],
     ) -> Tensor:
@@ -183,7 +187,7 @@ def _differentiable(
     bias: Tensor | None,
     scale: Tensor | None,
     shift: Tensor | None,
-    run: Callable[..., Outputs],
+    run: Callable[..., tuple[Tensor, Any, Any, Any]],
     given: tuple[Any, ...],
 ) -> Outputs:
     statistics: list[Tensor] = []
@@ -242,11 +246,13 @@ def _transformed() -> bool:
     return _transforms_active() or forward_ad._current_level >= 0
 
 
-def _direct(tensor: Tensor) -> bool:
-    """True where no mode, transform, trace or profiler waits for a dispatcher call and the memory is what it seems.
+def _plain(tensor: Tensor) -> bool:
+    """True for a tensor that is no subclass and whose memory is what it seems: torch.conj(c).imag is negated lazily."""
+    return type(tensor) is Parameter or (type(tensor) is Tensor and not tensor.is_neg())
 
-    Each test costs 40 to 70 ns.
-    """
+
+def _direct(tensor: Tensor) -> bool:
+    """True where no mode, transform, trace or profiler waits for a dispatcher call; each test costs 40 to 70 ns."""
     return (
         (tensor.is_cpu or tensor.is_cuda)
         and not _dispatch_modes()
@@ -255,7 +261,6 @@ def _direct(tensor: Tensor) -> bool:
         and not _tracing_state()
         and forward_ad._current_level < 0
         and not profiler._is_profiler_enabled
-        and not tensor.is_neg()  # a lazy negation, e.g. of torch.conj(x).imag
     )
 
 
@@ -273,17 +278,21 @@ def norm_forward(
     eps: float,
     activation: str,
     parameter: float,
-) -> Outputs:
-    """output, mean, rstd and var of arguments that have been checked; differentiable, and short in eager mode."""
+    statistics: bool = True,
+) -> tuple[Tensor, Any, Any, Any]:
+    """output, mean, rstd and var of arguments that have been checked; differentiable, and short in eager mode.
+
+    What a family does not have is None or empty; without ``statistics`` all but the output may be.
+    """
     given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
     if torch.compiler.is_dynamo_compiling():
         return _forward_op(input, weight, bias, scale, shift, *given)
     if not (
-        type(input) in _PLAIN
-        and (weight is None or type(weight) in _PLAIN)
-        and (bias is None or type(bias) in _PLAIN)
-        and (scale is None or type(scale) in _PLAIN)
-        and (shift is None or type(shift) in _PLAIN)
+        _plain(input)
+        and (weight is None or type(weight) is Parameter or _plain(weight))
+        and (bias is None or type(bias) is Parameter or _plain(bias))
+        and (scale is None or _plain(scale))
+        and (shift is None or _plain(shift))
         and _direct(input)
     ):
         run = _composite_forward if _transformed() else _forward_op
@@ -296,13 +305,13 @@ def norm_forward(
         or (shift is not None and shift.requires_grad)
     ):
         return _differentiable(input, weight, bias, scale, shift, dispatch.run_forward, given)
-    return dispatch.run_forward(input, weight, bias, scale, shift, *given)
+    return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
 
 
 def norm_backward(
     grad_output: Tensor,
     input: Tensor,
-    mean: Tensor,
+    mean: Tensor | None,
     rstd: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
@@ -320,6 +329,8 @@ def norm_backward(
 
     Differentiable in every tensor, mean and rstd included.
     """
+    if mean is None:
+        mean = rstd.new_empty(0)
     operands = (grad_output, input, mean, rstd, weight, bias, scale, shift)
     arguments = (*operands, family, num_groups, channel_dim, activation, parameter, training, output_mask)
     if torch.compiler.is_dynamo_compiling():
@@ -327,9 +338,8 @@ def norm_backward(
     if _transformed():
         return _composite_backward(*arguments)
     if (
-        all(tensor is None or type(tensor) in _PLAIN for tensor in operands)
+        all(tensor is None or _plain(tensor) for tensor in operands)
         and _direct(input)
-        and not grad_output.is_neg()
         and not grad_output._is_zerotensor()  # what some derivatives of torch hand down has no memory
         and not (torch.is_grad_enabled() and _any_requires_grad(operands))
     ):

@@ -143,7 +143,8 @@ class Problem:
 
     ``num_groups`` and ``channel_dim`` are as in :func:`view_of`. ``shape`` is the tensor's, ``layout`` the input's in
     the view, ``output_strides`` and ``output_layout`` those of the output or of grad_input, ``grad_layout``
-    grad_output's (None in the forward directions); all layouts have one order. ``weight_dtype`` and ``bias_dtype`` are
+    grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the output has the
+    input's strides. ``weight_dtype`` and ``bias_dtype`` are
     None without the parameter. ``copies`` names the tensors whose strides fit neither memory order and that are copied
     first.
     """
@@ -166,6 +167,7 @@ class Problem:
     output_strides: tuple[int, ...] = ()
     output_layout: Layout | None = None
     grad_layout: Layout | None = None
+    dense: bool = True
     copies: tuple[str, ...] = ()
 
     @property

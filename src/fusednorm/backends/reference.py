@@ -311,6 +311,7 @@ class ReferenceInstance:
             var: Tensor | None,
             eps: float,
             out: Tensor | None = None,
+            statistics: bool = True,
         ) -> tuple[Tensor, ...]:
             output, *saved = run_forward(
                 input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, problem.activation

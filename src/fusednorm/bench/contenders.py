@@ -6,7 +6,7 @@ turns what a call returned into torch tensors of the input's shape, so that it c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -198,18 +198,23 @@ class Compiled(Eager):
         return _prepared(torch.compile(torch_norm(workload), fullgraph=True, dynamic=False), inputs, asked)
 
 
-def ours() -> list[Contender]:
-    """fusednorm with and without its own allocation."""
-    return [FusedNorm(), FusedNormPreallocated()]
+def available(names: Collection[str] = ()) -> tuple[list[Contender], dict[str, str]]:
+    """The contenders of these names (none given: all) that this installation has, and why the others are missing.
 
-
-def available() -> tuple[list[Contender], dict[str, str]]:
-    """Every contender that this installation has, ours first, and why the others are missing."""
+    Only the peers that are asked for are imported. Raises ValueError for a name that nobody has.
+    """
     from fusednorm.bench import peers
 
-    found: list[Contender] = [*ours(), Eager(), Compiled()]
+    own: list[Contender] = [FusedNorm(), FusedNormPreallocated(), Eager(), Compiled()]
+    known = [*(one.name for one in own), *peers.PEERS]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"contender: {', '.join(unknown)} unknown; expected {', '.join(known)}")
+    found = [one for one in own if not names or one.name in names]
     missing: dict[str, str] = {}
     for name, load in peers.PEERS.items():
+        if names and name not in names:
+            continue
         try:
             found.append(load())
         except ImportError as error:

@@ -6,7 +6,7 @@ A forward writes into an output that is kept, as the copy does; a backward alloc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from fusednorm.bench.results import Status
 from fusednorm.bench.runner import COPY, Progress, first_line, silent
 from fusednorm.bench.timing import Calls, Timer, timer_for
 from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
+from fusednorm.instance import Candidate
 from fusednorm.problem import Problem
 
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
@@ -130,6 +131,55 @@ def _run(
     )
 
 
+@dataclass(frozen=True)
+class _Setting:
+    """What all instances share: the operation, its problem, the sets of inputs with their statistics, and the judge."""
+
+    operation: Operation
+    problem: Problem
+    sets: Sequence[Inputs]
+    statistics: Sequence[tuple[Tensor | None, Tensor | None]]
+    judge: Judge | None
+
+    def attempt(self, candidate: Candidate) -> tuple[InstanceResult, Calls]:
+        """The result of one instance before it is timed, and its calls where it may be."""
+        describe = partial(InstanceResult, candidate.instance.name, config_of(candidate.instance))
+        if candidate.reason is not None:
+            return describe("skipped", candidate.reason), ()
+        try:
+            plan = candidate.instance.plan(self.problem)
+            runs = [
+                _run(plan, self.operation, inputs, *given)
+                for inputs, given in zip(self.sets, self.statistics, strict=True)
+            ]
+            got = runs[0].results()
+        except Exception as error:  # One broken instance must not hide the others.
+            return describe("failed", first_line(error)), ()
+        calls = [run.call for run in runs]
+        if self.judge is None:
+            return describe("ok"), calls
+        verdict = self.judge.check(got)
+        if verdict.fault is not None:
+            return describe("wrong", verdict.fault, verdict.error, verdict.allowed), ()
+        return describe("ok", "", verdict.error, verdict.allowed), calls
+
+
+def _prepare(
+    operation: Operation, workload: Workload, init: Init, verify: bool, device: str, timer: Timer, progress: Progress
+) -> _Setting:
+    progress("drawing inputs")
+    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(3 * workload.bytes_per_transfer))]
+    problem = problem_of(operation, workload, sets[0])
+    statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
+    if problem.backward:
+        statistics = [saved_statistics(workload, inputs) for inputs in sets]
+    judge = None
+    if verify:
+        progress("computing the fp64 result")
+        judge = Judge(workload, sets[0], operation.direction, *statistics[0], statistics=True)
+    return _Setting(operation, problem, sets, statistics, judge)
+
+
 def profile(
     operation: Operation,
     workload: Workload,
@@ -143,53 +193,26 @@ def profile(
 ) -> Profile:
     """Tries every instance of the operation; one that fails its verification is not timed."""
     timer = timer or timer_for(device)
-    progress("drawing inputs")
-    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(3 * workload.bytes_per_transfer))]
-    problem = problem_of(operation, workload, sets[0])
-    statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
-    if problem.backward:
-        statistics = [saved_statistics(workload, inputs) for inputs in sets]
-    judge = None
-    if verify:
-        progress("computing the fp64 result")
-        judge = Judge(workload, sets[0], operation.direction, *statistics[0], statistics=True)
+    setting = _prepare(operation, workload, init, verify, device, timer, progress)
+    problem = setting.problem
     results: dict[str, InstanceResult] = {}
     admitted: dict[str, Calls] = {}
     for candidate in dispatch.instances(problem):
-        instance = candidate.instance
-        progress(f"checking {instance.name}")
-        describe = partial(InstanceResult, instance.name, config_of(instance))
-        if candidate.reason is not None:
-            results[instance.name] = describe("skipped", candidate.reason)
-            continue
-        try:
-            plan = instance.plan(problem)
-            runs = [_run(plan, operation, inputs, *given) for inputs, given in zip(sets, statistics, strict=True)]
-            got = runs[0].results()
-        except Exception as error:  # One broken instance must not hide the others.
-            results[instance.name] = describe("failed", first_line(error))
-            continue
-        verdict = judge.check(got) if judge else None
-        results[instance.name] = describe(
-            "ok" if verdict is None or verdict.ok else "wrong",
-            (verdict.fault or "") if verdict else "",
-            verdict.error if verdict else None,
-            verdict.allowed if verdict else None,
-        )
-        if results[instance.name].status == "ok":
-            admitted[instance.name] = [run.call for run in runs]
+        name = candidate.instance.name
+        progress(f"checking {name}")
+        results[name], calls = setting.attempt(candidate)
+        if calls:
+            admitted[name] = calls
     copy_ms = None
     if time:
         progress("timing")
-        limit = limit_calls(operation.direction, workload.bytes_per_transfer, len(sets), device)
+        limit = limit_calls(operation.direction, workload.bytes_per_transfer, len(setting.sets), device)
         timings = timer.measure({**admitted, COPY: limit})
         copy_ms = timings[COPY].ms
         for name in admitted:
             ms = timings[name].ms
-            results[name] = InstanceResult(
-                **asdict(results[name])
-                | {"ms": ms, "gigabytes_per_second": problem.bytes / ms / 1e6, "copy_fraction": copy_ms / ms}
-            )
+            speed = problem.bytes / ms / 1e6
+            results[name] = replace(results[name], ms=ms, gigabytes_per_second=speed, copy_fraction=copy_ms / ms)
     return Profile(operation.name, workload.key, problem.bytes, problem.flops, copy_ms, tuple(results.values()))
 
 

@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fusednorm.bench import contenders as all_contenders
-from fusednorm.bench.contenders import Contender
+from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.plot import require_matplotlib, save_plot
 from fusednorm.bench.results import Report, Row, this_machine
@@ -68,17 +67,10 @@ def bench(
 
 
 def _contenders(names: list[str]) -> list[Contender]:
-    found, missing = all_contenders.available()
+    found, missing = available(names)
     for name, reason in missing.items():
-        if not names or name in names:
-            output.say(f"{name}: {reason}")
-    unknown = set(names) - {one.name for one in found} - set(missing)
-    if unknown:
-        raise ValueError(
-            f"contender: {', '.join(sorted(unknown))} unknown; expected "
-            f"{', '.join([*(one.name for one in found), *missing])}"
-        )
-    return [one for one in found if not names or one.name in names]
+        output.say(f"{name}: {reason}")
+    return found
 
 
 def _run(
