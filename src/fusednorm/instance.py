@@ -13,7 +13,8 @@ class Instance(Protocol):
     """One way to run a problem.
 
     A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out, statistics) and returns
-    (output, mean, rstd, var), None for what there is not or without ``statistics`` need not be; a backward plan with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) and
+    (output, mean, rstd, var), None for what the family does not have; without ``statistics`` the last three may be
+    None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) and
     returns five gradients, those that are not wanted empty.
     """
 

@@ -24,7 +24,6 @@ from fusednorm.backends import reference
 from fusednorm.problem import Family, view_of
 from fusednorm.tensors import compute_dtype, empty_output
 
-Statistics = tuple[Tensor, Tensor, Tensor]
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

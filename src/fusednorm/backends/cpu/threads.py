@@ -43,8 +43,8 @@ def _workers(count: int) -> ThreadPoolExecutor:
 
 def parallel_for(kernel: Callable[..., None], arguments: tuple[Any, ...], tasks: int, work_bytes: int) -> None:
     """Run ``kernel(*arguments, start, stop)`` over all tasks, on torch.get_num_threads() threads at most."""
-    threads = min(torch.get_num_threads(), tasks)
-    if threads <= 1 or work_bytes < SERIAL_BYTES:
+    threads = 1 if work_bytes < SERIAL_BYTES else min(torch.get_num_threads(), tasks)
+    if threads <= 1:
         kernel(*arguments, 0, tasks)
         return
     share = max(1, -(-tasks // (threads * SHARES)))

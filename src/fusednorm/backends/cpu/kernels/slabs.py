@@ -214,6 +214,21 @@ def build_statistics(element: Element, value, pullback):
     return statistics
 
 
+def build_prepare(element: Element, value, pullback):
+    """The statistics and the coefficients of samples start to stop; not for statistics over the samples."""
+    unit_statistics, sample_coefficients = _unit_statistics(element), _sample_coefficients(element)
+
+    def prepare(
+        partials, stats, coefficients, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, start, stop
+    ):
+        for n in range(start, stop):
+            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
+                unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
+            sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
+
+    return prepare
+
+
 def build_coefficients(element: Element, value, pullback):
     """The coefficients of samples start to stop."""
     sample_coefficients = _sample_coefficients(element)
@@ -239,12 +254,14 @@ def build_apply(element: Element, value, pullback):
 SIGNATURES = {
     "moments": "xdgii",
     "statistics": "ddwwwgfii",
+    "prepare": "ddwwwwwwwwgfii",
     "coefficients": "dwwwwwgii",
     "apply": "xxwgfii",
 }
 BUILDERS = {
     "moments": build_moments,
     "statistics": build_statistics,
+    "prepare": build_prepare,
     "coefficients": build_coefficients,
     "apply": build_apply,
 }

@@ -60,8 +60,14 @@ class Plan:
             return tensor
         return tensor.to(self.compute).contiguous()
 
-    def optional(self, tensor: Tensor | None) -> Tensor | None:
-        return None if tensor is None else self.dense(tensor)
+    def parameters(self, *tensors: Tensor | None) -> tuple[list[Tensor | None], list[int]]:
+        """Parameters as the kernels read them, to be held until the kernels are done, and their addresses."""
+        compute = self.compute
+        held = [
+            tensor if tensor is None or (tensor.dtype is compute and tensor.is_contiguous()) else self.dense(tensor)
+            for tensor in tensors
+        ]
+        return held, [0 if tensor is None else tensor.data_ptr() for tensor in held]
 
     def workspace(self, *counts: int) -> tuple[Tensor, list[int]]:
         """One block of float64 for several arrays of so many elements, and their addresses."""
@@ -123,10 +129,7 @@ class ForwardPlan(Plan):
                 if tensor is not None:
                     tensor.zero_()
             return output, saved_mean, saved_rstd, variance
-        # The converted parameters must live until the kernels are done: names hold them.
-        weight, bias = self.optional(weight), self.optional(bias)
-        scale, shift = self.optional(scale), self.optional(shift)
-        parameters = (_address(weight), _address(bias), _address(scale), _address(shift))
+        held, parameters = self.parameters(weight, bias, scale, shift)
         data = (input.data_ptr(), output.data_ptr())
         if self.given is None:
             self.run(data, saved, parameters, eps)
@@ -138,10 +141,10 @@ class ForwardPlan(Plan):
             self.apply(data, address, parameters)
         return output, saved_mean, saved_rstd, variance
 
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         raise NotImplementedError
 
-    def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
+    def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
         raise NotImplementedError
 
 
@@ -179,13 +182,10 @@ class BackwardPlan(Plan):
             for grad in grads:
                 grad.zero_()
         else:
-            weight, bias = self.optional(weight), self.optional(bias)
-            scale, shift = self.optional(scale), self.optional(shift)
-            mean, rstd = self.optional(mean), self.dense(rstd)
+            held, addresses = self.parameters(weight, bias, scale, shift, mean, rstd)
             data = (grad_output.data_ptr(), input.data_ptr(), grad_input.data_ptr())
-            parameters = (_address(weight), _address(bias), _address(scale), _address(shift))
             wanted = [int(grad.numel() > 0) for grad in grads]
-            self.run(data, (_address(mean), rstd.data_ptr()), parameters, [grad.data_ptr() for grad in grads], wanted)
+            self.run(data, addresses[4:], addresses[:4], [grad.data_ptr() for grad in grads], wanted)
         results = [
             grad if tensor is None or tensor.dtype is compute else grad.to(tensor.dtype)
             for grad, tensor in zip(grads, originals, strict=True)
@@ -194,15 +194,15 @@ class BackwardPlan(Plan):
 
     def run(
         self,
-        data: tuple[int, ...],
-        saved: tuple[int, ...],
-        parameters: tuple[int, ...],
+        data: Sequence[int],
+        saved: Sequence[int],
+        parameters: Sequence[int],
         grads: list[int],
         wanted: list[int],
     ) -> None:
         raise NotImplementedError
 
-    def finish(self, sums: int, parameters: tuple[int, ...], grads: list[int], wanted: list[int]) -> None:
+    def finish(self, sums: int, parameters: Sequence[int], grads: list[int], wanted: list[int]) -> None:
         """The gradients of the parameters from p and q per (n, c)."""
         if any(wanted):
             arguments = (sums, *parameters[:3], *grads, self.address, *wanted)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.threads import parallel_for
 from fusednorm.problem import Problem
@@ -14,7 +16,7 @@ class PlanesForward(ForwardPlan):
         super().__init__(problem)
         self.forward = self.kernel("forward")
 
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         arguments = (*data, *saved, *parameters, self.address, eps, self.parameter)
         parallel_for(self.forward, arguments, self.statistics, self.tensor_bytes)
 
@@ -30,14 +32,14 @@ class PlanesSplitForward(ForwardPlan):
             self.finalize = self.kernel("statistics", activated=False)
         self.apply_pieces = self.kernel("apply")
 
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         block, (partials, stats) = self.workspace(2 * self.tasks, 2 * self.statistics)
         parallel_for(self.moments, (data[0], partials, self.address), self.tasks, self.tensor_bytes)
         arguments = (partials, stats, *saved, self.address, eps)
         parallel_for(self.finalize, arguments, self.statistics, 16 * self.tasks)
         self.apply(data, stats, parameters)
 
-    def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
+    def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
         arguments = (*data, stats, *parameters, self.address, self.parameter)
         parallel_for(self.apply_pieces, arguments, self.tasks, 2 * self.tensor_bytes)
 
@@ -51,9 +53,9 @@ class PlanesBackward(BackwardPlan):
 
     def run(
         self,
-        data: tuple[int, ...],
-        saved: tuple[int, ...],
-        parameters: tuple[int, ...],
+        data: Sequence[int],
+        saved: Sequence[int],
+        parameters: Sequence[int],
         grads: list[int],
         wanted: list[int],
     ) -> None:
@@ -74,9 +76,9 @@ class PlanesSplitBackward(BackwardPlan):
 
     def run(
         self,
-        data: tuple[int, ...],
-        saved: tuple[int, ...],
-        parameters: tuple[int, ...],
+        data: Sequence[int],
+        saved: Sequence[int],
+        parameters: Sequence[int],
         grads: list[int],
         wanted: list[int],
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class RowsForward(ForwardPlan):
         self.forward, self.constants = self.kernel("forward"), _constants(self)
         self.ones, self.zeros = (tensor.data_ptr() for tensor in self.constants)
 
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
+    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         weight, bias = parameters[0] or self.ones, parameters[1] or self.zeros
         arguments = (*data, *saved[:2], weight, bias, self.address, eps, self.parameter)
         parallel_for(self.forward, arguments, self.samples, self.tensor_bytes)
@@ -45,9 +46,9 @@ class RowsBackward(BackwardPlan):
 
     def run(
         self,
-        data: tuple[int, ...],
-        saved: tuple[int, ...],
-        parameters: tuple[int, ...],
+        data: Sequence[int],
+        saved: Sequence[int],
+        parameters: Sequence[int],
         grads: list[int],
         wanted: list[int],
     ) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS
@@ -54,36 +54,42 @@ class SlabsForward(ForwardPlan):
     def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
         super().__init__(problem, pieces, piece)
         self.pieces, self.whole = pieces, whole
+        self.apply_slabs = self.kernel("apply")
         if self.given is None:
             self.moments = self.kernel("moments", activated=False)
+        if self.given is None and not problem.per_batch:
+            self.prepare = self.kernel("prepare", activated=False)
+        else:
             self.finalize = self.kernel("statistics", activated=False)
-        self.coefficients = self.kernel("coefficients", activated=False)
-        self.apply_slabs = self.kernel("apply")
+            self.coefficients = self.kernel("coefficients", activated=False)
 
-    def run(self, data: tuple[int, ...], saved: tuple[int, ...], parameters: tuple[int, ...], eps: float) -> None:
-        channels, units = self.channels, self.statistics
-        counts = (2 * self.tasks * channels, 2 * units, COEFFICIENTS * self.samples * channels)
-        block, (partials, stats, coefficients) = self.workspace(*counts)
+    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
+        channels, count = self.channels, self.samples * self.channels
+        block, workspace = self.workspace(2 * self.tasks * channels, 2 * self.statistics, COEFFICIENTS * count)
+        partials, stats, coefficients = workspace
         moments = (data[0], partials, self.address)
-        finalize = (partials, stats, *saved, self.address, eps)
-        if not self.whole:
-            parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
-            parallel_for(self.finalize, finalize, units, 16 * self.tasks * channels)
-            self.apply(data, stats, parameters)
-            return
-        prepare = (stats, coefficients, *parameters, self.address)
+        prepare = (*workspace, *saved, *parameters, self.address, eps)
         apply = (*data, coefficients, self.address, self.parameter)
-        groups, pieces = units // self.samples, self.pieces
+        if self.whole:
+            pieces = self.pieces
 
-        def samples(start: int, stop: int) -> None:
-            self.moments(*moments, start * pieces, stop * pieces)
-            self.finalize(*finalize, start * groups, stop * groups)
-            self.coefficients(*prepare, start, stop)
-            self.apply_slabs(*apply, start * pieces, stop * pieces)
+            def samples(start: int, stop: int) -> None:
+                self.moments(*moments, start * pieces, stop * pieces)
+                self.prepare(*prepare, start, stop)
+                self.apply_slabs(*apply, start * pieces, stop * pieces)
 
-        parallel_for(_in_steps(samples, self), (), self.samples, self.tensor_bytes)
+            parallel_for(_in_steps(samples, self), (), self.samples, self.tensor_bytes)
+            return
+        parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
+        if self.problem.per_batch:
+            finalize = (partials, stats, *saved, self.address, eps)
+            parallel_for(self.finalize, finalize, self.statistics, 16 * self.tasks * channels)
+            self.apply(data, stats, parameters)
+        else:
+            parallel_for(self.prepare, prepare, self.samples, 16 * self.tasks * channels)
+            parallel_for(self.apply_slabs, apply, self.tasks, 2 * self.tensor_bytes)
 
-    def apply(self, data: tuple[int, ...], stats: int, parameters: tuple[int, ...]) -> None:
+    def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
         count = self.samples * self.channels
         block, (coefficients,) = self.workspace(COEFFICIENTS * count)
         parallel_for(self.coefficients, (stats, coefficients, *parameters, self.address), self.samples, 32 * count)
@@ -117,9 +123,9 @@ class SlabsBackward(BackwardPlan):
 
     def run(
         self,
-        data: tuple[int, ...],
-        saved: tuple[int, ...],
-        parameters: tuple[int, ...],
+        data: Sequence[int],
+        saved: Sequence[int],
+        parameters: Sequence[int],
         grads: list[int],
         wanted: list[int],
     ) -> None:
