@@ -1,60 +1,168 @@
-"""Threads that the library owns, for kernels that run without the interpreter lock.
+"""Threads for the kernels: torch's own OpenMP team, or threads of the library where there is none.
 
-Tasks are claimed in shares from one counter, so a slow thread holds nobody up; a task's result does not depend on who
-ran it. Numba's own layers are not used: omp dies after fork, tbb is often not found, workqueue aborts when two threads
-call it.
+Tasks are claimed in shares from one counter by native code (DRIVER), so a slow thread holds nobody up; a task's result
+does not depend on who ran it.
+
+torch's threads are used because they are there: after an operator of torch they spin for a while in wait of the next,
+and a thread beside them would share their cores (2 times slower on 2 cores). A team starts in 2 us, a Python thread in
+40. OpenMP does not survive a fork, so a forked child uses threads of its own. Numba's layers are not used: omp dies
+after fork, tbb is often not found, workqueue aborts when two threads call it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
 
-#: Below this many bytes of work a second thread costs more (20 to 40 us to wake it) than it saves.
-SERIAL_BYTES = 1 << 18
+from fusednorm.backends.cpu.compiler import Function, assemble, link
+
+#: Below this many bytes of work a second thread costs more than it saves.
+SERIAL_BYTES = 1 << 17
 SHARES = 8  # shares per thread
 
+# Its data, eight bytes each: next, share, tasks, stages, and per stage the kernel, its arguments and its factor.
+DRIVER = """
+define void @fusednorm_drive(ptr %data) {
+entry:
+  %p.share = getelementptr i64, ptr %data, i64 1
+  %p.tasks = getelementptr i64, ptr %data, i64 2
+  %p.stages = getelementptr i64, ptr %data, i64 3
+  %share = load i64, ptr %p.share
+  %tasks = load i64, ptr %p.tasks
+  %stages = load i64, ptr %p.stages
+  br label %claim
+claim:
+  %start = atomicrmw add ptr %data, i64 %share monotonic
+  %more = icmp slt i64 %start, %tasks
+  br i1 %more, label %work, label %done
+work:
+  %end = add i64 %start, %share
+  %past = icmp sgt i64 %end, %tasks
+  %stop = select i1 %past, i64 %tasks, i64 %end
+  br label %stage
+stage:
+  %i = phi i64 [ 0, %work ], [ %next, %stage ]
+  %base = mul i64 %i, 3
+  %o.run = add i64 %base, 4
+  %o.arguments = add i64 %base, 5
+  %o.factor = add i64 %base, 6
+  %p.run = getelementptr i64, ptr %data, i64 %o.run
+  %p.arguments = getelementptr i64, ptr %data, i64 %o.arguments
+  %p.factor = getelementptr i64, ptr %data, i64 %o.factor
+  %run = load ptr, ptr %p.run
+  %arguments = load ptr, ptr %p.arguments
+  %factor = load i64, ptr %p.factor
+  %first = mul i64 %start, %factor
+  %last = mul i64 %stop, %factor
+  call void %run(ptr %arguments, i64 %first, i64 %last)
+  %next = add i64 %i, 1
+  %again = icmp slt i64 %next, %stages
+  br i1 %again, label %stage, label %claim
+done:
+  ret void
+}
+"""
+
+#: A kernel, its packed arguments, and how many of its own tasks one task of the loop is.
+Stage = tuple[Function, bytes, int]
+
+_forked = False
 _pool: ThreadPoolExecutor | None = None
-_size = 0
+_pool_size = 0
 
 
-def _forget_pool() -> None:
-    """A forked child has none of its parent's threads."""
-    global _pool, _size
-    _pool, _size = None, 0
+def _after_fork() -> None:
+    global _forked, _pool, _pool_size
+    _forked, _pool, _pool_size = True, None, 0
 
 
-os.register_at_fork(after_in_child=_forget_pool)
+os.register_at_fork(after_in_child=_after_fork)
+
+
+@cache
+def _drive() -> tuple[Callable[[Any], None], int]:
+    """The driver, callable and as an address."""
+    address = link(assemble(DRIVER, "fusednorm_drive"), "fusednorm_drive", "driver")
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
+
+
+@cache
+def openmp() -> tuple[str, Callable[..., None]] | None:
+    """The OpenMP library that torch has loaded, and its entry for a parallel region; None where there is none.
+
+    GCC's runtime and LLVM's both export GOMP_parallel(function, data, num_threads, flags).
+    """
+    home = Path(torch.__file__).resolve().parent.parent
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    except OSError:
+        return None
+    libraries = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+    # Another package may have brought a second runtime: torch's lies in its own folder, where it brings one.
+    libraries.sort(key=lambda path: (not path.startswith(f"{home}/torch"), path))
+    for path in libraries:
+        try:
+            parallel = ctypes.CDLL(path).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+        parallel.restype = None
+        return path, parallel
+    return None
 
 
 def _workers(count: int) -> ThreadPoolExecutor:
-    global _pool, _size
+    global _pool, _pool_size
     pool = _pool
-    if pool is None or _size < count:
+    if pool is None or _pool_size < count:
         # A pool that is replaced finishes what it was given and ends when its last user lets go of it.
         pool = _pool = ThreadPoolExecutor(count, thread_name_prefix="fusednorm")
-        _size = count
+        _pool_size = count
     return pool
 
 
-def parallel_for(kernel: Callable[..., None], arguments: tuple[Any, ...], tasks: int, work_bytes: int) -> None:
-    """Run ``kernel(*arguments, start, stop)`` over all tasks, on torch.get_num_threads() threads at most."""
+def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_bytes: int) -> None:
+    """Run a kernel over its tasks, on torch.get_num_threads() threads at most."""
+    packed = kernel.pack(*arguments)
     threads = 1 if work_bytes < SERIAL_BYTES else min(torch.get_num_threads(), tasks)
     if threads <= 1:
-        kernel(*arguments, 0, tasks)
+        kernel.run(packed, 0, tasks)
+    else:
+        _parallel([(kernel, packed, 1)], tasks, max(1, -(-tasks // (threads * SHARES))), threads)
+
+
+def parallel_stages(stages: Sequence[Stage], tasks: int, share: int, work_bytes: int) -> None:
+    """Run several kernels one after the other on each share of the tasks."""
+    threads = 1 if work_bytes < SERIAL_BYTES else min(torch.get_num_threads(), tasks)
+    if threads > 1:
+        _parallel(stages, tasks, share, threads)
         return
-    share = max(1, -(-tasks // (threads * SHARES)))
-    starts = iter(range(0, tasks, share))
+    for start in range(0, tasks, share):
+        stop = min(start + share, tasks)
+        for kernel, packed, factor in stages:
+            kernel.run(packed, start * factor, stop * factor)
 
-    def claim() -> None:
-        for start in starts:
-            kernel(*arguments, start, min(start + share, tasks))
 
-    helpers = [_workers(threads - 1).submit(claim) for _ in range(threads - 1)]
-    claim()
+def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> None:
+    fields = [0, share, tasks, len(stages)]
+    for kernel, packed, factor in stages:
+        # The bytes are the caller's and outlive the call.
+        fields += kernel.address, ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p).value or 0, factor
+    data = ctypes.create_string_buffer(struct.pack(f"{len(fields)}q", *fields))
+    drive, address = _drive()
+    team = None if _forked else openmp()
+    if team is not None:
+        team[1](address, ctypes.addressof(data), threads, 0)
+        return
+    helpers = [_workers(threads - 1).submit(drive, ctypes.addressof(data)) for _ in range(threads - 1)]
+    drive(ctypes.addressof(data))
     for helper in helpers:
         helper.result()

@@ -38,4 +38,4 @@ def numba_signature(letters: str, dtype: str) -> Any:
         "f": types.float64,
         "i": types.int64,
     }
-    return types.void(*(kinds[letter] for letter in letters))
+    return types.void(*(kinds[letter] for letter in letters), types.int64, types.int64)

@@ -67,8 +67,8 @@ def build_given(element: Element, value, pullback):
     """Statistics that were given: rstd from the variance."""
     T = element.compute
 
-    def given(given_mean, given_variance, stats, mean, rstd, geometry, eps):
-        for c in range(geometry[GROUPS] * geometry[GROUP_CHANNELS]):
+    def given(given_mean, given_variance, stats, mean, rstd, geometry, eps, start, stop):
+        for c in range(start, stop):
             centre = np.float64(given_mean[c])
             inverse = 1.0 / np.sqrt(np.float64(given_variance[c]) + eps)
             stats[2 * c], stats[2 * c + 1] = centre, inverse
@@ -124,5 +124,5 @@ def build_parameter_gradients(element: Element, value, pullback):
     return parameter_gradients
 
 
-SIGNATURES = {"given": "wwdwwgf", "parameter_gradients": "dwwwwwwwgiiiiii"}
+SIGNATURES = {"given": "wwdwwgf", "parameter_gradients": "dwwwwwwwgiiii"}
 BUILDERS = {"given": build_given, "parameter_gradients": build_parameter_gradients}

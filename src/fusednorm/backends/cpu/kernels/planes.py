@@ -310,14 +310,14 @@ def build_input_gradient(element: Element, value, pullback):
 
 
 SIGNATURES = {
-    "forward": "xxwwwwwwwgffii",
-    "moments": "xdgii",
-    "statistics": "ddwwwgfii",
-    "apply": "xxdwwwwgfii",
-    "backward": "xxxwwwwwwdgfii",
-    "reduce": "xxwwwwwwdgfii",
-    "combine": "dwwwwddgii",
-    "input_gradient": "xxxwwwwwwdgfii",
+    "forward": "xxwwwwwwwgff",
+    "moments": "xdg",
+    "statistics": "ddwwwgf",
+    "apply": "xxdwwwwgf",
+    "backward": "xxxwwwwwwdgf",
+    "reduce": "xxwwwwwwdgf",
+    "combine": "dwwwwddg",
+    "input_gradient": "xxxwwwwwwdgf",
 }
 BUILDERS = {
     "forward": build_forward,

@@ -171,10 +171,10 @@ def build_parameter_gradients(element: Element, value, pullback):
 
 
 SIGNATURES = {
-    "forward": "xxwwwwgffii",
-    "backward": "xxxwwwwwdgfii",
-    "backward_data": "xxxwwwwwdgfii",
-    "parameter_gradients": "dwwgiiiii",
+    "forward": "xxwwwwgff",
+    "backward": "xxxwwwwwdgf",
+    "backward_data": "xxxwwwwwdgf",
+    "parameter_gradients": "dwwgiii",
 }
 BUILDERS = {
     "forward": build_forward,

@@ -252,11 +252,11 @@ def build_apply(element: Element, value, pullback):
 
 
 SIGNATURES = {
-    "moments": "xdgii",
-    "statistics": "ddwwwgfii",
-    "prepare": "ddwwwwwwwwgfii",
-    "coefficients": "dwwwwwgii",
-    "apply": "xxwgfii",
+    "moments": "xdg",
+    "statistics": "ddwwwgf",
+    "prepare": "ddwwwwwwwwgf",
+    "coefficients": "dwwwwwg",
+    "apply": "xxwgf",
 }
 BUILDERS = {
     "moments": build_moments,

@@ -194,11 +194,11 @@ def build_input_gradient(element: Element, value, pullback):
 
 
 SIGNATURES = {
-    "recall": "wwdgii",
-    "reduce": "xxwdgfii",
-    "combine": "dddgii",
-    "gradient_coefficients": "ddwwwwwgii",
-    "input_gradient": "xxxwgfii",
+    "recall": "wwdg",
+    "reduce": "xxwdgf",
+    "combine": "dddg",
+    "gradient_coefficients": "ddwwwwwg",
+    "input_gradient": "xxxwgf",
 }
 BUILDERS = {
     "recall": build_recall,

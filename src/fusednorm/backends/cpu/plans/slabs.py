@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
-from fusednorm.backends.cpu.threads import parallel_for
+from fusednorm.backends.cpu.threads import parallel_for, parallel_stages
 from fusednorm.problem import Layout, Problem, View
 
 
@@ -42,7 +42,7 @@ def fold(problem: Problem, view: View) -> Problem:
     )
 
 
-#: A step of the whole-sample order takes samples of about this many bytes, so that its four calls cost little.
+#: A step of the whole-sample order takes samples of about this many bytes, so that its calls cost little.
 STEP_BYTES = 1 << 18
 
 
@@ -71,14 +71,12 @@ class SlabsForward(ForwardPlan):
         prepare = (*workspace, *saved, *parameters, self.address, eps)
         apply = (*data, coefficients, self.address, self.parameter)
         if self.whole:
-            pieces = self.pieces
-
-            def samples(start: int, stop: int) -> None:
-                self.moments(*moments, start * pieces, stop * pieces)
-                self.prepare(*prepare, start, stop)
-                self.apply_slabs(*apply, start * pieces, stop * pieces)
-
-            parallel_for(_in_steps(samples, self), (), self.samples, self.tensor_bytes)
+            stages = (
+                (self.moments, self.moments.pack(*moments), self.pieces),
+                (self.prepare, self.prepare.pack(*prepare), 1),
+                (self.apply_slabs, self.apply_slabs.pack(*apply), self.pieces),
+            )
+            parallel_stages(stages, self.samples, _samples_per_step(self), self.tensor_bytes)
             return
         parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
         if self.problem.per_batch:
@@ -97,14 +95,8 @@ class SlabsForward(ForwardPlan):
         parallel_for(self.apply_slabs, arguments, self.tasks, 2 * self.tensor_bytes)
 
 
-def _in_steps(samples: Callable[[int, int], None], plan: Plan) -> Callable[[int, int], None]:
-    step = max(1, STEP_BYTES * plan.samples // plan.tensor_bytes)
-
-    def run(start: int, stop: int) -> None:
-        for first in range(start, stop, step):
-            samples(first, min(first + step, stop))
-
-    return run
+def _samples_per_step(plan: Plan) -> int:
+    return max(1, STEP_BYTES * plan.samples // plan.tensor_bytes)
 
 
 class SlabsBackward(BackwardPlan):
@@ -142,16 +134,17 @@ class SlabsBackward(BackwardPlan):
         parallel_for(self.recall, recall, units, 16 * units)
         parallel_for(self.coefficients, prepare, self.samples, 32 * count)
         if self.whole:
-            groups, pieces = units // self.samples, self.pieces
-
-            def samples(start: int, stop: int) -> None:
-                self.reduce(*reduce, start * pieces, stop * pieces)
-                self.combine(*combine, start, stop)
-                if self.wants_input:
-                    self.gradient_coefficients(*finalize, start * groups, stop * groups)
-                    self.input_gradient(*gradient, start * pieces, stop * pieces)
-
-            parallel_for(_in_steps(samples, self), (), self.samples, 2 * self.tensor_bytes)
+            stages = [
+                (self.reduce, self.reduce.pack(*reduce), self.pieces),
+                (self.combine, self.combine.pack(*combine), 1),
+            ]
+            if self.wants_input:
+                groups = units // self.samples
+                stages += (
+                    (self.gradient_coefficients, self.gradient_coefficients.pack(*finalize), groups),
+                    (self.input_gradient, self.input_gradient.pack(*gradient), self.pieces),
+                )
+            parallel_stages(stages, self.samples, _samples_per_step(self), 2 * self.tensor_bytes)
         else:
             parallel_for(self.reduce, reduce, self.tasks, 2 * self.tensor_bytes)
             parallel_for(self.combine, combine, self.samples, 16 * self.tasks * self.channels)

@@ -1,0 +1,303 @@
+"""Every CPU instance against the reference in float64: families, shapes, dtypes, activations, parameters, values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cpu_support import (
+    CHANNELS_FIRST,
+    CHANNELS_LAST,
+    DTYPES,
+    EVERYTHING,
+    INSTANCES,
+    activation_for,
+    activations_for,
+    backward,
+    faults,
+    forward,
+    layout_for,
+    run,
+    same_bits,
+    with_activation,
+)
+from torch import Tensor
+
+from fusednorm.activations import Activation
+from fusednorm.backends import reference
+from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
+from fusednorm.problem import FAMILIES, Family
+
+CHANNEL_FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "batch_norm")
+
+# Names say what a shape reaches; groups are those of group_norm.
+SHAPES: dict[str, tuple[tuple[int, ...], int]] = {
+    "three positions, 33 channels": ((2, 33, 3), 11),
+    "49 positions, rank 4": ((3, 6, 7, 7), 2),
+    "one channel": ((2, 1, 50), 1),
+    "a group per channel": ((2, 3, 5, 11), 3),
+    "one group": ((2, 33, 19), 1),
+    "rank 6": ((2, 4, 3, 2, 3, 5), 2),
+    "more than a chunk of 4096": ((1, 3, 4100), 1),
+    "more than a piece of 16384": ((2, 3, 16400), 3),
+    "more channels than a tile of 512": ((2, 513, 9), 27),
+    "tiles and several slabs": ((1, 513, 23, 17), 3),
+}
+ROW_WORKLOADS = (
+    Workload("layer_norm", (37, 65), 1),
+    Workload("layer_norm", (5, 4, 6, 30), 3),
+    Workload("layer_norm", (3, 2, 3, 2, 1, 5), 2),
+    Workload("layer_norm", (7,), 1),
+    Workload("layer_norm", (4, 1), 1),
+    Workload("layer_norm", (2, 4100), 1),
+    Workload("rms_norm", (37, 65), 1),
+    Workload("rms_norm", (5, 4, 6, 30), 2),
+    Workload("rms_norm", (2, 4100), 1),
+    Workload("group_norm", (70, 33), 3),
+    Workload("group_norm", (5, 33), 33),
+    Workload("group_norm", (5, 1028), 1),
+)
+MANY_ROWS = (Workload("layer_norm", (4500, 7), 1), Workload("rms_norm", (4500, 7), 1))  # segments of 71 rows
+
+
+def shape_workloads(instance: str) -> Iterator[tuple[str, Workload]]:
+    """The workloads of one instance, with a name for each."""
+    if instance not in CHANNELS_FIRST:
+        for workload in ROW_WORKLOADS:
+            yield workload.key, workload
+    if instance == "cpu.rows":
+        for workload in MANY_ROWS:
+            yield workload.key, workload
+        return
+    for family in CHANNEL_FAMILIES:
+        if instance == "cpu.slabs" and family == "batch_norm":
+            continue
+        for index, (name, (shape, groups)) in enumerate(SHAPES.items()):
+            layout = "channel_dim=-1" if instance in CHANNELS_LAST and index % 2 else layout_for(instance)
+            if layout != "nchw" and shape[1] == 1:
+                continue  # one channel is the channels_first order
+            yield f"{family}, {name}", Workload(family, shape, groups, layout=layout, modulated=index % 3 == 1)
+
+
+@pytest.mark.parametrize(
+    ("instance", "workload"),
+    [
+        pytest.param(instance, workload, id=f"{instance}: {name}")
+        for instance in INSTANCES
+        for name, workload in shape_workloads(instance)
+    ],
+)
+def test_shapes(instance: str, workload: Workload) -> None:
+    workload = with_activation(workload, activation_for(instance))
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+def small_workload(instance: str, dtype: str = "float32", family: Family = "group_norm", **parts: Any) -> Workload:
+    """A few odd-sized groups in the order of the instance."""
+    if instance == "cpu.rows":
+        return Workload("layer_norm", (7, 3, 37), 1, dtype, **parts)
+    return Workload(family, (3, 8, 5, 9), 4, dtype, layout_for(instance), **parts)
+
+
+@pytest.mark.parametrize(
+    ("instance", "dtype", "activation"),
+    [
+        (instance, dtype, activation)
+        for instance in INSTANCES
+        for dtype in DTYPES
+        for activation in activations_for(instance, dtype)
+    ],
+)
+def test_each_dtype_with_each_activation(instance: str, dtype: str, activation: str | None) -> None:
+    workload = small_workload(instance, dtype, modulated=instance != "cpu.rows", activation=activation)
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+@pytest.mark.parametrize("init", ["offset", "large", "zeros", "integer"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_values(instance: str, dtype: str, init: Init) -> None:
+    """A mean of 1000 standard deviations, |x| up to 1e4, constant groups, and few distinct values."""
+    workload = small_workload(instance, dtype, activation=activation_for(instance, dtype))
+    inputs = draw(workload, init)
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_a_large_mean_over_many_chunks(instance: str) -> None:
+    """1000 standard deviations from zero, in sizes where partial statistics are merged."""
+    workload = Workload("group_norm", (2, 6, 20000), 2, layout=layout_for(instance))
+    if instance == "cpu.rows":
+        workload = Workload("layer_norm", (3, 9000), 1)
+    workload = with_activation(workload, activation_for(instance))
+    inputs = draw(workload, "offset")
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_a_mean_that_drifts(instance: str) -> None:
+    """The pivot is the mean of a chunk's beginning, which here is far from the mean of all."""
+    workload = Workload("group_norm", (2, 4, 9000), 2, layout=layout_for(instance))
+    if instance == "cpu.rows":
+        workload = Workload("layer_norm", (3, 9000), 1)
+    workload = with_activation(workload, activation_for(instance))
+    inputs = draw(workload)
+    ramp = torch.linspace(0, 1000, 9000).reshape(1, *[1] * (inputs.input.dim() - 2), 9000)
+    inputs = replace(inputs, input=(inputs.input + ramp).clone(memory_format=torch.preserve_format))
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+# --- given statistics ---
+
+
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("instance", ["cpu.planes_split", "cpu.slabs_split"])
+def test_inference(instance: str, dtype: str, modulated: bool) -> None:
+    activation = activation_for(instance, dtype)
+    workload = small_workload(instance, dtype, "batch_norm", activation=activation, modulated=modulated, training=False)
+    inputs = draw(workload)
+    assert faults(workload, inputs, forward(workload, inputs, instance), "inference") == []
+
+
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("instance", ["cpu.planes", "cpu.planes_split", "cpu.slabs_split"])
+def test_backward_of_inference_takes_the_statistics_as_constants(instance: str, modulated: bool) -> None:
+    parts: dict[str, Any] = {"modulated": modulated, "training": False}
+    workload = small_workload(instance, "float32", "batch_norm", activation=activation_for(instance), **parts)
+    inputs = draw(workload)
+    assert inputs.mean is not None
+    assert inputs.var is not None
+    results = {"mean": inputs.mean, "rstd": (inputs.var + EPS).rsqrt()}
+    results |= backward(workload, inputs, results["mean"], results["rstd"], instance)
+    assert faults(workload, inputs, results, "backward") == []
+
+
+@pytest.mark.parametrize("instance", ["cpu.planes_split", "cpu.slabs_split"])
+def test_inference_with_one_element_for_each_channel(instance: str) -> None:
+    shape, activation = (1, 6, 1), activation_for(instance)
+    workload = Workload("batch_norm", shape, activation=activation, training=False)
+    inputs = draw(workload)
+    if instance in CHANNELS_FIRST:  # with one position, only strided channels are not a row
+        inputs = replace(inputs, input=torch.randn(1, 12, 1)[:, ::2])
+    assert faults(workload, inputs, forward(workload, inputs, instance), "inference") == []
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("instance", ["cpu.planes_split", "cpu.slabs_split"])
+def test_given_statistics_of_another_dtype(instance: str, dtype: str) -> None:
+    workload = small_workload(instance, family="batch_norm", activation=activation_for(instance), training=False)
+    inputs = draw(workload)
+    assert inputs.mean is not None
+    assert inputs.var is not None
+    given = getattr(torch, dtype)
+    inputs = replace(inputs, mean=inputs.mean.to(given), var=inputs.var.to(given))
+    assert faults(workload, inputs, forward(workload, inputs, instance), "inference") == []
+
+
+# --- parameters ---
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("instance", ["cpu.planes", "cpu.slabs", "cpu.rows"])
+def test_weights_of_any_dtype(instance: str, dtype: str, weight_dtype: str) -> None:
+    workload = small_workload(instance, dtype, activation=activation_for(instance, dtype), weight_dtype=weight_dtype)
+    inputs = draw(workload)
+    results = run(workload, inputs, instance)
+    assert results["grad_weight"].dtype == results["grad_bias"].dtype == getattr(torch, weight_dtype)
+    assert faults(workload, inputs, results) == []
+
+
+@pytest.mark.parametrize("absent", ["weight", "bias", "scale", "shift", "weight bias", "weight bias scale shift"])
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_absent_parameters(instance: str, absent: str) -> None:
+    workload = small_workload(instance, activation=activation_for(instance), modulated=instance != "cpu.rows")
+    inputs = replace(draw(workload), **dict.fromkeys(absent.split()))
+    results = run(workload, inputs, instance)
+    assert faults(workload, inputs, results) == []
+    assert all(results[f"grad_{name}"].numel() == 0 for name in absent.split())
+
+
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_parameters_in_strided_memory(instance: str) -> None:
+    workload = small_workload(instance, activation=activation_for(instance), modulated=instance != "cpu.rows")
+    inputs = draw(workload)
+    named = ("weight", "bias", "scale", "shift")
+    strided = {name: spread(tensor) for name in named if (tensor := getattr(inputs, name)) is not None}
+    results, expected = run(workload, replace(inputs, **strided), instance), run(workload, inputs, instance)
+    assert [name for name, value in results.items() if not same_bits(value, expected[name])] == []
+
+
+def spread(tensor: Tensor) -> Tensor:
+    """The same values, every second element of a larger tensor that is NaN elsewhere."""
+    wide = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1]), torch.nan, dtype=tensor.dtype)
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize(
+    ("instance", "dtype", "activation"),
+    [
+        ("cpu.planes_split", "float32", Activation("silu", 1.702)),
+        ("cpu.planes", "bfloat16", Activation("silu", -0.5)),
+        ("cpu.rows", "float32", Activation("leaky_relu", 0.3)),
+        ("cpu.slabs", "bfloat16", Activation("leaky_relu", 0.0)),
+        ("cpu.planes", "float64", Activation("leaky_relu", 0.1)),
+        ("cpu.slabs_split", "float64", Activation("silu", 0.3)),
+    ],
+)
+def test_parameter_of_an_activation(instance: str, dtype: str, activation: Activation) -> None:
+    workload = with_activation(small_workload(instance, dtype), activation)
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+# --- parts of the backward ---
+
+
+@pytest.mark.parametrize("wanted", range(5))
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_one_gradient_alone(instance: str, wanted: int) -> None:
+    modulated = instance != "cpu.rows"
+    if wanted > 2 and not modulated:
+        pytest.skip("cpu.rows has no scale or shift")
+    workload = small_workload(instance, activation=activation_for(instance), modulated=modulated)
+    inputs = draw(workload)
+    results = forward(workload, inputs, instance)
+    mask = tuple(place == wanted for place in range(5))
+    gradients = backward(workload, inputs, results["mean"], results["rstd"], instance, mask)
+    (name,) = [name for name, value in gradients.items() if value.numel()]
+    assert list(gradients).index(name) == wanted
+    everything = results | backward(workload, inputs, results["mean"], results["rstd"], instance, EVERYTHING)
+    assert faults(workload, inputs, everything | {name: gradients[name]}) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_variance_for_running_statistics(family: Family) -> None:
+    """batch_norm and instance_norm also return the biased variance, from whichever instance runs them."""
+    for layout in ("nchw", "nhwc"):
+        instance = "cpu.planes" if layout == "nchw" else "cpu.slabs_split"
+        workload = Workload(family, (3, 8, 5, 9), 2, layout=layout, activation=None)
+        if workload.row_family:
+            continue
+        inputs = draw(workload)
+        with torch.no_grad():
+            x = inputs.input
+            arguments: Any = (None, None, None, None, None, None, family, 2, 1, EPS)
+            from fusednorm import dispatch
+
+            name = activation_for(instance)
+            with dispatch.use_instance(instance):
+                var = dispatch.run_forward(x, *arguments, name or "", 0.0)[3]
+            expected = reference.forward(x, *arguments, None, compute_dtype=torch.float64)[3]
+        if expected.numel() == 0:
+            assert var is None or var.numel() == 0
+        else:
+            torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)
