@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from cpu_support import (
@@ -27,10 +26,12 @@ from cpu_support import (
 )
 from torch import Tensor
 
+from fusednorm import ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
-from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
-from fusednorm.problem import FAMILIES, Family
+from fusednorm.bench.workloads import EPS, Init, Workload, draw
+from fusednorm.dispatch import use_instance
+from fusednorm.problem import Family
 
 CHANNEL_FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "batch_norm")
 
@@ -52,13 +53,11 @@ ROW_WORKLOADS = (
     Workload("layer_norm", (5, 4, 6, 30), 3),
     Workload("layer_norm", (3, 2, 3, 2, 1, 5), 2),
     Workload("layer_norm", (7,), 1),
-    Workload("layer_norm", (4, 1), 1),
     Workload("layer_norm", (2, 4100), 1),
     Workload("rms_norm", (37, 65), 1),
     Workload("rms_norm", (5, 4, 6, 30), 2),
     Workload("rms_norm", (2, 4100), 1),
     Workload("group_norm", (70, 33), 3),
-    Workload("group_norm", (5, 33), 33),
     Workload("group_norm", (5, 1028), 1),
 )
 MANY_ROWS = (Workload("layer_norm", (4500, 7), 1), Workload("rms_norm", (4500, 7), 1))  # segments of 71 rows
@@ -211,7 +210,10 @@ def test_weights_of_any_dtype(instance: str, dtype: str, weight_dtype: str) -> N
     workload = small_workload(instance, dtype, activation=activation_for(instance, dtype), weight_dtype=weight_dtype)
     inputs = draw(workload)
     results = run(workload, inputs, instance)
-    assert results["grad_weight"].dtype == results["grad_bias"].dtype == getattr(torch, weight_dtype)
+    names = ("grad_weight", "grad_bias")
+    assert all(results[name].dtype == getattr(torch, weight_dtype) for name in names)
+    if weight_dtype == "float64" != dtype:  # the accumulation is fp32: judge it as that
+        results |= {name: results[name].float() for name in names}
     assert faults(workload, inputs, results) == []
 
 
@@ -279,25 +281,15 @@ def test_one_gradient_alone(instance: str, wanted: int) -> None:
     assert faults(workload, inputs, everything | {name: gradients[name]}) == []
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_variance_for_running_statistics(family: Family) -> None:
-    """batch_norm and instance_norm also return the biased variance, from whichever instance runs them."""
-    for layout in ("nchw", "nhwc"):
-        instance = "cpu.planes" if layout == "nchw" else "cpu.slabs_split"
-        workload = Workload(family, (3, 8, 5, 9), 2, layout=layout, activation=None)
-        if workload.row_family:
-            continue
-        inputs = draw(workload)
-        with torch.no_grad():
-            x = inputs.input
-            arguments: Any = (None, None, None, None, None, None, family, 2, 1, EPS)
-            from fusednorm import dispatch
-
-            name = activation_for(instance)
-            with dispatch.use_instance(instance):
-                var = dispatch.run_forward(x, *arguments, name or "", 0.0)[3]
-            expected = reference.forward(x, *arguments, None, compute_dtype=torch.float64)[3]
-        if expected.numel() == 0:
-            assert var is None or var.numel() == 0
-        else:
-            torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)
+@pytest.mark.parametrize("family", ["batch_norm", "instance_norm"])
+@pytest.mark.parametrize("instance", INSTANCES[:-1])
+def test_the_variance_for_running_statistics(instance: str, family: Family) -> None:
+    workload = Workload(family, (3, 8, 5, 9), layout=layout_for(instance))
+    if instance == "cpu.slabs" and family == "batch_norm":
+        pytest.skip("cpu.slabs has no statistics over the samples")
+    x = draw(workload, "offset").input
+    arguments: Any = (None, None, None, None, None, None, family, 0, 1, EPS)
+    with use_instance(instance):
+        var = ops.norm_forward(x, *arguments, activation_for(instance) or "", 1.0)[3]
+    expected = reference.forward(x, *arguments, None, compute_dtype=torch.float64)[3]
+    torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)

@@ -111,7 +111,9 @@ def _name(dtype: torch.dtype) -> str:
 def _strides(input: Tensor, family: Family, num_groups: int, channel_dim: int) -> tuple[Layout | None, Tensor]:
     """The input's native layout and an output without memory."""
     layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
-    return layout, empty_output(input.to("meta"), family, num_groups, channel_dim)
+    # Not input.to("meta"), which gives a tensor with holes other strides.
+    meta = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
+    return layout, empty_output(meta, family, num_groups, channel_dim)
 
 
 def _problem(
@@ -137,12 +139,12 @@ def _problem(
         layout, output = _strides(dense, family, num_groups, channel_dim)
         like = dense.stride()
         assert layout is not None
-    output_layout = layout_of(family, shape, output.stride(), num_groups, channel_dim, like)
-    assert output_layout is not None and output_layout.order == layout.order
+    output_layout = layout_of(family, shape, output.stride(), num_groups, channel_dim, like, layout.order)
+    assert output_layout is not None
     grad_layout = None
     if grad_output is not None:
-        grad_layout = layout_of(family, shape, grad_output.stride(), num_groups, channel_dim, like)
-        if grad_layout is None or grad_layout.order != layout.order:
+        grad_layout = layout_of(family, shape, grad_output.stride(), num_groups, channel_dim, like, layout.order)
+        if grad_layout is None:
             copies.append("grad_output")
             grad_layout = output_layout
     return Problem(

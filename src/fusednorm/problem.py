@@ -76,6 +76,8 @@ class Layout:
 
 def _collapse(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
     """The stride of several dimensions seen as one, or None where they cannot be; 0 for no elements to step over."""
+    if 0 in sizes:
+        return 0
     step: int | None = None
     expected = 0
     for size, stride in zip(reversed(sizes), reversed(strides), strict=True):
@@ -96,11 +98,13 @@ def layout_of(
     num_groups: int,
     channel_dim: int = 1,
     like: Sequence[int] | None = None,
+    wanted: Order | None = None,
 ) -> Layout | None:
     """The native layout of a strided tensor, or None where it fits neither memory order without a copy.
 
     A norm does not care in which order the spatial positions are walked as long as all its tensors agree: they are
-    taken in the order of the strides ``like``, the input's, by default the tensor's own.
+    taken in the order of the strides ``like``, the input's, by default the tensor's own. ``wanted`` is the one memory
+    order to see in it, the input's: with one channel or one position a tensor is in both.
     """
     rank = len(shape)
     order = strides if like is None else like
@@ -119,14 +123,15 @@ def layout_of(
         return None
     view = view_of(family, shape, num_groups, channel_dim)
     one_channel, one_position = view.channels <= 1, view.spatial <= 1
-    # A single position per channel leaves the channels contiguous: that is a row, the channels_last order.
-    if (channel == 1 or one_channel) and (one_position or spatial >= max(view.channels, 2)):
-        return Layout("channels_last", sample, 1, spatial)
-    if (spatial == 1 or one_position) and (one_channel or channel >= 1):
-        return Layout("channels_first", sample, channel, 1)
-    if (channel == 1 or one_channel) and spatial >= 1:
-        return Layout("channels_last", sample, 1, spatial)
-    return None
+    last = (channel == 1 or one_channel) and (one_position or spatial >= 1)
+    first = (spatial == 1 or one_position) and (one_channel or channel >= 1)
+    if wanted is None:
+        # A single position per channel leaves the channels contiguous: that is a row, the channels_last order.
+        rows = one_position or spatial >= max(view.channels, 2) or not first
+        wanted = "channels_last" if last and rows else "channels_first"
+    if wanted == "channels_last":
+        return Layout(wanted, sample, 1, spatial) if last else None
+    return Layout(wanted, sample, channel, 1) if first else None
 
 
 def dense_layout(view: View, order: Order) -> Layout:

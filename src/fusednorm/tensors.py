@@ -34,11 +34,12 @@ def is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _memory_order(rank: int, order: str, channel_dim: int) -> tuple[int, ...]:
-    """The dimensions of a tensor from the slowest to the fastest in a memory order of the view."""
-    if channel_dim == 1:
-        return tuple(range(rank)) if order == "channels_first" else (0, *range(2, rank), 1)
-    return tuple(range(rank)) if order == "channels_last" else (0, rank - 1, *range(1, rank - 1))
+def _memory_order(input: torch.Tensor, order: str, channel_dim: int) -> tuple[int, ...]:
+    """The dimensions from the slowest to the fastest in a memory order of the view, the positions as the input's."""
+    rank, strides = input.dim(), input.stride()
+    channel = 1 if channel_dim == 1 else rank - 1
+    positions = sorted((axis for axis in range(1, rank) if axis != channel), key=lambda axis: -strides[axis])
+    return (0, channel, *positions) if order == "channels_first" else (0, *positions, channel)
 
 
 def _empty_in_order(input: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
@@ -50,8 +51,8 @@ def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_d
     """An unwritten output, or grad_input, with the strides that every backend returns for this input.
 
     A dense input keeps its strides. Any other (sliced, expanded) gives a dense output in the memory order that
-    :func:`fusednorm.problem.layout_of` sees in it, and a contiguous one where it sees none. Fake and meta tensors get
-    the same strides as real ones.
+    :func:`fusednorm.problem.layout_of` sees in it, with the positions in the same sequence, and a contiguous one where
+    it sees none. Fake and meta tensors get the same strides as real ones.
     """
     if is_dense(input):
         return torch.empty_like(input)
@@ -60,5 +61,5 @@ def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_d
     if family not in ("layer_norm", "rms_norm"):
         layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
         if layout is not None:
-            order = _memory_order(rank, layout.order, channel_dim)
+            order = _memory_order(input, layout.order, channel_dim)
     return _empty_in_order(input, order)

@@ -132,8 +132,8 @@ def _workers(count: int) -> ThreadPoolExecutor:
 def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_bytes: int) -> None:
     """Run a kernel over its tasks, on torch.get_num_threads() threads at most."""
     packed = kernel.pack(*arguments)
-    threads = 1 if work_bytes < SERIAL_BYTES else min(torch.get_num_threads(), tasks)
-    if threads <= 1:
+    threads = 1 if tasks < 2 or work_bytes < SERIAL_BYTES else torch.get_num_threads()
+    if threads == 1:
         kernel.run(packed, 0, tasks)
     else:
         _parallel([(kernel, packed, 1)], tasks, max(1, -(-tasks // (threads * SHARES))), threads)
@@ -141,7 +141,7 @@ def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_by
 
 def parallel_stages(stages: Sequence[Stage], tasks: int, share: int, work_bytes: int) -> None:
     """Run several kernels one after the other on each share of the tasks."""
-    threads = 1 if work_bytes < SERIAL_BYTES else min(torch.get_num_threads(), tasks)
+    threads = 1 if tasks <= share or work_bytes < SERIAL_BYTES else torch.get_num_threads()
     if threads > 1:
         _parallel(stages, tasks, share, threads)
         return
@@ -152,6 +152,7 @@ def parallel_stages(stages: Sequence[Stage], tasks: int, share: int, work_bytes:
 
 
 def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> None:
+    """Run the driver on a team as large as torch's: a smaller one would end threads that torch starts again."""
     fields = [0, share, tasks, len(stages)]
     for kernel, packed, factor in stages:
         # The bytes are the caller's and outlive the call.

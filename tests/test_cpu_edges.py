@@ -1,0 +1,282 @@
+"""Every CPU instance at the edges: constant groups, NaN and infinity, nothing to do, one element, and huge strides."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from cpu_support import (
+    CHANNELS_FIRST,
+    INSTANCES,
+    activation_for,
+    activations_for,
+    backward,
+    faults,
+    forward,
+    layout_for,
+    run,
+    same_bits,
+)
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusednorm
+from fusednorm import ops
+from fusednorm.activations import Activation
+from fusednorm.backends import reference
+from fusednorm.bench.workloads import EPS, Inputs, Workload, draw
+from fusednorm.problem import Family
+
+NAN, INF = float("nan"), float("inf")
+
+
+def small_workload(instance: str, dtype: str = "float32", activation: str | None = None) -> Workload:
+    """Groups of two channels, or rows."""
+    if instance == "cpu.rows":
+        return Workload("layer_norm", (4, 3, 37), 1, dtype, activation=activation)
+    return Workload("group_norm", (4, 8, 5, 9), 4, dtype, layout_for(instance), activation)
+
+
+@pytest.mark.parametrize("value", [3.1, -12345.678, 1e-30, 0.0])
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_a_constant_group(instance: str, value: float) -> None:
+    """Its variance is 0, so rstd is eps to the power of -1/2, and the output is that of the bias."""
+    workload = small_workload(instance, activation=activation_for(instance))
+    drawn = draw(workload)
+    inputs = replace(drawn, input=torch.full_like(drawn.input, value))
+    results = run(workload, inputs, instance)
+    torch.testing.assert_close(results["rstd"], torch.full_like(results["rstd"], EPS**-0.5), rtol=1e-6, atol=0)
+    assert faults(workload, inputs, results) == []
+
+
+# --- NaN and infinity ---
+
+
+def struck(workload: Workload) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+    """One place in the input, and the group that it belongs to."""
+    if workload.row_family:
+        return (1, 2, 30), (slice(1, 2), slice(2, 3), slice(None))
+    if workload.family == "batch_norm":
+        return (1, 4, 0, 3), (slice(None), slice(4, 5))
+    return (1, 4, 0, 3), (slice(1, 2), slice(4, 6))
+
+
+def holds(mask: Tensor, region: tuple[slice, ...]) -> bool:
+    """Whether a mask is true in the region and nowhere else."""
+    expected = torch.zeros_like(mask)
+    expected[region] = True
+    return torch.equal(mask, expected)
+
+
+def channels_of(workload: Workload, region: tuple[slice, ...]) -> tuple[slice, ...]:
+    return region[2:] if workload.row_family else region[1:]
+
+
+FAMILY_CASES = [(instance, "group_norm") for instance in INSTANCES] + [
+    ("cpu.planes", "batch_norm"),
+    ("cpu.planes_split", "batch_norm"),
+    ("cpu.slabs_split", "batch_norm"),
+]
+
+
+def family_workload(instance: str, family: Family) -> Workload:
+    workload = small_workload(instance, activation=activation_for(instance))
+    return replace(workload, family=family) if family == "batch_norm" else workload
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF])
+@pytest.mark.parametrize(("instance", "family"), FAMILY_CASES)
+def test_nan_and_infinity_fill_their_group_and_no_other(instance: str, family: Family, value: float) -> None:
+    workload = family_workload(instance, family)
+    place, region = struck(workload)
+    clean = draw(workload)
+    spoilt = replace(clean, input=clean.input.clone())
+    spoilt.input[place] = value
+    expected, results = run(workload, clean, instance), run(workload, spoilt, instance)
+    for name in ("output", "grad_input"):
+        assert holds(results[name].isnan(), region), name
+        results[name][region] = expected[name][region]
+        assert same_bits(results[name], expected[name]), name
+    for name in ("grad_weight", "grad_bias"):
+        assert holds(results[name].isnan(), channels_of(workload, region)), name
+        results[name][channels_of(workload, region)] = expected[name][channels_of(workload, region)]
+        assert same_bits(results[name], expected[name]), name
+    assert int(results["rstd"].isnan().sum()) == 1
+
+
+@pytest.mark.parametrize("value", [NAN, INF])
+@pytest.mark.parametrize(("instance", "family"), FAMILY_CASES)
+def test_a_spoilt_gradient_fills_its_group_and_no_other(instance: str, family: Family, value: float) -> None:
+    workload = family_workload(instance, family)
+    place, region = struck(workload)
+    clean = draw(workload)
+    spoilt = replace(clean, grad_output=clean.grad_output.clone())
+    spoilt.grad_output[place] = value
+    expected, results = run(workload, clean, instance), run(workload, spoilt, instance)
+    assert holds(~results["grad_input"].isfinite(), region)
+    results["grad_input"][region] = expected["grad_input"][region]
+    assert same_bits(results["grad_input"], expected["grad_input"])
+    channel = place[2:] if workload.row_family else place[1:2]
+    for name in ("grad_weight", "grad_bias"):
+        assert torch.equal((~results[name].isfinite()).nonzero(), torch.tensor([channel])), name
+
+
+@pytest.mark.parametrize(
+    ("instance", "dtype", "activation"),
+    [
+        (instance, dtype, activation)
+        for instance in INSTANCES
+        for dtype in ("float32", "float64")
+        for activation in activations_for(instance, dtype)
+    ],
+)
+def test_a_nan_with_a_payload_stays_a_nan(instance: str, dtype: str, activation: str | None) -> None:
+    """All bits set, as poisoned memory has it: arithmetic on the bits of a float could make a number of it."""
+    workload = small_workload(instance, dtype, activation)
+    place, region = struck(workload)
+    inputs = draw(workload)
+    bits = inputs.input.view(torch.int32 if dtype == "float32" else torch.int64)
+    bits[place] = -1
+    results = run(workload, inputs, instance)
+    assert holds(results["output"].isnan(), region)
+    assert holds(results["grad_input"].isnan(), region)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_what_exceeds_a_16_bit_dtype_is_infinite(instance: str, dtype: str) -> None:
+    """As in torch: values that round beyond the largest number, and only those, become infinite."""
+    workload = small_workload(instance, dtype)
+    drawn = draw(workload)
+    top = torch.finfo(getattr(torch, dtype)).max
+    weight = torch.full(workload.parameter_shape, top / 2)
+    inputs = replace(drawn, weight=weight, bias=torch.zeros_like(weight))
+    workload = replace(workload, activation=next(iter(activations_for(instance, dtype))))
+    output = forward(workload, inputs, instance)["output"]
+    assert faults(workload, inputs, {"output": output, **statistics(workload, inputs)}, "forward") == []
+    assert output.isinf().any()
+    assert output.isfinite().any()
+
+
+def statistics(workload: Workload, inputs: Inputs) -> dict[str, Tensor]:
+    x = inputs.input
+    view = (*x.shape[:-1], 1, x.shape[-1]) if workload.row_family else (x.shape[0], workload.groups, -1)
+    grouped = x.double().reshape(view)
+    mean, var = grouped.mean(-1), grouped.var(-1, correction=0)
+    shape = (-1, 1) if workload.row_family else mean.shape
+    return {"mean": mean.float().reshape(shape), "rstd": (var + EPS).rsqrt().float().reshape(shape)}
+
+
+# --- every element written, nothing to do, one element ---
+
+
+@pytest.mark.parametrize("instance", INSTANCES)
+def test_every_element_of_a_large_output_is_written(instance: str) -> None:
+    """Large outputs come from kept blocks; these are filled with NaN in tests as torch.empty is."""
+    shape = (1031, 1021) if instance == "cpu.rows" else (2, 6, 90001)
+    family: Family = "layer_norm" if instance == "cpu.rows" else "group_norm"
+    workload = Workload(
+        family, shape, 1 if instance == "cpu.rows" else 3, layout=layout_for(instance),
+        activation=activation_for(instance),
+    )  # fmt: skip
+    inputs = draw(workload)
+    for _ in range(2):  # the second time in the memory of the first
+        results = run(workload, inputs, instance)
+        assert all(bool(results[name].isfinite().all()) for name in ("output", "grad_input"))
+        del results
+
+
+EMPTY_SHAPES = [(0, 8, 5), (0, 8), (2, 0, 5), (2, 8, 0), (2, 8, 0, 3), (2, 8, 3, 0), (0, 8, 0), (2, 0)]
+
+
+@pytest.mark.parametrize("channel_dim", [1, -1])
+@pytest.mark.parametrize("family", ["group_norm", "instance_norm", "batch_norm"])
+@pytest.mark.parametrize("shape", EMPTY_SHAPES, ids=str)
+def test_nothing_to_normalize(shape: tuple[int, ...], family: Family, channel_dim: int) -> None:
+    x = torch.empty(shape)
+    assert_empty(x.movedim(1, -1) if channel_dim == -1 else x, family, channel_dim, shape[1])
+
+
+@pytest.mark.parametrize(("shape", "trailing"), [((0, 8), 1), ((3, 0), 1), ((0, 0), 1), ((3, 0, 4), 2), ((0,), 1)])
+@pytest.mark.parametrize("family", ["layer_norm", "rms_norm"])
+def test_no_rows_or_rows_of_nothing(shape: tuple[int, ...], trailing: int, family: Family) -> None:
+    assert_empty(torch.empty(shape), family, 1, shape[len(shape) - trailing :], trailing)
+
+
+def test_a_slice_without_channels() -> None:
+    assert_empty(torch.empty(2, 4, 8)[..., :0], "group_norm", -1, 0)
+
+
+def assert_empty(
+    x: Tensor, family: Family, channel_dim: int, parameter_shape: int | tuple[int, ...], groups: int = 1
+) -> None:
+    """An output with the fake's strides, and gradients of zero."""
+    weight = torch.ones(parameter_shape)
+    bias = None if family == "rms_norm" else torch.zeros(parameter_shape)
+    call = (family, groups, channel_dim)
+    y, mean, rstd, _ = ops.norm_forward(x, weight, bias, None, None, None, None, *call, EPS, "", 0.0)
+    with FakeTensorMode() as mode:
+        fake = ops.empty_output(mode.from_tensor(x), *call)
+    assert (y.shape, y.stride()) == (fake.shape, fake.stride())
+    mask = (True, True, bias is not None, False, False)
+    gradients = ops.norm_backward(y, x, mean, rstd, weight, bias, None, None, *call, "", 0.0, True, mask)
+    assert gradients[0].shape == x.shape
+    assert torch.equal(gradients[1], torch.zeros_like(weight))
+    assert bias is None or torch.equal(gradients[2], torch.zeros_like(bias))
+
+
+@pytest.mark.parametrize("instance", ["cpu.rows", "cpu.slabs", "cpu.slabs_split", "cpu.planes", "cpu.planes_split"])
+def test_one_element_for_each_statistic(instance: str) -> None:
+    """xhat is 0: the output is the bias's, the weight has no gradient, and the input's is what rounding leaves."""
+    activation = activation_for(instance)
+    workload = Workload("group_norm", (5, 33), 33, activation=activation)
+    inputs = draw(workload)
+    if instance in CHANNELS_FIRST:
+        inputs = replace(inputs, input=torch.randn(5, 66)[:, ::2])
+    results = run(workload, inputs, instance)
+    assert inputs.bias is not None
+    expected = inputs.bias if activation is None else reference.VALUES[activation](inputs.bias, 1.0)
+    torch.testing.assert_close(results["output"], expected.expand(5, 33), rtol=1e-6, atol=1e-7)
+    assert results["grad_weight"].abs().max() == 0
+    terms = EPS**-0.5 * float((inputs.weight.abs() * inputs.grad_output.abs()).max()) * 1.2  # gelu' is at most 1.13
+    assert results["grad_input"].abs().max() <= torch.finfo(torch.float32).eps * terms
+
+
+# --- far apart in memory ---
+
+
+def sparse(shape: tuple[int, ...], strides: tuple[int, ...]) -> Tensor:
+    """fp16 zeros so far apart that an offset needs more than 32 bits; untouched pages take no memory."""
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
+    if not hasattr(mmap, "MAP_NORESERVE"):
+        pytest.skip("this system has no memory without reservation")
+    block = mmap.mmap(-1, 2 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE)
+    return torch.from_numpy(np.frombuffer(block, np.float16)).as_strided(shape, strides)
+
+
+@pytest.mark.parametrize("strides", [(2**31 + 24, 2**28 + 8, 1), (2**31 + 24, 1, 2**25 + 8)], ids=str)
+def test_offsets_beyond_32_bits(strides: tuple[int, ...]) -> None:
+    shape = (2, 8, 50)
+    values = torch.randn(shape).half()
+    x, grad_output = sparse(shape, strides), sparse(shape, strides)
+    x.copy_(values)
+    grad_output.copy_(values.flip(2))
+    instances = ("cpu.planes", "cpu.planes_split") if strides[2] == 1 else ("cpu.slabs", "cpu.slabs_split")
+    for instance in instances:
+        workload = Workload("group_norm", shape, 4, "float16", activation=activation_for(instance, "float16"))
+        near = replace(draw(workload), input=values, grad_output=values.flip(2))
+        if strides[2] != 1:
+            near = replace(near, input=values.mT.contiguous().mT, grad_output=values.flip(2).mT.contiguous().mT)
+        far = replace(near, input=x, grad_output=grad_output)
+        expected, results = run(workload, near, instance), run(workload, far, instance)
+        assert [name for name, value in results.items() if not same_bits(value, expected[name])] == []
+
+
+def test_activation_objects_are_accepted_where_names_are() -> None:
+    x = torch.randn(2, 8, 9)
+    assert same_bits(fusednorm.group_norm(x, 4, activation=None), fusednorm.group_norm(x, 4))
+    assert Activation("relu").parameter == 0.0
+    assert backward is not None
