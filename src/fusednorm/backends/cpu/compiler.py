@@ -82,7 +82,8 @@ def _renew_lock() -> None:
     _lock = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 def load(kernel: Kernel) -> Function:
@@ -148,7 +149,10 @@ def _jit() -> Any:
 
 
 def _cpu_features() -> str:
-    return str(llvm.get_host_cpu_features().flatten())
+    try:
+        return str(llvm.get_host_cpu_features().flatten())
+    except RuntimeError:  # LLVM cannot tell on this system; the processor's name implies what it needs
+        return ""
 
 
 def _compile(kernel: Kernel) -> tuple[str, str, bytes]:

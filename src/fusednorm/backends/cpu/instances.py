@@ -37,7 +37,7 @@ class Slabs:
     elements: int = 131072
 
     def rows(self, problem: Problem) -> int:
-        rows = max(64, self.elements // problem.view.channels // 64 * 64)
+        rows = max(64, self.elements // max(1, problem.view.channels) // 64 * 64)
         return min(rows, problem.view.spatial)
 
 

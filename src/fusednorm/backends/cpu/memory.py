@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 import weakref
 from collections import deque
 from functools import cache
@@ -22,8 +21,8 @@ SMALLEST = 1 << 22  # bytes: below this the C library keeps freed memory, and a 
 HUGE_PAGE = 1 << 21
 SLACK = 1.25  # a kept block serves any request of at least 1/1.25 of its size
 
+# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child.
 _free: deque[mmap.mmap] = deque()
-_lock = threading.Lock()
 
 
 @cache
@@ -38,7 +37,7 @@ def empty_cache() -> None:
 
 
 def _release(block: mmap.mmap) -> None:
-    # Runs whenever a tensor dies, also amid take() in this very thread: append alone is atomic and takes no lock.
+    # Runs whenever a tensor dies, also amid _take() in this very thread.
     _free.append(block)
     while sum(map(len, tuple(_free))) > limit():
         try:
@@ -49,17 +48,12 @@ def _release(block: mmap.mmap) -> None:
 
 def _take(size: int) -> mmap.mmap:
     size = -(-size // HUGE_PAGE) * HUGE_PAGE
-    with _lock:
-        best = None
-        for block in tuple(_free):
-            if size <= len(block) <= SLACK * size and (best is None or len(block) < len(best)):
-                best = block
-        if best is not None:
-            try:
-                _free.remove(best)
-                return best
-            except ValueError:  # trimmed by a release meanwhile
-                pass
+    for block in sorted((block for block in tuple(_free) if size <= len(block) <= SLACK * size), key=len):
+        try:
+            _free.remove(block)
+            return block
+        except ValueError:  # taken by another thread, or trimmed by a release
+            pass
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)

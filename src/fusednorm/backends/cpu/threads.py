@@ -84,7 +84,8 @@ def _after_fork() -> None:
     _forked, _pool, _pool_size = True, None, 0
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @cache

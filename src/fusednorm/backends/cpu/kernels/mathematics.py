@@ -19,7 +19,8 @@ F = np.float32
 _LOG2E = 1.4426950408889634
 # log(2) in two parts, the first with low bits zero so that its product with the integer n is exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-_ROUND_32, _ROUND_64 = F(1.5 * 2**23), 1.5 * 2.0**52
+# Adding one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are 2**n.
+_ROUND_32, _ROUND_64 = F(1.5 * 2**23 + 127), 1.5 * 2.0**52 + 1023
 
 # A minimax fit of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first; 2**f is off by 9e-8.
 _EXP2 = tuple(map(F, (0.001326472707, 0.009671512649, 0.05550733744, 0.2402224209, 0.6931469776)))
@@ -29,8 +30,8 @@ _EXP2 = tuple(map(F, (0.001326472707, 0.009671512649, 0.05550733744, 0.240222420
 def exp2_32(t):
     """2**t, with t held to [-126, 126]; NaN stays NaN.
 
-    Sums with _ROUND round t to an integer n, which then stands in the low bits; moved into the exponent it multiplies
-    by 2**n. Callers scale by log2(e) themselves: that error, t units in the last place, is absolute in their results.
+    The power is a factor and no sum of bits, which would make numbers of NaNs with a payload. Callers scale by log2(e)
+    themselves: that error, t units in the last place, is absolute in their results.
     """
     t = F(-126.0) if t < F(-126.0) else t
     t = F(126.0) if t > F(126.0) else t
@@ -40,7 +41,7 @@ def exp2_32(t):
     for coefficient in _EXP2[1:]:
         p = p * f + coefficient
     p = p * f + F(1.0)
-    return from_bits(np.int32(to_bits(p) + (to_bits(shifted) << np.int32(23))))
+    return p * from_bits(np.int32(to_bits(shifted) << np.int32(23)))
 
 
 _INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
@@ -57,7 +58,7 @@ def exp64(x):
     p = _INVERSE_FACTORIALS[0]
     for coefficient in _INVERSE_FACTORIALS[1:]:
         p = p * r + coefficient
-    return from_bits(np.int64(to_bits(p) + (to_bits(shifted) << np.int64(52))))
+    return p * from_bits(np.int64(to_bits(shifted) << np.int64(52)))
 
 
 @exact
