@@ -270,7 +270,7 @@ def test_report_survives_json_and_csv() -> None:
 
 
 def test_markdown_tables_are_whole() -> None:
-    text = summary.report_markdown([example_report()])
+    text = summary.report_markdown([example_report()], workloads=True)
     assert "a cpu, 2 cores, 2 threads" in text
     assert "1.50× (jax)" in text
     tables = [block for block in text.split("\n\n") if block.startswith("|")]

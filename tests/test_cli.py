@@ -151,7 +151,7 @@ def test_bench_writes_json_csv_and_a_plot_and_report_reads_it(tmp_path: Path) ->
     ]
     assert len(csv_path.read_text().splitlines()) == 1 + len(rows)
     assert plot.stat().st_size > 0
-    markdown = run("report", str(json_path))
+    markdown = run("report", "--workloads", str(json_path))
     assert markdown.exit_code == 0
     assert markdown.stdout.count(TINY_WORKLOAD.key) == 2
     csv_path.write_text("{}")

@@ -13,7 +13,6 @@ from cpu_support import (
     INSTANCES,
     activation_for,
     activations_for,
-    backward,
     faults,
     forward,
     layout_for,
@@ -23,11 +22,9 @@ from cpu_support import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import fusednorm
 from fusednorm import ops
-from fusednorm.activations import Activation
 from fusednorm.backends import reference
-from fusednorm.bench.workloads import EPS, Inputs, Workload, draw
+from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.problem import Family
 
 NAN, INF = float("nan"), float("inf")
@@ -100,9 +97,11 @@ def test_nan_and_infinity_fill_their_group_and_no_other(instance: str, family: F
         assert holds(results[name].isnan(), region), name
         results[name][region] = expected[name][region]
         assert same_bits(results[name], expected[name]), name
-    for name in ("grad_weight", "grad_bias"):
-        assert holds(results[name].isnan(), channels_of(workload, region)), name
-        results[name][channels_of(workload, region)] = expected[name][channels_of(workload, region)]
+    channels = channels_of(workload, region)
+    # Without an activation the gradient of the bias does not depend on the input.
+    for name in ("grad_weight",) if workload.activation is None else ("grad_weight", "grad_bias"):
+        assert holds(results[name].isnan(), channels), name
+        results[name][channels] = expected[name][channels]
         assert same_bits(results[name], expected[name]), name
     assert int(results["rstd"].isnan().sum()) == 1
 
@@ -145,29 +144,17 @@ def test_a_nan_with_a_payload_stays_a_nan(instance: str, dtype: str, activation:
     assert holds(results["grad_input"].isnan(), region)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("instance", INSTANCES)
-def test_what_exceeds_a_16_bit_dtype_is_infinite(instance: str, dtype: str) -> None:
+def test_what_exceeds_fp16_is_infinite(instance: str) -> None:
     """As in torch: values that round beyond the largest number, and only those, become infinite."""
-    workload = small_workload(instance, dtype)
+    workload = small_workload(instance, "float16", activation_for(instance, "float16"))
     drawn = draw(workload)
-    top = torch.finfo(getattr(torch, dtype)).max
-    weight = torch.full(workload.parameter_shape, top / 2)
+    weight = torch.full(workload.parameter_shape, torch.finfo(torch.float16).max / 2)
     inputs = replace(drawn, weight=weight, bias=torch.zeros_like(weight))
-    workload = replace(workload, activation=next(iter(activations_for(instance, dtype))))
-    output = forward(workload, inputs, instance)["output"]
-    assert faults(workload, inputs, {"output": output, **statistics(workload, inputs)}, "forward") == []
-    assert output.isinf().any()
-    assert output.isfinite().any()
-
-
-def statistics(workload: Workload, inputs: Inputs) -> dict[str, Tensor]:
-    x = inputs.input
-    view = (*x.shape[:-1], 1, x.shape[-1]) if workload.row_family else (x.shape[0], workload.groups, -1)
-    grouped = x.double().reshape(view)
-    mean, var = grouped.mean(-1), grouped.var(-1, correction=0)
-    shape = (-1, 1) if workload.row_family else mean.shape
-    return {"mean": mean.float().reshape(shape), "rstd": (var + EPS).rsqrt().float().reshape(shape)}
+    results = forward(workload, inputs, instance)
+    assert faults(workload, inputs, results, "forward") == []
+    assert results["output"].isinf().any()
+    assert results["output"].isfinite().any()
 
 
 # --- every element written, nothing to do, one element ---
@@ -273,10 +260,3 @@ def test_offsets_beyond_32_bits(strides: tuple[int, ...]) -> None:
         far = replace(near, input=x, grad_output=grad_output)
         expected, results = run(workload, near, instance), run(workload, far, instance)
         assert [name for name, value in results.items() if not same_bits(value, expected[name])] == []
-
-
-def test_activation_objects_are_accepted_where_names_are() -> None:
-    x = torch.randn(2, 8, 9)
-    assert same_bits(fusednorm.group_norm(x, 4, activation=None), fusednorm.group_norm(x, 4))
-    assert Activation("relu").parameter == 0.0
-    assert backward is not None

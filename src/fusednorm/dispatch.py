@@ -139,11 +139,13 @@ def _problem(
         layout, output = _strides(dense, family, num_groups, channel_dim)
         like = dense.stride()
         assert layout is not None
-    output_layout = layout_of(family, shape, output.stride(), num_groups, channel_dim, like, layout.order)
+    view = (num_groups, channel_dim, like, layout.order)
+    # Without elements no stride means anything, and torch gives any.
+    output_layout = layout if 0 in shape else layout_of(family, shape, output.stride(), *view)
     assert output_layout is not None
     grad_layout = None
     if grad_output is not None:
-        grad_layout = layout_of(family, shape, grad_output.stride(), num_groups, channel_dim, like, layout.order)
+        grad_layout = layout if 0 in shape else layout_of(family, shape, grad_output.stride(), *view)
         if grad_layout is None:
             copies.append("grad_output")
             grad_layout = output_layout

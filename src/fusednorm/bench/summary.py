@@ -173,15 +173,14 @@ def mean_table(cases: Sequence[Case]) -> Table:
     return Table("geometric means", header, tuple(lines), header[:4])
 
 
-def report_markdown(reports: Iterable[Report]) -> str:
-    """The tables of the README from saved reports: per file its machine, geometric means and workloads."""
-    parts = []
+def report_markdown(reports: Sequence[Report], workloads: bool = False) -> str:
+    """The tables of the README from saved reports: geometric means, on request each workload, and where from."""
+    cases = [case for report in reports for case in cases_of(report.rows)]
+    tables = [mean_table(cases), ratio_table(cases)] if workloads else [mean_table(cases)]
+    sources: dict[str, list[str]] = {}
     for report in reports:
-        cases = cases_of(report.rows)
         machine = report.machine
-        parts += [
-            f"{machine}; measured {machine.date} by `{machine.command}`.",
-            mean_table(cases).to_markdown(),
-            ratio_table(cases).to_markdown(),
-        ]
+        sources.setdefault(str(machine), []).append(f"- {machine.date}: `{machine.command}`")
+    parts = [table.to_markdown() for table in tables]
+    parts += [f"Measured on {machine}:\n\n" + "\n".join(commands) for machine, commands in sources.items()]
     return "\n\n".join(parts) + "\n"

@@ -16,8 +16,9 @@ def report(
     files: Annotated[
         list[Path], typer.Argument(help="Files written by fusednorm bench --json.", exists=True, dir_okay=False)
     ],
+    workloads: Annotated[bool, typer.Option(help="A line for each workload too.")] = False,
 ) -> None:
     """Prints the tables of saved results as Markdown, as the README shows them."""
     with output.usage_errors():
         reports = [Report.from_json(path.read_text()) for path in files]
-    typer.echo(report_markdown(reports), nl=False)
+    typer.echo(report_markdown(reports, workloads), nl=False)
