@@ -121,7 +121,7 @@ def in_memory(
     rank = values.dim()
     order = range(rank) if order is None else order
     steps = [1] * rank if steps is None else steps
-    sizes = [max(1, values.shape[axis] * steps[axis] + (steps[axis] > 1)) if steps[axis] else 1 for axis in order]
+    sizes = [max(1, values.shape[axis] * steps[axis]) for axis in order]
     block = torch.full((offset + prod(sizes),), torch.nan, dtype=values.dtype)
     strides = [0] * rank
     stride = 1

@@ -19,7 +19,7 @@ from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
 from fusednorm.instance import Backend, Candidate, Instance
 from fusednorm.problem import Direction, Family, Layout, Problem, layout_of, view_of
-from fusednorm.tensors import empty_output
+from fusednorm.tensors import empty_output, is_dense
 
 Plan = Callable[..., tuple[Any, ...]]
 
@@ -108,12 +108,17 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _strides(input: Tensor, family: Family, num_groups: int, channel_dim: int) -> tuple[Layout | None, Tensor]:
-    """The input's native layout and an output without memory."""
+def _strides(
+    input: Tensor, family: Family, num_groups: int, channel_dim: int
+) -> tuple[Layout | None, tuple[int, ...]]:
+    """The input's native layout and the output's strides."""
     layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
-    # Not input.to("meta"), which gives a tensor with holes other strides.
+    if input.numel() and is_dense(input):
+        return layout, input.stride()
+    # Not input.to("meta"), which gives a tensor with holes other strides. The first operator on a meta tensor imports
+    # sympy, 0.3 s, which is why a dense input does without.
     meta = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
-    return layout, empty_output(meta, family, num_groups, channel_dim)
+    return layout, empty_output(meta, family, num_groups, channel_dim).stride()
 
 
 def _problem(
@@ -131,17 +136,17 @@ def _problem(
     grad_output: Tensor | None = None,
 ) -> Problem:
     shape, copies = tuple(input.shape), []
-    layout, output = _strides(input, family, num_groups, channel_dim)
+    layout, output_strides = _strides(input, family, num_groups, channel_dim)
     like = input.stride()
     if layout is None:
         copies.append("input")
         dense = torch.empty(shape, device="meta", dtype=input.dtype)
-        layout, output = _strides(dense, family, num_groups, channel_dim)
+        layout, output_strides = _strides(dense, family, num_groups, channel_dim)
         like = dense.stride()
         assert layout is not None
     view = (num_groups, channel_dim, like, layout.order)
     # Without elements no stride means anything, and torch gives any.
-    output_layout = layout if 0 in shape else layout_of(family, shape, output.stride(), *view)
+    output_layout = layout if 0 in shape else layout_of(family, shape, output_strides, *view)
     assert output_layout is not None
     grad_layout = None
     if grad_output is not None:
@@ -165,10 +170,10 @@ def _problem(
         num_groups=num_groups,
         channel_dim=channel_dim,
         shape=shape,
-        output_strides=output.stride(),
+        output_strides=output_strides,
         output_layout=output_layout,
         grad_layout=grad_layout,
-        dense=output.stride() == input.stride(),
+        dense=output_strides == input.stride(),
         copies=tuple(copies),
     )
 

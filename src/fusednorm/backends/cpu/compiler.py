@@ -74,7 +74,15 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
 
 _lock = threading.RLock()
 _loaded: dict[Kernel, Function] = {}
-_libraries: list[Any] = []  # a library that is collected takes its machine code with it
+_libraries: dict[str, Any] = {}  # a library that is collected takes its machine code with it
+
+
+def _hold_lock() -> None:
+    _lock.acquire()
+
+
+def _release_lock() -> None:
+    _lock.release()
 
 
 def _renew_lock() -> None:
@@ -83,7 +91,8 @@ def _renew_lock() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_renew_lock)
+    # A fork waits for a compilation in another thread: the child would have Numba's and LLVM's locks locked for ever.
+    os.register_at_fork(before=_hold_lock, after_in_parent=_release_lock, after_in_child=_renew_lock)
 
 
 def load(kernel: Kernel) -> Function:
@@ -109,29 +118,32 @@ def _materialize(kernel: Kernel) -> Function:
 
 
 def link(code: bytes, symbol: str, name: str) -> int:
-    """The address of a symbol of some object code, which stays loaded."""
-    builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(symbol).add_current_process()
-    library = builder.link(_jit(), f"fusednorm-{name}")
-    _libraries.append(library)
-    return int(library[symbol])
+    """The address of a symbol of some object code, which stays loaded; each name is linked once."""
+    with _lock:
+        library = _libraries.get(name)
+        if library is None:
+            builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(symbol).add_current_process()
+            library = _libraries[name] = builder.link(_jit(), f"fusednorm-{name}")
+        return int(library[symbol])
 
 
 def assemble(ir: str, public: str, level: int = 1) -> bytes:
     """Object code of a module in which only one function stays visible."""
-    module = llvm.parse_assembly(ir)
-    for item in module.functions:
-        if not item.is_declaration and item.name != public:
-            item.linkage = "internal"
-    builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=level))
-    builder.getModulePassManager().run(module, builder)
-    foreign = [
-        item.name
-        for item in module.functions
-        if item.is_declaration and item.name.startswith(("NRT_", "numba_", "Py", "_Py"))
-    ]
-    if foreign:
-        raise RuntimeError(f"the kernel {public} needs Numba's runtime ({', '.join(foreign)})")
-    return bytes(target_machine().emit_object(module))
+    with _lock:
+        module = llvm.parse_assembly(ir)
+        for item in module.functions:
+            if not item.is_declaration and item.name != public:
+                item.linkage = "internal"
+        builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=level))
+        builder.getModulePassManager().run(module, builder)
+        foreign = [
+            item.name
+            for item in module.functions
+            if item.is_declaration and item.name.startswith(("NRT_", "numba_", "Py", "_Py"))
+        ]
+        if foreign:
+            raise RuntimeError(f"the kernel {public} needs Numba's runtime ({', '.join(foreign)})")
+        return bytes(target_machine().emit_object(module))
 
 
 @cache
@@ -195,6 +207,8 @@ def cache_directory() -> Path:
         from platformdirs import user_cache_dir
 
         root = user_cache_dir("fusednorm", appauthor=False)
+        if not os.path.isabs(root):  # there is no home: nothing is found or kept below the null device
+            root = os.devnull
     return Path(root) / f"cpu-{_digest()}"
 
 
@@ -210,8 +224,11 @@ def _digest() -> str:
 
 
 def _read(kernel: Kernel) -> tuple[str, str, bytes] | None:
+    content = b""
     try:
         content = (cache_directory() / kernel.name).read_bytes()
+    except IsADirectoryError:
+        pass
     except OSError:
         return None
     try:
@@ -232,7 +249,12 @@ def _write(kernel: Kernel, entry: tuple[str, str, bytes]) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-            file.write(content)
-        os.replace(file.name, directory / kernel.name)
+            try:
+                file.write(content)
+                file.close()
+                os.replace(file.name, directory / kernel.name)
+            except OSError:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         logger.info("the kernel cache %s cannot be written (%s); each process compiles its kernels", directory, error)

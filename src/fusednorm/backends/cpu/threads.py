@@ -15,7 +15,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -164,7 +164,31 @@ def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> 
     if team is not None:
         team[1](address, ctypes.addressof(data), threads, 0)
         return
-    helpers = [_workers(threads - 1).submit(drive, ctypes.addressof(data)) for _ in range(threads - 1)]
+    helpers: list[Future[None]] = []
+    try:
+        for _ in range(threads - 1):
+            helpers.append(_workers(threads - 1).submit(_help, drive, data))
+    except RuntimeError:  # the interpreter is shutting down, or the system has no more threads: do without
+        pass
+    try:
+        drive(ctypes.addressof(data))
+    finally:
+        _join(helpers)
+
+
+def _help(drive: Callable[[Any], None], data: Any) -> None:
+    # Holds data, should a thread get to this after the others have finished.
     drive(ctypes.addressof(data))
+
+
+def _join(helpers: Sequence[Future[None]]) -> None:
+    """Wait for helpers whatever a signal's handler raises: they write to memory that the caller then frees."""
+    interruption: BaseException | None = None
     for helper in helpers:
-        helper.result()
+        while not helper.done():
+            try:
+                wait([helper])
+            except BaseException as error:
+                interruption = error
+    if interruption is not None:
+        raise interruption

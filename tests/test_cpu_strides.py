@@ -1,0 +1,278 @@
+"""Memory of any order: what is read in place, what is copied first, and the strides of what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from cpu_support import activation_for, faults, in_memory, run, same_bits
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import fusednorm
+from fusednorm import dispatch, ops
+from fusednorm.bench.workloads import LayoutName, Workload, draw
+from fusednorm.problem import Family, Problem
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where a tensor's elements lie, as :func:`cpu_support.in_memory` takes it, and whether that is native.
+
+    ``padding`` elements follow each run of the fastest dimension. ``output`` are the dimensions of the output from the
+    slowest to the fastest, by default the input's.
+    """
+
+    shape: tuple[int, ...]
+    order: tuple[int, ...]
+    steps: tuple[int, ...] | None = None
+    offset: int = 0
+    native: bool = True
+    output: tuple[int, ...] | None = None
+    layout: LayoutName = "nchw"
+    padding: int = 0
+
+    def place(self, values: Tensor) -> Tensor:
+        fastest, size = self.order[-1], values.shape[self.order[-1]]
+        padded = torch.nn.functional.pad(values.movedim(fastest, -1), (0, self.padding), value=torch.nan)
+        placed = in_memory(padded.movedim(-1, fastest), self.order, self.steps, self.offset)
+        return placed.narrow(fastest, 0, size)
+
+    @property
+    def output_strides(self) -> tuple[int, ...]:
+        return dense_strides(self.shape, self.output or self.order)
+
+
+def dense_strides(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    strides, step = [0] * len(shape), 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(strides)
+
+
+IMAGE = (3, 8, 5, 6)
+FORMS: dict[str, Memory] = {
+    "contiguous": Memory(IMAGE, (0, 1, 2, 3)),
+    "contiguous at an offset": Memory(IMAGE, (0, 1, 2, 3), offset=7),
+    "width padded": Memory(IMAGE, (0, 1, 2, 3), native=False, padding=2),
+    "samples sliced": Memory(IMAGE, (0, 1, 2, 3), (2, 1, 1, 1)),
+    "channels sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 2, 1, 1)),
+    "height sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 2, 1), native=False),
+    "width sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 1, 2), native=False),
+    "height and width exchanged": Memory(IMAGE, (0, 1, 3, 2)),
+    "exchanged, channels sliced": Memory(IMAGE, (0, 1, 3, 2), (1, 3, 1, 1)),
+    "samples and channels exchanged": Memory(IMAGE, (1, 0, 2, 3)),
+    "samples expanded": Memory(IMAGE, (0, 1, 2, 3), (0, 1, 1, 1)),
+    "channels expanded": Memory(IMAGE, (0, 1, 2, 3), (1, 0, 1, 1), native=False),
+    "positions expanded": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 0, 0), native=False),
+    "samples fastest": Memory(IMAGE, (1, 2, 3, 0), native=False),
+    "channels_last": Memory(IMAGE, (0, 2, 3, 1)),
+    "channels_last at an offset": Memory(IMAGE, (0, 2, 3, 1), offset=3),
+    "channels_last, channels padded": Memory(IMAGE, (0, 2, 3, 1), padding=5),
+    "channels_last, samples sliced": Memory(IMAGE, (0, 2, 3, 1), (2, 1, 1, 1)),
+    "channels_last, width sliced": Memory(IMAGE, (0, 2, 3, 1), (1, 1, 1, 2)),
+    "channels_last, height sliced": Memory(IMAGE, (0, 2, 3, 1), (1, 1, 2, 1), native=False, output=(0, 1, 2, 3)),
+    "channels_last, channels strided": Memory(IMAGE, (0, 2, 3, 1), (1, 2, 1, 1), native=False, output=(0, 1, 2, 3)),
+    "channels_last, exchanged": Memory(IMAGE, (0, 3, 2, 1)),
+    "channels_last, samples in between": Memory(IMAGE, (2, 3, 0, 1)),
+    "one channel, strided": Memory((3, 1, 5), (0, 1, 2), (1, 1, 2)),
+    "one position, strided channels": Memory((3, 8, 1, 1), (0, 1, 2, 3), (1, 2, 1, 1)),
+    "one sample": Memory((1, 8, 5, 6), (0, 2, 3, 1)),
+    "rank 2": Memory((5, 8), (0, 1)),
+    "rank 2, strided": Memory((5, 8), (0, 1), (1, 2)),
+    "rank 2, transposed": Memory((5, 8), (1, 0)),
+    "rank 3, tokens": Memory((2, 8, 9), (0, 2, 1)),
+    "rank 5, channels_last": Memory((2, 4, 3, 2, 5), (0, 2, 3, 4, 1)),
+    "rank 6": Memory((2, 4, 3, 2, 2, 3), (0, 1, 5, 2, 4, 3)),
+    "NHWC": Memory(IMAGE, (0, 1, 2, 3), layout="channel_dim=-1"),
+    "NHWC, channels sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 1, 2), layout="channel_dim=-1", native=False),
+    "NHWC, width sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 2, 1), layout="channel_dim=-1"),
+    "NHWC, channels padded": Memory(IMAGE, (0, 1, 2, 3), layout="channel_dim=-1", padding=5),
+    "NHWC in channels_first memory": Memory(IMAGE, (0, 3, 1, 2), layout="channel_dim=-1"),
+    "NHWC, channels_first, sliced": Memory(IMAGE, (0, 3, 1, 2), (2, 1, 1, 2), layout="channel_dim=-1"),
+}
+ROW_FORMS: dict[str, Memory] = {
+    "contiguous": Memory((4, 3, 10), (0, 1, 2)),
+    "rows sliced": Memory((4, 3, 10), (0, 1, 2), (1, 2, 1)),
+    "rows padded": Memory((4, 3, 10), (0, 1, 2), padding=6),
+    "outer rows sliced": Memory((4, 3, 10), (0, 1, 2), (2, 1, 1), native=False),
+    "elements sliced": Memory((4, 3, 10), (0, 1, 2), (1, 1, 2)),
+    "rows exchanged": Memory((4, 3, 10), (1, 0, 2), native=False),
+    "rows expanded": Memory((4, 3, 10), (0, 1, 2), (0, 0, 1), output=(0, 1, 2)),
+    "transposed": Memory((4, 3, 10), (2, 0, 1)),
+    "elements expanded": Memory((4, 3, 10), (0, 1, 2), (1, 1, 0), native=False),
+}
+
+
+def workload_of(memory: Memory, family: Family) -> Workload:
+    """The workload whose input has the shape of the memory; Workload's own shape has the channels second."""
+    shape = memory.shape
+    if memory.layout == "channel_dim=-1":
+        shape = (shape[0], shape[-1], *shape[1:-1])
+    groups = {"group_norm": max(1, shape[1] // 2), "layer_norm": 1, "rms_norm": 1}.get(family, 0)
+    return Workload(family, shape, groups, layout=memory.layout)
+
+
+def run_in(
+    memory: Memory, family: Family, grad_memory: Memory | None = None
+) -> tuple[Workload, Any, dict[str, Tensor]]:
+    """The workload, its inputs placed in memory, and the results of the instance that is chosen for them."""
+    workload = workload_of(memory, family)
+    inputs = draw(workload)
+    grad_output = inputs.grad_output if grad_memory is None else grad_memory.place(inputs.grad_output)
+    inputs = replace(inputs, input=memory.place(inputs.input), grad_output=grad_output)
+    problem = problem_of(workload, inputs.input)
+    workload = replace(workload, activation=activation_for(dispatch.choose(problem).name))
+    return workload, inputs, run(workload, inputs)
+
+
+def problem_of(workload: Workload, x: Tensor, grad_output: Tensor | None = None) -> Problem:
+    call: Any = (None, None, None, None, workload.family, workload.groups, workload.channel_dim, None)
+    if grad_output is None:
+        return dispatch.forward_problem(x, *call)
+    return dispatch.backward_problem(grad_output, x, *call)
+
+
+CASES = [
+    (form, family)
+    for form, memory in FORMS.items()
+    for family in ("group_norm", "batch_norm", "instance_norm")
+    if family != "instance_norm" or (len(memory.shape) > 2 and memory.shape[-1] > 1)  # one position has no variance
+]
+ROW_CASES = [(form, family) for form in ROW_FORMS for family in ("layer_norm", "rms_norm")]
+
+
+@pytest.mark.parametrize(("form", "family"), CASES)
+def test_values_from_any_memory(form: str, family: Family) -> None:
+    workload, inputs, results = run_in(FORMS[form], family)
+    assert faults(workload, inputs, results) == []
+
+
+@pytest.mark.parametrize(("form", "family"), ROW_CASES)
+def test_values_of_rows_from_any_memory(form: str, family: Family) -> None:
+    workload, inputs, results = run_in(ROW_FORMS[form], family)
+    assert faults(workload, inputs, results) == []
+
+
+@pytest.mark.parametrize(("form", "family"), [*CASES, *ROW_CASES])
+def test_output_and_grad_input_have_the_strides_of_the_fake(form: str, family: Family) -> None:
+    memory = (ROW_FORMS if family in ("layer_norm", "rms_norm") else FORMS)[form]
+    workload, inputs, results = run_in(memory, family)
+    with FakeTensorMode() as mode:
+        fake = ops.empty_output(mode.from_tensor(inputs.input), family, workload.groups, workload.channel_dim)
+    assert results["output"].stride() == results["grad_input"].stride() == fake.stride()
+
+
+def significant(shape: Sequence[int], strides: Sequence[int]) -> list[int]:
+    """Strides that mean something: a dimension of one element has none."""
+    return [stride for size, stride in zip(shape, strides, strict=True) if size > 1]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_output_keeps_the_memory_order(form: str) -> None:
+    memory = FORMS[form]
+    _, _, results = run_in(memory, "group_norm")
+    assert significant(memory.shape, results["output"].stride()) == significant(memory.shape, memory.output_strides)
+
+
+@pytest.mark.parametrize(("form", "family"), [*CASES, *ROW_CASES])
+def test_what_is_copied_is_what_the_problem_says(form: str, family: Family, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan receives the caller's own memory, except for the tensors that ``copies`` names."""
+    memory = (ROW_FORMS if family in ("layer_norm", "rms_norm") else FORMS)[form]
+    seen = spy_on_plans(monkeypatch)
+    workload, inputs, _ = run_in(memory, family)
+    problem = problem_of(workload, inputs.input, inputs.grad_output)
+    assert ("input" not in problem.copies) == memory.native
+    own = {name: getattr(inputs, name).data_ptr() for name in ("input", "grad_output")}
+    assert {name for name, address in seen if address != own[name]} == set(problem.copies)
+    assert [name for name, _ in seen] == ["input", "grad_output", "input"]
+
+
+def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The tensors that plans are called with, by name and address."""
+    seen: list[tuple[str, int]] = []
+    choose = dispatch.choose
+
+    class Spy:
+        def __init__(self, instance: Any) -> None:
+            self.instance = instance
+
+        def plan(self, problem: Problem) -> Callable[..., Any]:
+            plan = self.instance.plan(problem)
+
+            def run(*arguments: Any) -> Any:
+                names = ("grad_output", "input") if problem.backward else ("input",)
+                seen.extend((name, tensor.data_ptr()) for name, tensor in zip(names, arguments, strict=False))
+                return plan(*arguments)
+
+            return run
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.instance, name)
+
+    monkeypatch.setattr(dispatch, "_plans", {})
+    monkeypatch.setattr(dispatch, "choose", lambda *arguments: Spy(choose(*arguments)))
+    return seen
+
+
+# --- gradients ---
+
+GRADIENT_FORMS: dict[str, Memory] = {
+    "contiguous": Memory(IMAGE, (0, 1, 2, 3)),
+    "channels_last": Memory(IMAGE, (0, 2, 3, 1)),
+    "height and width exchanged": Memory(IMAGE, (0, 1, 3, 2)),
+    "samples fastest": Memory(IMAGE, (1, 2, 3, 0)),
+    "width sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 1, 2)),
+    "channels sliced": Memory(IMAGE, (0, 1, 2, 3), (1, 2, 1, 1)),
+    "samples expanded": Memory(IMAGE, (0, 1, 2, 3), (0, 1, 1, 1)),
+    "positions expanded": Memory(IMAGE, (0, 1, 2, 3), (1, 1, 0, 0)),
+    "samples and channels expanded": Memory(IMAGE, (0, 1, 2, 3), (0, 0, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("family", ["group_norm", "batch_norm"])
+@pytest.mark.parametrize("gradient", GRADIENT_FORMS)
+@pytest.mark.parametrize("form", ["contiguous", "channels_last", "height and width exchanged", "samples fastest"])
+def test_a_gradient_in_any_memory(form: str, gradient: str, family: Family) -> None:
+    workload, inputs, results = run_in(FORMS[form], family, GRADIENT_FORMS[gradient])
+    assert faults(workload, inputs, results) == []
+    dense = replace(inputs, grad_output=inputs.grad_output.contiguous())
+    expected = run(workload, dense)
+    assert [name for name in results if not same_bits(results[name], expected[name])] == []
+
+
+@pytest.mark.parametrize("gradient", ["rows sliced", "elements sliced", "rows expanded", "transposed"])
+@pytest.mark.parametrize("form", ["contiguous", "transposed"])
+def test_a_gradient_of_rows_in_any_memory(form: str, gradient: str) -> None:
+    workload, inputs, results = run_in(ROW_FORMS[form], "layer_norm", ROW_FORMS[gradient])
+    assert faults(workload, inputs, results) == []
+
+
+def test_gradient_of_a_sum() -> None:
+    """Its gradient is one number, expanded over every dimension."""
+    x, weight = torch.randn(IMAGE, requires_grad=True), torch.randn(8, requires_grad=True)
+    y = fusednorm.group_norm(x, 4, weight)
+    expected = torch.autograd.grad(y, [x, weight], torch.ones_like(y), retain_graph=True)
+    y.sum().backward()
+    assert all(same_bits(leaf.grad, gradient) for leaf, gradient in zip([x, weight], expected, strict=True))
+
+
+def test_a_strided_gradient_in_the_order_of_the_input_is_not_copied() -> None:
+    for order, steps in [((0, 1, 2, 3), (2, 1, 1, 1)), ((0, 1, 2, 3), (0, 2, 1, 1)), ((0, 2, 3, 1), (1, 1, 1, 2))]:
+        dense, strided = Memory(IMAGE, order), Memory(IMAGE, order, steps)
+        workload = workload_of(dense, "group_norm")
+        drawn = draw(workload)
+        problem = problem_of(workload, dense.place(drawn.input), strided.place(drawn.grad_output))
+        assert problem.copies == ()
+
+
+def test_memory_with_holes_is_read_by_its_strides_alone() -> None:
+    """in_memory puts NaN between the elements, so the tests above would see a read beside them."""
+    placed = in_memory(torch.ones(2, 3), steps=(2, 2), offset=1)
+    block = placed.as_strided((placed.untyped_storage().nbytes() // 4,), (1,), 0)
+    assert block.isnan().sum() == block.numel() - 6
+    assert placed.isfinite().all()

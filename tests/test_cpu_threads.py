@@ -1,0 +1,396 @@
+"""Threads and forks: the same bits from any number of threads, from many callers at once, and in a forked child."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_support import INSTANCES, activation_for, fresh_process, layout_for, run, same_bits
+from torch.utils.data import DataLoader, Dataset
+
+import fusednorm
+from fusednorm.backends.cpu import compiler, threads
+from fusednorm.bench.judging import Results
+from fusednorm.bench.workloads import Inputs, Workload, draw
+
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+
+# More than a thread takes alone, in more units, pieces, slabs or rows than there are threads.
+WORKLOADS = {
+    "cpu.planes": Workload("group_norm", (3, 24, 4201), 8, modulated=True),
+    "cpu.planes_split": Workload("group_norm", (1, 3, 150_001), 1, modulated=True),
+    "cpu.slabs": Workload("group_norm", (9, 24, 29, 41), 8, layout="nhwc", modulated=True),
+    "cpu.slabs_split": Workload("group_norm", (2, 24, 21001), 8, layout="nhwc", modulated=True),
+    "cpu.rows": Workload("layer_norm", (701, 391), 1),
+}
+OVER_SAMPLES = {
+    name: Workload("batch_norm", (7, 24, 1801), layout=layout_for(name))
+    for name in ("cpu.planes", "cpu.planes_split", "cpu.slabs_split")
+}
+CASES = [*WORKLOADS.items(), *OVER_SAMPLES.items()]
+case_ids = [f"{name}-{workload.family}" for name, workload in CASES]
+
+
+@cache
+def prepared(instance: str, family: str) -> tuple[Workload, Inputs, Results]:
+    """A workload, its inputs, and what one thread makes of them."""
+    workload = next(one for name, one in CASES if (name, one.family) == (instance, family))
+    workload = replace(workload, activation=activation_for(instance))
+    inputs = draw(workload)
+    with_threads(1)
+    return workload, inputs, run(workload, inputs, instance)
+
+
+def differing(results: Results, expected: Results) -> list[str]:
+    return [name for name, value in results.items() if not same_bits(value, expected[name])]
+
+
+def with_threads(count: int) -> None:
+    torch.set_num_threads(count)
+
+
+@pytest.fixture(autouse=True)
+def restored_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(params=["OpenMP", "own threads"])
+def team(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both kinds of threads; the library's own serve forked children and systems without OpenMP."""
+    if request.param == "own threads":
+        monkeypatch.setattr(threads, "openmp", lambda: None)
+    elif threads.openmp() is None:
+        pytest.skip("torch has loaded no OpenMP library here")
+    return str(request.param)
+
+
+# --- the number of threads ---
+
+
+@pytest.mark.parametrize(("instance", "workload"), CASES, ids=case_ids)
+def test_any_number_of_threads_gives_the_same_bits(instance: str, workload: Workload, team: str) -> None:
+    workload, inputs, expected = prepared(instance, workload.family)
+    for count in (2, 3, 5, 2, 1):
+        with_threads(count)
+        assert differing(run(workload, inputs, instance), expected) == [], count
+
+
+@pytest.fixture
+def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The sizes of the teams that are started."""
+    sizes: list[int] = []
+    found = threads.openmp()
+    if found is None:
+        pytest.skip("torch has loaded no OpenMP library here")
+    path, start = found
+
+    def spy(function: int, data: int, size: int, flags: int) -> None:
+        sizes.append(size)
+        start(function, data, size, flags)
+
+    monkeypatch.setattr(threads, "openmp", lambda: (path, spy))
+    return sizes
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize(("instance", "workload"), CASES, ids=case_ids)
+def test_torchs_number_of_threads_is_obeyed(instance: str, workload: Workload, count: int, teams: list[int]) -> None:
+    workload, inputs, _ = prepared(instance, workload.family)
+    with_threads(count)
+    run(workload, inputs, instance)
+    assert teams
+    assert set(teams) == {count}
+
+
+@pytest.mark.parametrize(("instance", "workload"), CASES, ids=case_ids)
+def test_one_thread_starts_no_team(instance: str, workload: Workload, teams: list[int]) -> None:
+    workload, inputs, _ = prepared(instance, workload.family)
+    with_threads(1)
+    run(workload, inputs, instance)
+    assert teams == []
+
+
+def test_a_small_input_starts_no_team(teams: list[int]) -> None:
+    with_threads(2)
+    fusednorm.group_norm(torch.randn(2, 8, 9), 4)
+    assert teams == []
+
+
+def test_own_threads_are_no_more_than_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "openmp", lambda: None)
+    monkeypatch.setattr(threads, "_pool", None)
+    workload, inputs, _ = prepared("cpu.planes", "group_norm")
+    before = set(threading.enumerate())
+    with_threads(3)
+    for _ in range(5):
+        run(workload, inputs, "cpu.planes")
+    assert len(set(threading.enumerate()) - before) <= 2
+
+
+# --- many callers ---
+
+
+def test_python_threads_call_the_same_problem_at_once(team: str) -> None:
+    prepared("cpu.planes", "group_norm")
+    assert together([("cpu.planes", "group_norm")] * 4, repeats=6) == []
+
+
+def test_python_threads_call_different_problems_at_once(team: str) -> None:
+    calls = [(name, workload.family) for name, workload in CASES]
+    for call in calls:
+        prepared(*call)
+    assert together(calls, repeats=3) == []
+
+
+def together(calls: list[tuple[str, str]], repeats: int) -> list[str]:
+    """Each call in a thread of its own, all at once; the names of results with other bits than one thread gives."""
+    start = threading.Barrier(len(calls))
+
+    def work(instance: str, family: str) -> list[str]:
+        workload, inputs, expected = prepared(instance, family)
+        with_threads(2)  # OpenMP keeps the number per thread
+        start.wait()
+        return [name for _ in range(repeats) for name in differing(run(workload, inputs, instance), expected)]
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [name for names in pool.map(lambda call: work(*call), calls) for name in names]
+
+
+def test_the_first_calls_of_a_process_come_from_many_threads() -> None:
+    """Nothing that is made at the first use, the driver or a kernel, is made twice."""
+    found = fresh_process(
+        """
+        import json, sys, threading, torch, fusednorm
+        from fusednorm.backends.cpu import threads
+        sys.setswitchinterval(1e-5)
+        x, faults, start = torch.randn(3, 24, 4201), [], threading.Barrier(8)
+        torch.set_num_threads(2)
+
+        def work(i):
+            torch.set_num_threads(2)
+            start.wait()
+            try:
+                threads._drive() if i % 2 else fusednorm.group_norm(x, 8)
+            except BaseException as error:
+                faults.append(repr(error))
+
+        workers = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+        [worker.start() for worker in workers]
+        [worker.join() for worker in workers]
+        print(json.dumps(faults))
+        """
+    )
+    assert found == []
+
+
+def test_many_threads_load_a_new_kernel_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    compiled: list[compiler.Kernel] = []
+    compile_kernel = compiler._compile
+
+    def spy(kernel: compiler.Kernel) -> tuple[str, str, bytes]:
+        compiled.append(kernel)
+        return compile_kernel(kernel)
+
+    monkeypatch.setenv("FUSEDNORM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(compiler, "_loaded", {})
+    monkeypatch.setattr(compiler, "_compile", spy)
+    kernel = compiler.Kernel("slabs_backward", "recall", "float32")
+    start = threading.Barrier(6)
+
+    def work(_: int) -> compiler.Function:
+        start.wait()
+        return compiler.load(kernel)
+
+    with ThreadPoolExecutor(6) as pool:
+        functions = list(pool.map(work, range(6)))
+    assert compiled == [kernel]
+    assert all(function is functions[0] for function in functions)
+
+
+# --- forks ---
+
+
+def in_child(work: Callable[[], bool], seconds: int = 60) -> bool:
+    """What work returns in a forked child; False where it raises, and where it hangs the alarm ends it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            # Torch's own operators use OpenMP for large tensors, and hang in a forked child.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def same_in_this_process(instance: str, family: str) -> bool:
+    workload, inputs, expected = prepared(instance, family)
+    return differing(run(workload, inputs, instance), expected) == []
+
+
+@needs_fork
+@pytest.mark.parametrize(("instance", "workload"), CASES, ids=case_ids)
+def test_a_forked_child_computes_the_same_bits(instance: str, workload: Workload) -> None:
+    prepared(instance, workload.family)
+    with_threads(2)
+    assert same_in_this_process(instance, workload.family)
+    assert in_child(lambda: same_in_this_process(instance, workload.family))
+    assert same_in_this_process(instance, workload.family), "the parent after the fork"
+
+
+@needs_fork
+def test_a_child_of_a_child_computes_the_same_bits() -> None:
+    prepared("cpu.planes", "group_norm")
+    with_threads(2)
+
+    def work() -> bool:
+        return same_in_this_process("cpu.planes", "group_norm") and in_child(
+            lambda: same_in_this_process("cpu.planes", "group_norm")
+        )
+
+    assert in_child(work)
+
+
+@needs_fork
+def test_a_fork_amid_calls_of_other_threads(team: str) -> None:
+    workload, inputs, _ = prepared("cpu.planes", "group_norm")
+    with_threads(2)
+    stop = threading.Event()
+
+    def keep_calling() -> None:
+        with_threads(2)
+        while not stop.is_set():
+            run(workload, inputs, "cpu.planes")
+
+    callers = [threading.Thread(target=keep_calling) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    try:
+        assert all(in_child(lambda: same_in_this_process("cpu.planes", "group_norm")) for _ in range(6))
+    finally:
+        stop.set()
+        for caller in callers:
+            caller.join()
+
+
+@needs_fork
+def test_a_fork_amid_a_compilation_in_another_thread(tmp_path: Path) -> None:
+    """The compiler's locks, ours and those of Numba and LLVM, must be free in the child."""
+    found = fresh_process(
+        """
+        import json, os, signal, threading, time
+        from numba.core.compiler_lock import global_compiler_lock
+        from fusednorm.backends.cpu import compiler
+
+        compile_kernel, inside = compiler._compile, threading.Event()
+
+        def slowly(kernel):
+            with global_compiler_lock:
+                inside.set()
+                time.sleep(0.5)
+                return compile_kernel(kernel)
+
+        compiler._compile = slowly
+        kernels = [compiler.Kernel("slabs_backward", "recall", dtype) for dtype in ("float32", "float64")]
+        other = threading.Thread(target=compiler.load, args=kernels[:1])
+        other.start()
+        inside.wait()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            compiler.load(kernels[1])
+            os._exit(0)
+        other.join()
+        print(json.dumps(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
+        """,
+        FUSEDNORM_CACHE_DIR=tmp_path,
+    )
+    assert found == 0
+
+
+class Normalized(Dataset[torch.Tensor]):
+    """Items that are normalized in the worker."""
+
+    def __init__(self, items: torch.Tensor) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return fusednorm.group_norm(self.items[index, None], 8)[0]
+
+
+@needs_fork
+def test_data_loader_workers_after_use() -> None:
+    items = torch.randn(6, 24, 4201)
+    with_threads(2)
+    expected = fusednorm.group_norm(items, 8)
+    loader = DataLoader(Normalized(items), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    assert same_bits(torch.cat(list(loader)), expected)
+
+
+# --- the end of a call, and of the process ---
+
+
+def test_an_interrupted_call_waits_for_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They write to memory that the caller frees; a KeyboardInterrupt may arrive in the main thread alone."""
+    running = threading.Event()
+    finished: list[bool] = []
+
+    def drive(data: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            running.wait()
+            raise KeyboardInterrupt
+        running.set()
+        time.sleep(0.3)
+        finished.append(True)
+
+    monkeypatch.setattr(threads, "openmp", lambda: None)
+    monkeypatch.setattr(threads, "_drive", lambda: (drive, 0))
+    with_threads(2)
+    with pytest.raises(KeyboardInterrupt):
+        fusednorm.group_norm(torch.randn(3, 24, 4201), 8)
+    assert finished == [True]
+
+
+AT_THE_END = """
+    import atexit, json, os, threading, torch, fusednorm
+    from fusednorm.backends.cpu import threads
+    if os.environ["TEAM"] == "own threads":
+        threads.openmp = lambda: None
+    torch.set_num_threads(2)
+    x = torch.randn(3, 24, 4201)
+    expected = fusednorm.group_norm(x, 8)
+    done = []
+
+    def later():
+        threading.main_thread().join()
+        done.append(torch.equal(fusednorm.group_norm(x, 8), expected))
+
+    def at_exit():
+        done.append(torch.equal(fusednorm.group_norm(x, 8), expected))
+        print(json.dumps(done), flush=True)
+
+    atexit.register(at_exit)
+    threading.Thread(target=later).start()
+"""
+
+
+def test_calls_after_the_main_thread_has_ended(team: str) -> None:
+    """Python starts no threads then, but a thread that outlives the main one may call, and a function of atexit."""
+    assert fresh_process(AT_THE_END, TEAM=team) == [True, True]
