@@ -136,25 +136,32 @@ def in_memory(
     return placed
 
 
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
 def same_bits(first: Tensor, second: Tensor) -> bool:
     """Equal as bits, a NaN equal to itself; by numpy, because torch's own threads hang in a forked child."""
     return first.shape == second.shape and _bytes(first) == _bytes(second)
 
 
 def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy().tobytes()
 
 
-def fresh_process(code: str, **environment: str | Path | None) -> Any:
-    """Run code in a new process and read the JSON that it prints last; None removes a variable."""
-    variables = {**os.environ, "PYTHONPATH": str(Path(fusednorm.__file__).parents[1])}
-    for name, value in environment.items():
-        if value is None:
-            variables.pop(name, None)
-        else:
-            variables[name] = str(value)
+def process_environment(**changes: str | Path) -> dict[str, str]:
+    """The environment of a process that imports this fusednorm."""
+    changes = {"PYTHONPATH": Path(fusednorm.__file__).parents[1], **changes}
+    return {**os.environ, **{name: str(value) for name, value in changes.items()}}
+
+
+def fresh_process(code: str, **changes: str | Path) -> Any:
+    """Run code in a new process, with changes to its environment, and read the JSON that it prints last."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=variables, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=process_environment(**changes),
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

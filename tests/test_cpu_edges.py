@@ -12,6 +12,7 @@ import torch
 from cpu_support import (
     CHANNELS_FIRST,
     CHANNELS_LAST,
+    DTYPES,
     INSTANCES,
     activation_for,
     activations_for,
@@ -130,7 +131,7 @@ def test_a_spoilt_gradient_fills_its_group_and_no_other(instance: str, family: F
     [
         (instance, dtype, activation)
         for instance in INSTANCES
-        for dtype in ("float32", "float64")
+        for dtype in DTYPES
         for activation in activations_for(instance, dtype)
     ],
 )
@@ -139,8 +140,8 @@ def test_a_nan_with_a_payload_stays_a_nan(instance: str, dtype: str, activation:
     workload = small_workload(instance, dtype, activation)
     place, region = struck(workload)
     inputs = draw(workload)
-    bits = inputs.input.view(torch.int32 if dtype == "float32" else torch.int64)
-    bits[place] = -1
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    inputs.input.view(integers[inputs.input.element_size()])[place] = -1
     results = run(workload, inputs, instance)
     assert holds(results["output"].isnan(), region)
     assert holds(results["grad_input"].isnan(), region)

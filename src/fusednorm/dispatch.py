@@ -108,9 +108,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _strides(
-    input: Tensor, family: Family, num_groups: int, channel_dim: int
-) -> tuple[Layout | None, tuple[int, ...]]:
+def _strides(input: Tensor, family: Family, num_groups: int, channel_dim: int) -> tuple[Layout | None, tuple[int, ...]]:
     """The input's native layout and the output's strides."""
     layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
     if input.numel() and is_dense(input):

@@ -206,8 +206,9 @@ def cache_directory() -> Path:
     if not root:
         from platformdirs import user_cache_dir
 
-        root = user_cache_dir("fusednorm", appauthor=False)
-        if not os.path.isabs(root):  # there is no home: nothing is found or kept below the null device
+        try:
+            root = user_cache_dir("fusednorm", appauthor=False)
+        except RuntimeError:  # there is no home: nothing is found or kept below the null device
             root = os.devnull
     return Path(root) / f"cpu-{_digest()}"
 
