@@ -65,9 +65,10 @@ def combine(
             gain, _ = affine(p_weight, None, p_scale, None, n.to(tl.int64) * C + c, c, m_j, dtype)
             b_p += gain * tl.load(p_partials + o_partial, m_j, 0.0)
             b_q += gain * tl.load(p_partials + total + o_partial, m_j, 0.0)
-        if not RMS:
-            tl.store(p_totals + 2 * pid, tl.sum(b_p, 0) / K)
-        tl.store(p_totals + 2 * pid + 1, tl.sum(b_q, 0) / K)
+        if p_totals is not None:
+            if not RMS:
+                tl.store(p_totals + 2 * pid, tl.sum(b_p, 0) / K)
+            tl.store(p_totals + 2 * pid + 1, tl.sum(b_q, 0) / K)
     elif pid < units + channel_programs:
         o_c = (pid - units) * BLOCK_C + tl.arange(0, BLOCK_C)
         m_c = o_c < C
