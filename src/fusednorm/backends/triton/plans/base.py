@@ -104,7 +104,12 @@ class ForwardPlan(Plan):
             saved_mean = None if self.rms else torch.empty_like(saved_rstd)
             saved_var = torch.empty_like(saved_rstd) if self.has_variance else None
         if not self.empty:
-            parameters = (self.read(weight), self.read(bias), self.read(scale, self.dtype), self.read(shift, self.dtype))
+            parameters = (
+                self.read(weight),
+                self.read(bias),
+                self.read(scale, self.dtype),
+                self.read(shift, self.dtype),
+            )
             self.run(input, output, parameters, (saved_mean, saved_rstd, saved_var), eps)
         elif mean is None:
             for tensor in (saved_mean, saved_rstd, saved_var):
@@ -151,7 +156,12 @@ class BackwardPlan(Plan):
             for tensor, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
         ]
         if not self.empty:
-            parameters = (self.read(weight), self.read(bias), self.read(scale, self.dtype), self.read(shift, self.dtype))
+            parameters = (
+                self.read(weight),
+                self.read(bias),
+                self.read(scale, self.dtype),
+                self.read(shift, self.dtype),
+            )
             saved = (None if self.rms else self.read(mean, self.compute), self.read(rstd, self.compute))
             target = grad_input if self.wants_input else None
             self.run((grad_output, input), target, saved, parameters, grads)
