@@ -13,11 +13,11 @@ from fusednorm.problem import Problem
 
 triton = pytest.importorskip("triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
 
-from fusednorm.backends.triton.instances import TILES, WHOLE
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.instances import TILES, WHOLE  # noqa: E402
+from fusednorm.backends.triton.launch import Launch  # noqa: E402
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -28,7 +28,7 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
-#: Between them every kernel, memory order, dtype and branch: (instance, family, groups, shape, dtype, activation, NHWC).
+#: Between them every kernel, order, dtype and branch: (instance, family, groups, shape, dtype, activation, NHWC).
 CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool], ...] = (
     (TILES, "group_norm", 32, (2, 320, 64, 64), torch.bfloat16, "silu", False),
     (TILES, "group_norm", 32, (2, 320, 64, 64), torch.float16, "gelu", True),

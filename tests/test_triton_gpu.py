@@ -1,4 +1,4 @@
-"""The Triton backend on a GPU: numerics against fp64, determinism, containment, graphs, streams, torch.compile, size."""
+"""The Triton backend on a GPU: numerics against fp64, determinism, containment, graphs, streams, compile, size."""
 
 from __future__ import annotations
 
@@ -56,21 +56,21 @@ def test_numerics(workload: Workload, dtype: str, layout: LayoutName) -> None:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("dtype", ("float32", "float64"))
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_activations(dtype: str, activation: str | None) -> None:
     check(Workload("group_norm", (2, 64, 15, 16), 8, dtype=dtype, activation=activation))
 
 
-@pytest.mark.parametrize("layout", ("nchw", "nhwc"))
-@pytest.mark.parametrize("dtype", ("float32", "float64"))
-@pytest.mark.parametrize("init", ("offset", "large", "integer"))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("init", ["offset", "large", "integer"])
 def test_hard_data(init: Init, dtype: str, layout: LayoutName) -> None:
     for family, groups in (("group_norm", 4), ("batch_norm", 0), ("layer_norm", 1)):
         shape = (16, 512) if family == "layer_norm" else (2, 16, 60, 60)
         check(Workload(family, shape, groups, dtype=dtype, layout=layout), init)
 
 
-@pytest.mark.parametrize("layout", ("nchw", "nhwc"))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_bitwise_over_100_repetitions(layout: LayoutName) -> None:
     workload = Workload("group_norm", (2, 320, 64, 64), 32, dtype="bfloat16", layout=layout, activation="silu")
     inputs = draw(workload, device="cuda")
@@ -80,7 +80,7 @@ def test_bitwise_over_100_repetitions(layout: LayoutName) -> None:
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-@pytest.mark.parametrize("layout", ("nchw", "nhwc"))
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_nan_stays_in_its_group(layout: LayoutName) -> None:
     workload = Workload("group_norm", (2, 64, 40, 40), 8, layout=layout, activation="silu")
     inputs = draw(workload, device="cuda")

@@ -60,6 +60,7 @@ _PRIMITIVES = {
     "tanh": tanh,
     "normal_cdf": normal_cdf,
     "normal_pdf": normal_pdf,
+    "tl": tl,  # the interpreter looks for it in every function
 }
 
 

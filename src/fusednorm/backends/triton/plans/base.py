@@ -22,9 +22,9 @@ def folded(problem: Problem) -> Problem:
     if not problem.per_batch or problem.modulated or problem.layout.order == "channels_first":
         return problem
     for layout in layouts:
-        if layout is not None and view.samples > 1 and view.spatial > 1:
-            if layout.sample != view.spatial * layout.spatial:
-                return problem
+        steps = view.samples > 1 and view.spatial > 1
+        if layout is not None and steps and layout.sample != view.spatial * layout.spatial:
+            return problem
 
     def step(layout: Layout | None) -> Layout | None:
         return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
@@ -93,12 +93,12 @@ class ForwardPlan(Plan):
     ) -> Forward:
         if _elsewhere(input):
             arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics)
-            return _on_its_device(self, input, arguments)  # type: ignore[no-any-return]
+            return _on_its_device(self, input, arguments)
         output = self.output(input) if out is None else out
         if mean is not None and var is not None:
-            saved_mean = mean.to(self.compute, copy=True)
+            saved_mean: Tensor | None = mean.to(self.compute, copy=True)
             saved_rstd = var.to(self.compute).add(eps).rsqrt_()
-            saved_var = None
+            saved_var: Tensor | None = None
         else:
             saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
             saved_mean = None if self.rms else torch.empty_like(saved_rstd)
@@ -149,7 +149,7 @@ class BackwardPlan(Plan):
     ) -> Backward:
         if _elsewhere(input):
             arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)
-            return _on_its_device(self, input, arguments)  # type: ignore[no-any-return]
+            return _on_its_device(self, input, arguments)
         grad_input = self.output(input) if self.wants_input else input.new_empty(0)
         grads = [
             torch.empty(tensor.shape, dtype=tensor.dtype, device=input.device) if tensor is not None and want else None
