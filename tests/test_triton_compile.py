@@ -91,7 +91,11 @@ def test_compiles(target: str, monkeypatch: pytest.MonkeyPatch, record_property:
         "moments", "finalize", "apply", "reduce", "combine", "input_gradient", "forward", "rows_backward",
     }  # fmt: skip
     for launch, tensors in recorder.found:
-        compiled = triton.compile(_source(launch, tensors), target=TARGETS[target], options={"num_warps": launch.warps})
+        compiled = triton.compile(
+            _source(launch, tensors),
+            target=TARGETS[target],
+            options={"num_warps": launch.warps, "enable_fp_fusion": True},
+        )
         shared = compiled.metadata.shared
         record_property(f"{target} {compiled.metadata.name}", f"{shared} bytes of shared memory")
         print(target, launch.kernel.fn.__name__, f"{launch.warps} warps, {shared} bytes of shared memory")

@@ -31,7 +31,7 @@ class Launch:
         compiled = self.compiled.get(unaligned)
         if compiled is None:
             launcher = self.kernel[(self.programs, 1, 1)]
-            compiled = launcher(*tensors, *self.scalars, **self.constants, num_warps=self.warps)
+            compiled = launcher(*tensors, *self.scalars, **self.constants, num_warps=self.warps, enable_fp_fusion=True)
             if compiled is not None:  # the interpreter compiles nothing
                 self.compiled[unaligned] = compiled
             return
