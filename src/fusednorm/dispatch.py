@@ -35,8 +35,9 @@ _plans: dict[Any, Plan] = {}
 def all_instances() -> tuple[Instance, ...]:
     """Every instance of every backend, the fastest backends first."""
     from fusednorm.backends.cpu.instances import INSTANCES
+    from fusednorm.backends.triton.instances import INSTANCES as TRITON
 
-    return (*INSTANCES, reference.INSTANCE)
+    return (*TRITON, *INSTANCES, reference.INSTANCE)
 
 
 def instances(problem: Problem) -> list[Candidate]:
@@ -63,6 +64,12 @@ def choose(problem: Problem, name: str | None = None) -> Instance:
 
         if cpu.unavailable() is None:
             chosen: Instance = cpu.choose(problem)
+            return chosen
+    elif problem.device == "cuda":
+        from fusednorm.backends.triton import instances as triton
+
+        if triton.unavailable() is None:
+            chosen = triton.choose(problem)
             return chosen
     return reference.INSTANCE
 
@@ -98,7 +105,13 @@ def backends() -> list[Backend]:
             "kernel cache": str(compiler.cache_directory()),
             "buffer cache": f"{memory.limit() >> 20} MB at most",
         }
-    return [Backend("cpu", reason, details), Backend("reference", None, {"runs": "any device, in plain torch"})]
+    from fusednorm.backends.triton import instances as triton
+
+    return [
+        Backend("triton", triton.unavailable(), {"AMD": "compiled and interpreted in the tests, not run"}),
+        Backend("cpu", reason, details),
+        Backend("reference", None, {"runs": "any device, in plain torch"}),
+    ]
 
 
 # --- problems ---

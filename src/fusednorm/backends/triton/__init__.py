@@ -1,0 +1,1 @@
+"""Triton kernels for every GPU that Triton reaches. Importing this package imports neither triton nor a kernel."""

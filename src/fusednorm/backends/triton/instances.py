@@ -1,0 +1,113 @@
+"""The Triton instances, and which of them a problem gets: a pure function of the problem."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from fusednorm.backends.triton.config import rows_backward_for, tiles_for, whole_forward_for
+from fusednorm.problem import Layout, Problem
+
+MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
+MOST_ROW = 16384  # the same of a backward, which holds four values an element
+FEWEST_UNITS = 128  # units below which one program each leaves multiprocessors idle
+SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
+
+
+@cache
+def unavailable() -> str | None:
+    """None, or why no kernel of this backend can run on this machine."""
+    from importlib.util import find_spec
+
+    if find_spec("triton") is None:
+        return "triton is not installed; install fusednorm[triton]"
+    if _interpreted():
+        return None
+    import torch
+
+    return None if torch.cuda.is_available() else "torch.cuda.is_available() is False"
+
+
+def _interpreted() -> bool:
+    """True under Triton's interpreter, where a test may force these instances on the CPU."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _common(problem: Problem) -> str | None:
+    if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):
+        return f"runs on cuda, the tensor is on {problem.device}"
+    return unavailable()
+
+
+@dataclass(frozen=True, slots=True)
+class TilesInstance:
+    """Any problem: the statistics of all tiles, combined, then the results of all tiles."""
+
+    name: str = "triton.tiles"
+    config: None = None
+
+    def supports(self, problem: Problem) -> str | None:
+        return _common(problem)
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
+
+        make = TilesBackward if problem.backward else TilesForward
+        return make(problem, tiles_for(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeInstance:
+    """Units in one piece of memory that fit the registers of one program: one read."""
+
+    name: str = "triton.whole"
+    config: None = None
+
+    def supports(self, problem: Problem) -> str | None:
+        view = problem.view
+        if problem.direction == "inference" or problem.per_batch or not problem.training:
+            return "the statistics are not those of single units"
+        if problem.backward and (view.spatial != 1 or view.groups != 1 or problem.modulated):
+            return "its backward takes rows without modulation"
+        most = MOST_ROW if problem.backward else MOST_WHOLE
+        if problem.dtype == "float64":
+            most //= 2
+        if problem.reduced > most:
+            return f"holds units of {most} elements, these have {problem.reduced}"
+        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
+            return "a group's elements do not follow one another"
+        return _common(problem)
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        from fusednorm.backends.triton.plans.whole import RowsBackward, WholeForward
+
+        if problem.backward:
+            return RowsBackward(problem, rows_backward_for(problem))
+        return WholeForward(problem, whole_forward_for(problem))
+
+
+def _flat(problem: Problem, layout: Layout | None) -> bool:
+    view = problem.view
+    if layout is None:
+        return True
+    positions = view.spatial == 1 or layout.spatial == 1
+    return positions and (view.group_channels == 1 or layout.channel == view.spatial)
+
+
+TILES, WHOLE = TilesInstance(), WholeInstance()
+INSTANCES = (WHOLE, TILES)
+
+
+def choose(problem: Problem) -> Any:
+    """The instance for a problem that this backend can run: one read of rows where they are many, and of tiny units.
+
+    A larger unit of several positions pays more for an affine per element than for its second read: (32, 256, 56, 56)
+    in bf16 took 86 us whole and 53 in tiles.
+    """
+    rows = problem.view.spatial == 1 and problem.statistics >= FEWEST_UNITS
+    if (rows or problem.reduced <= SMALL_UNIT) and WHOLE.supports(problem) is None:
+        return WHOLE
+    return TILES

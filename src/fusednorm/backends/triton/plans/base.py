@@ -1,0 +1,183 @@
+"""What all plans share: allocation, parameters as the kernels read them, the order of arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.triton.kernels.activations import activation
+from fusednorm.problem import Layout, Problem, View
+
+Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+def folded(problem: Problem) -> Problem:
+    """channels_last batch_norm without modulation as one sample of N * S positions, where the strides permit it."""
+    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
+    if not problem.per_batch or problem.modulated or problem.layout.order == "channels_first":
+        return problem
+    for layout in layouts:
+        steps = view.samples > 1 and view.spatial > 1
+        if layout is not None and steps and layout.sample != view.spatial * layout.spatial:
+            return problem
+
+    def step(layout: Layout | None) -> Layout | None:
+        return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
+
+    first, output, grad = map(step, layouts)
+    assert first is not None
+    one = View(1, view.groups, view.group_channels, view.samples * view.spatial)
+    return replace(problem, view=one, layout=first, output_layout=output, grad_layout=grad)
+
+
+class Plan:
+    """Dtypes, shapes, the activation's functions, allocation."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.dtype: torch.dtype = getattr(torch, problem.dtype)
+        self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
+        view, used = problem.view, problem.activation
+        self.shape, self.strides, self.dense = torch.Size(problem.shape), problem.output_strides, problem.dense
+        self.rms, self.empty = problem.rms, view.numel == 0
+        self.statistics_shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
+        self.value, self.derivative = activation(used.name if used else None)
+        self.parameter = float(used.parameter or 0.0) if used else 0.0
+
+    def output(self, input: Tensor) -> Tensor:
+        if self.dense:
+            return torch.empty_like(input)
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=input.device)
+
+    def read(self, tensor: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
+        """A parameter as the kernels read it: contiguous, in a dtype where that is not part of the problem."""
+        if tensor is None or tensor.numel() == 0:
+            return None
+        if dtype is not None and tensor.dtype is not dtype:
+            tensor = tensor.to(dtype)
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _on_its_device(call: Any, tensor: Tensor, arguments: tuple[Any, ...]) -> Any:
+    with torch.cuda.device(tensor.device):
+        return call(*arguments)
+
+
+def _elsewhere(tensor: Tensor) -> bool:
+    return tensor.is_cuda and tensor.get_device() != torch._C._cuda_getDevice()
+
+
+class ForwardPlan(Plan):
+    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics) -> (output, mean, rstd, var)."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
+
+    def __call__(
+        self,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        eps: float,
+        out: Tensor | None = None,
+        statistics: bool = True,
+    ) -> Forward:
+        if _elsewhere(input):
+            arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics)
+            return _on_its_device(self, input, arguments)
+        output = self.output(input) if out is None else out
+        if mean is not None and var is not None:
+            saved_mean: Tensor | None = mean.to(self.compute, copy=True)
+            saved_rstd = var.to(self.compute).add(eps).rsqrt_()
+            saved_var: Tensor | None = None
+        else:
+            saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
+            saved_mean = None if self.rms else torch.empty_like(saved_rstd)
+            saved_var = torch.empty_like(saved_rstd) if self.has_variance else None
+        if not self.empty:
+            parameters = (
+                self.read(weight),
+                self.read(bias),
+                self.read(scale, self.dtype),
+                self.read(shift, self.dtype),
+            )
+            self.run(input, output, parameters, (saved_mean, saved_rstd, saved_var), eps)
+        elif mean is None:
+            for tensor in (saved_mean, saved_rstd, saved_var):
+                if tensor is not None:
+                    tensor.zero_()
+        return output, saved_mean, saved_rstd, saved_var
+
+    def run(
+        self,
+        x: Tensor,
+        y: Tensor,
+        parameters: Sequence[Tensor | None],
+        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        eps: float,
+    ) -> None:
+        raise NotImplementedError
+
+
+class BackwardPlan(Plan):
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.wants_input = problem.direction != "backward_gamma_beta"
+
+    def __call__(
+        self,
+        grad_output: Tensor,
+        input: Tensor,
+        mean: Tensor | None,
+        rstd: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        output_mask: Sequence[bool],
+    ) -> Backward:
+        if _elsewhere(input):
+            arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)
+            return _on_its_device(self, input, arguments)
+        grad_input = self.output(input) if self.wants_input else input.new_empty(0)
+        grads = [
+            torch.empty(tensor.shape, dtype=tensor.dtype, device=input.device) if tensor is not None and want else None
+            for tensor, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
+        ]
+        if not self.empty:
+            parameters = (
+                self.read(weight),
+                self.read(bias),
+                self.read(scale, self.dtype),
+                self.read(shift, self.dtype),
+            )
+            saved = (None if self.rms else self.read(mean, self.compute), self.read(rstd, self.compute))
+            target = grad_input if self.wants_input else None
+            self.run((grad_output, input), target, saved, parameters, grads)
+        else:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+        first, second, third, fourth = (input.new_empty(0) if grad is None else grad for grad in grads)
+        return grad_input, first, second, third, fourth
+
+    def run(
+        self,
+        data: tuple[Tensor, Tensor],
+        dx: Tensor | None,
+        saved: tuple[Tensor | None, Tensor | None],
+        parameters: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+    ) -> None:
+        raise NotImplementedError

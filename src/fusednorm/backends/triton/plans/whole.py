@@ -1,0 +1,100 @@
+"""Plans around kernels/whole.py: units that fit the registers of one program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.triton.config import Whole, power_of_two
+from fusednorm.backends.triton.kernels import whole
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.triton.plans.tiles import combine_launch
+from fusednorm.problem import Layout, Problem
+
+
+class WholeForward(ForwardPlan):
+    """One launch."""
+
+    def __init__(self, problem: Problem, config: Whole) -> None:
+        super().__init__(problem)
+        view, output = problem.view, problem.output_layout
+        assert output is not None
+        self.launches: dict[float, Launch] = {}
+
+        def group(layout: Layout) -> tuple[int, int]:
+            return layout.sample, view.group_channels * layout.channel
+
+        self.programs = -(-problem.statistics // config.units)
+        self.scalars = (problem.statistics, *group(problem.layout), *group(output))
+        self.warps = config.warps
+        self.constants = {
+            "VALUE": self.value,
+            "PARAMETER": self.parameter,
+            "G": view.groups,
+            "S": view.spatial,
+            "K": problem.reduced,
+            "BLOCK_U": config.units,
+            "BLOCK_K": power_of_two(problem.reduced),
+        }
+
+    def run(
+        self,
+        x: Tensor,
+        y: Tensor,
+        parameters: Sequence[Tensor | None],
+        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        eps: float,
+    ) -> None:
+        launch = self.launches.get(eps)
+        if launch is None:
+            constants = {"EPS": eps, **self.constants}
+            launch = self.launches[eps] = Launch(whole.forward, self.programs, self.scalars, constants, self.warps)
+        launch(x, y, *parameters, *saved)
+
+
+class RowsBackward(BackwardPlan):
+    """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
+
+    def __init__(self, problem: Problem, config: Whole) -> None:
+        super().__init__(problem)
+        view = problem.view
+        assert problem.grad_layout is not None and problem.output_layout is not None
+        steps = max(1, -(-view.samples // (config.units * config.programs)))
+        programs = -(-view.samples // (config.units * steps))
+        self.total = programs * view.channels
+        self.backward = Launch(
+            whole.rows_backward,
+            programs,
+            (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
+            {
+                "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "K": view.channels,
+                "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
+            },
+            config.warps,
+        )  # fmt: skip
+        # The programs' sums are laid out as the partials of so many samples of one chunk.
+        sums = SimpleNamespace(
+            channels=view.channels, samples=programs, chunks=1, partials=1, total=self.total, groups=1,
+            group_channels=view.channels, steps=(1, view.channels), merge_block=1,
+            order={"PER_BATCH": False, "LAST": True},
+        )  # fmt: skip
+        self.combine = combine_launch(sums, 0, 1, self.rms)
+
+    def run(
+        self,
+        data: tuple[Tensor, Tensor],
+        dx: Tensor | None,
+        saved: tuple[Tensor | None, Tensor | None],
+        parameters: Sequence[Tensor | None],
+        grads: Sequence[Tensor | None],
+    ) -> None:
+        partials = None
+        if grads[0] is not None or grads[1] is not None:
+            partials = torch.empty(2 * self.total, dtype=self.compute, device=data[1].device)
+        self.backward(*data, dx, *parameters[:2], *saved, partials)
+        if partials is not None:
+            self.combine(partials, *parameters[:3], None, *grads)

@@ -1,0 +1,102 @@
+"""Kernels that the heuristic chooses compile ahead of time for NVIDIA and AMD, with no GPU present."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fusednorm.arguments import activation_of
+from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.problem import Problem
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from fusednorm.backends.triton.instances import TILES, WHOLE  # noqa: E402
+from fusednorm.backends.triton.launch import Launch  # noqa: E402
+
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+}
+#: Between them every kernel, order, dtype and branch: (instance, family, groups, shape, dtype, activation, NHWC).
+CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool], ...] = (
+    (TILES, "group_norm", 32, (2, 320, 64, 64), torch.bfloat16, "silu", False),
+    (TILES, "group_norm", 32, (2, 320, 64, 64), torch.float16, "gelu", True),
+    (TILES, "batch_norm", 32, (8, 32, 28, 28), torch.float32, "gelu_tanh", True),
+    (WHOLE, "layer_norm", 1, (256, 8192), torch.bfloat16, "", False),
+    (WHOLE, "rms_norm", 1, (256, 96), torch.float64, "tanh", False),
+)
+
+
+class _Recorder:
+    """Stands in for a launch and keeps what would have been compiled."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.found: list[tuple[Launch, tuple[torch.Tensor | None, ...]]] = []
+        found = self.found
+        monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: found.append((launch, tensors)))
+
+
+def _run(case: tuple[Any, ...]) -> None:
+    instance, family, groups, shape, dtype, activation, last = case
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
+    rows = family in ("layer_norm", "rms_norm")
+    weight = torch.empty(shape[-1] if rows else shape[1], dtype=dtype, device="meta")
+    scale = None if rows else torch.empty(shape[:2], dtype=dtype, device="meta")
+    bias = None if family == "rms_norm" else weight
+    common = (weight, bias, scale, scale, family, groups, 1, activation_of(activation, 1.0) if activation else None)
+    forward: Problem = forward_problem(x, *common)
+    _, mean, rstd, _ = instance.plan(forward)(x, weight, bias, scale, scale, None, None, 1e-5)
+    plan = instance.plan(backward_problem(x, x, *common))
+    plan(x, x, mean, rstd, weight, bias, scale, scale, (True,) * 5)
+
+
+def _source(launch: Launch, tensors: tuple[torch.Tensor | None, ...]) -> Any:
+    short = {torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+    names = launch.kernel.arg_names
+    values: list[Any] = [*tensors, *launch.scalars]
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(names):
+        value = values[place] if place < len(values) else launch.constants[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + short[value.dtype]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif place < len(values) and value is not None and value != 1:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[(place,)] = value
+    return ASTSource(launch.kernel, signature, constants, attributes)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_compiles(target: str, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    recorder = _Recorder(monkeypatch)
+    for case in CASES:
+        _run(case)
+    assert {launch.kernel.fn.__name__ for launch, _ in recorder.found} == {
+        "moments", "finalize", "apply", "reduce", "combine", "input_gradient", "forward", "rows_backward",
+    }  # fmt: skip
+    for launch, tensors in recorder.found:
+        compiled = triton.compile(
+            _source(launch, tensors),
+            target=TARGETS[target],
+            options={"num_warps": launch.warps, "enable_fp_fusion": True},
+        )
+        shared = compiled.metadata.shared
+        record_property(f"{target} {compiled.metadata.name}", f"{shared} bytes of shared memory")
+        print(target, launch.kernel.fn.__name__, f"{launch.warps} warps, {shared} bytes of shared memory")
+        assert shared <= 64 << 10  # the LDS of AMD's multiprocessors

@@ -1,0 +1,160 @@
+"""The Triton backend on a GPU: numerics against fp64, determinism, containment, graphs, streams, compile, size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from cpu_support import ACTIVATIONS, DTYPES, faults, run
+
+import fusednorm
+from fusednorm.bench.workloads import Init, LayoutName, Workload, draw
+from fusednorm.dispatch import backward_problem, forward_problem, instances
+
+pytestmark = pytest.mark.gpu
+
+WORKLOADS = (
+    Workload("group_norm", (2, 64, 17, 19), 8),
+    Workload("group_norm", (3, 24, 8, 8), 8, modulated=True),
+    Workload("group_norm", (1, 256, 64, 64), 1),
+    Workload("group_norm", (2, 96, 33), 32),
+    Workload("group_norm", (5, 12), 4),
+    Workload("group_norm", (1, 32, 128, 128), 32),
+    Workload("instance_norm", (2, 7, 5, 9, 11)),
+    Workload("instance_norm", (1, 3, 200, 200)),
+    Workload("batch_norm", (4, 33, 14, 14)),
+    Workload("batch_norm", (64, 40)),
+    Workload("batch_norm", (8, 64, 28, 28), training=False),
+    Workload("layer_norm", (37, 768), 1),
+    Workload("layer_norm", (3, 5, 100), 2),
+    Workload("layer_norm", (2, 50000), 1),
+    Workload("rms_norm", (9, 4096), 1),
+    Workload("rms_norm", (300, 100), 1),
+)
+LAYOUTS: tuple[LayoutName, ...] = ("nchw", "nhwc", "channel_dim=-1")
+
+
+def check(workload: Workload, init: Init = "normal") -> None:
+    """Every Triton instance that can run the workload, and the default one."""
+    inputs = draw(workload, init, device="cuda")
+    for name in (None, "triton.tiles"):
+        results = run(workload, inputs, name)
+        asked = "forward_backward" if workload.training else "inference"
+        if not workload.training:
+            results = {key: results[key] for key in ("output", "mean", "rstd")}
+        assert faults(workload, inputs, results, asked) == [], (workload.key, init, name)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
+def test_numerics(workload: Workload, dtype: str, layout: LayoutName) -> None:
+    if workload.row_family and layout != "nchw":
+        pytest.skip("rows have one layout")
+    check(replace(workload, dtype=dtype, layout=layout, activation="silu"))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_activations(dtype: str, activation: str | None) -> None:
+    check(Workload("group_norm", (2, 64, 15, 16), 8, dtype=dtype, activation=activation))
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("init", ["offset", "large", "integer"])
+def test_hard_data(init: Init, dtype: str, layout: LayoutName) -> None:
+    for family, groups in (("group_norm", 4), ("batch_norm", 0), ("layer_norm", 1)):
+        shape = (16, 512) if family == "layer_norm" else (2, 16, 60, 60)
+        check(Workload(family, shape, groups, dtype=dtype, layout=layout), init)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_bitwise_over_100_repetitions(layout: LayoutName) -> None:
+    workload = Workload("group_norm", (2, 320, 64, 64), 32, dtype="bfloat16", layout=layout, activation="silu")
+    inputs = draw(workload, device="cuda")
+    first = run(workload, inputs)
+    for _ in range(100):
+        again = run(workload, inputs)
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_nan_stays_in_its_group(layout: LayoutName) -> None:
+    workload = Workload("group_norm", (2, 64, 40, 40), 8, layout=layout, activation="silu")
+    inputs = draw(workload, device="cuda")
+    clean = run(workload, inputs)
+    inputs.input[1, 9, 3, 3] = float("nan")
+    for name in (None, "triton.tiles"):
+        dirty = run(workload, inputs, name)
+        for result in ("output", "grad_input"):
+            bad = dirty[result].isnan().reshape(2, 8, 8, -1)
+            assert bad[1, 1].all()
+            assert bad.sum() == bad[1, 1].sum()
+        assert clean["output"].isfinite().all()
+
+
+def test_gradient_of_any_strides() -> None:
+    x = torch.randn(2, 64, 16, 16, device="cuda", requires_grad=True)
+    for grad in (
+        torch.randn((), device="cuda").expand(2, 64, 16, 16),
+        torch.randn(2, 16, 16, 64, device="cuda").permute(0, 3, 1, 2),
+    ):
+        ours = torch.autograd.grad(fusednorm.group_norm(x, 8), x, grad)[0]
+        torch.testing.assert_close(ours, torch.autograd.grad(torch.nn.functional.group_norm(x, 8), x, grad)[0])
+
+
+def test_graph_capture() -> None:
+    x = torch.randn(2, 64, 32, 32, device="cuda")
+    weight, bias = torch.randn(2, 64, device="cuda")
+    fusednorm.group_norm(x, 8, weight, bias, activation="silu")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = fusednorm.group_norm(x, 8, weight, bias, activation="silu")
+    x.normal_()
+    graph.replay()
+    assert torch.equal(y, fusednorm.group_norm(x, 8, weight, bias, activation="silu"))
+
+
+def test_streams() -> None:
+    inputs = [torch.randn(4, 64, 64, 64, device="cuda") for _ in range(4)]
+    expected = [fusednorm.group_norm(x, 8) for x in inputs]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in inputs]
+    for _ in range(20):
+        results = []
+        for x, stream in zip(inputs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(fusednorm.group_norm(x, 8))
+        torch.cuda.synchronize()
+        assert all(map(torch.equal, results, expected))
+
+
+def test_compile_fullgraph() -> None:
+    norm = fusednorm.nn.GroupNorm(8, 64, activation="silu").cuda()
+    x = torch.randn(2, 64, 16, 16, device="cuda", requires_grad=True)
+    compiled = torch.compile(norm, fullgraph=True)
+    y = compiled(x)
+    assert torch.equal(y, norm(x))
+    gradient = torch.autograd.grad(y.sum(), x)[0]
+    assert torch.equal(gradient, torch.autograd.grad(norm(x).sum(), x)[0])
+
+
+def test_more_than_2_31_elements() -> None:
+    x = torch.randn(1, 2, (1 << 30) + 8, device="cuda", dtype=torch.bfloat16)
+    y = fusednorm.group_norm(x, 1)
+    tail = x[..., -8:].double()
+    torch.testing.assert_close(y[..., -8:].double(), tail, rtol=1e-2, atol=1e-2)
+    gradient = fusednorm.ops.group_norm_backward(x, x, torch.zeros(1, 1).cuda(), torch.ones(1, 1).cuda(), 1, None, None)
+    assert float(gradient[0][..., -8:].abs().max()) < 0.1
+
+
+def test_every_instance_says_why_not() -> None:
+    x = torch.empty(2, 64, 300, 300, device="cuda")
+    problems = (
+        forward_problem(x, None, None, None, None, "group_norm", 8, 1, None),
+        backward_problem(x, x, None, None, None, None, "group_norm", 8, 1, None),
+    )
+    for problem in problems:
+        assert all(c.reason for c in instances(problem) if c.instance.name not in ("triton.tiles", "reference"))

@@ -1,0 +1,46 @@
+"""Every Triton kernel at small shapes in Triton's interpreter on the CPU, in a process of its own.
+
+TRITON_INTERPRET must be set before triton is imported, which another test of this process may have done.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cpu_support import fresh_process
+
+triton = pytest.importorskip("triton")
+
+CODE = """
+import json
+from pathlib import Path
+import sys
+sys.path.insert(0, {tests!r})
+from cpu_support import faults, run
+from fusednorm.bench.workloads import Workload, draw
+
+found = []
+for instance, family, shape, groups, dtype, layout, activation, modulated in (
+    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True),
+    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True),
+    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False),
+    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False),
+    ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False),
+    ("triton.whole", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False),
+    ("triton.whole", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
+):
+    workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)
+    inputs = draw(workload)
+    found += [(workload.key, fault) for fault in faults(workload, inputs, run(workload, inputs, instance))]
+print(json.dumps(found))
+"""
+
+
+OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+@pytest.mark.skipif(OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton < 3.8 with numpy >= 2.4")
+def test_every_kernel() -> None:
+    from pathlib import Path
+
+    assert fresh_process(CODE.format(tests=str(Path(__file__).parent)), TRITON_INTERPRET="1") == []
