@@ -1,4 +1,4 @@
-"""What a backend with its own threads, cache and memory can get wrong: races, forks, stale files, shared blocks."""
+"""The cache on disk, the kept blocks of memory and the choice of instance; threads have test_cpu_threads.py."""
 
 from __future__ import annotations
 
@@ -6,124 +6,18 @@ import logging
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 import fusednorm
 from fusednorm import dispatch
-from fusednorm.backends.cpu import compiler, memory, threads
+from fusednorm.backends.cpu import compiler, memory
 from fusednorm.backends.cpu.instances import choose
 from fusednorm.problem import Layout, Problem, View
-
-SHAPE = (3, 32, 70, 33)  # 887 KB: beyond what one thread takes alone
-
-
-@pytest.fixture
-def restore_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-def forward_and_gradients(x: Tensor, norm: Callable[..., Tensor]) -> list[Tensor]:
-    x = x.detach().requires_grad_()
-    weight = torch.linspace(0.5, 1.5, SHAPE[1], requires_grad=True)
-    bias = torch.linspace(-1.0, 1.0, SHAPE[1], requires_grad=True)
-    y = norm(x, weight, bias)
-    return [y.detach(), *torch.autograd.grad(y, (x, weight, bias), torch.cos(torch.arange(y.numel())).view_as(y))]
-
-
-def group(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return fusednorm.group_norm(x, 4, weight, bias, activation="silu")
-
-
-def batch(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return fusednorm.batch_norm(x, None, None, weight, bias, training=True)
-
-
-# --- threads ---
-
-
-@pytest.mark.usefixtures("restore_threads")
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("norm", [group, batch])
-@pytest.mark.parametrize("openmp", [True, False])
-def test_the_number_of_threads_does_not_change_a_bit(
-    layout: torch.memory_format, norm: Callable[..., Tensor], openmp: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not openmp:
-        monkeypatch.setattr(threads, "_forked", True)  # what a forked child uses
-    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).contiguous(memory_format=layout)
-    results = []
-    for count in (1, 2, 3, 5):
-        torch.set_num_threads(count)
-        results.append(forward_and_gradients(x, norm))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-
-
-@pytest.mark.usefixtures("restore_threads")
-def test_python_threads_may_call_at_once() -> None:
-    torch.set_num_threads(2)
-    inputs = [torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    expected = [forward_and_gradients(x, group) for x in inputs]
-    failures: list[int] = []
-
-    def work(i: int) -> None:
-        for _ in range(5):
-            got = forward_and_gradients(inputs[i], group)
-            if not all(torch.equal(a, b) for a, b in zip(got, expected[i], strict=True)):
-                failures.append(i)
-
-    workers = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert failures == []
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_computes_the_same_bits() -> None:
-    # In a process of its own: a fork beside JAX's or pytest's threads is not what is tested here.
-    code = """
-import os, torch, fusednorm
-torch.set_num_threads(2)
-x = torch.randn(3, 32, 70, 33)
-expected = fusednorm.group_norm(x, 4, activation="silu")
-child = os.fork()
-if child == 0:
-    y = fusednorm.group_norm(x, 4, activation="silu")
-    os._exit(0 if y.numpy().tobytes() == expected.numpy().tobytes() else 3)  # torch.equal would enter OpenMP, and hang
-_, status = os.waitpid(child, 0)
-assert torch.equal(fusednorm.group_norm(x, 4, activation="silu"), expected)
-raise SystemExit(os.waitstatus_to_exitcode(status))
-"""
-    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
-
-
-class _Normalized(torch.utils.data.Dataset[Tensor]):
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, i: int) -> Tensor:
-        x = torch.full((1, 8, 64, 64), float(i)) + torch.arange(64.0)
-        return fusednorm.group_norm(x, 2)[0]
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_data_loader_workers() -> None:
-    expected = torch.stack([_Normalized()[i] for i in range(4)])
-    loader = torch.utils.data.DataLoader(_Normalized(), batch_size=2, num_workers=2)
-    assert torch.equal(torch.cat(list(loader)), expected)
-
 
 # --- the cache on disk ---
 
