@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,6 +44,7 @@ ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "le
 _COLUMN = {"cpu.planes": 0, "cpu.planes_split": 1, "cpu.slabs": 2, "cpu.slabs_split": 2, "cpu.rows": 3}
 _ROW = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 EVERYTHING = (True, True, True, True, True)
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
 
@@ -146,6 +149,22 @@ def same_bits(first: Tensor, second: Tensor) -> bool:
 
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().view(_INTEGERS[tensor.element_size()]).numpy().tobytes()
+
+
+def in_child(work: Callable[[], bool], seconds: int = 60) -> bool:
+    """What work returns in a forked child; False where it raises, and where it hangs the alarm ends it."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(seconds)
+            # Torch's own operators use OpenMP for large tensors, and hang in a forked child.
+            torch.utils.deterministic.fill_uninitialized_memory = False
+            code = 0 if work() else 1
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def process_environment(**changes: str | Path) -> dict[str, str]:

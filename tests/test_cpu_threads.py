@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -14,15 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu_support import activation_for, fresh_process, layout_for, run, same_bits
+from cpu_support import activation_for, fresh_process, in_child, layout_for, needs_fork, run, same_bits
 from torch.utils.data import DataLoader, Dataset
 
 import fusednorm
 from fusednorm.backends.cpu import compiler, threads
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 # More than a thread takes alone, in more units, pieces, slabs or rows than there are threads.
 WORKLOADS = {
@@ -219,22 +215,6 @@ def test_many_threads_load_a_new_kernel_once(monkeypatch: pytest.MonkeyPatch, tm
 
 
 # --- forks ---
-
-
-def in_child(work: Callable[[], bool], seconds: int = 60) -> bool:
-    """What work returns in a forked child; False where it raises, and where it hangs the alarm ends it."""
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(seconds)
-            # Torch's own operators use OpenMP for large tensors, and hang in a forked child.
-            torch.utils.deterministic.fill_uninitialized_memory = False
-            code = 0 if work() else 1
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def same_in_this_process(instance: str, family: str) -> bool:
