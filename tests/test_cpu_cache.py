@@ -324,15 +324,13 @@ def test_the_second_process_starts_a_kernel_in_a_fifth_of_a_second(tmp_path: Pat
     [("planes", "backward", "gelu"), ("slabs", "moments", None), ("slabs_backward", "reduce", "gelu_tanh")],
 )
 def test_a_kernel_compiles_in_two_seconds(module: str, function: str, activation: str | None, tmp_path: Path) -> None:
-    """With the import of Numba, and of the largest kernels of each module."""
-    seconds = fresh_process(
-        f"""
+    """With the import of Numba, and of the largest kernels of each module; the better of two, each with an empty cache."""
+    code = f"""
         import json, time, torch, fusednorm
         from fusednorm.backends.cpu import compiler
         start = time.perf_counter()
         compiler.load(compiler.Kernel({module!r}, {function!r}, "float32", {activation!r}))
         print(json.dumps(time.perf_counter() - start))
-        """,
-        FUSEDNORM_CACHE_DIR=tmp_path,
-    )
+    """
+    seconds = min(fresh_process(code, FUSEDNORM_CACHE_DIR=tmp_path / str(attempt)) for attempt in range(2))
     assert seconds < 2

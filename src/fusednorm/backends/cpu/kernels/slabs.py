@@ -78,11 +78,9 @@ def _slab_moments(element: Element):
                 add_second(second, c, d0 * d0)
 
     @exact
-    def find_pivot(x, i, step, rows, n, pivot, rms):
+    def find_pivot(x, i, step, rows, n, pivot):
         for c in range(n):
             pivot[c] = T(0)
-        if rms:
-            return
         head = max(rows // HEAD, min(rows, FEWEST_ROWS))
         for r in range(head):
             for c in range(n):
@@ -99,20 +97,16 @@ def _slab_moments(element: Element):
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             means, m2s = 2 * task * channels + tile, (2 * task + 1) * channels + tile
-            find_pivot(x, origin + tile, step, rows, width, pivot, geometry[RMS])
+            find_pivot(x, origin + tile, step, rows, width, pivot)
             for c in range(width):
+                first[c] = second[c] = T(0)
                 partials[means + c] = partials[m2s + c] = 0.0
             for r in range(0, rows, FLUSH):
-                for c in range(width):
-                    first[c] = second[c] = T(0)
                 add_rows(x, origin + tile + r * step, step, min(FLUSH, rows - r), width, pivot, first, second)
                 for c in range(width):
                     partials[means + c] += np.float64(first[c])
                     partials[m2s + c] += np.float64(second[c])
-            if geometry[RMS]:
-                for c in range(width):
-                    partials[means + c] = 0.0
-                continue
+                    first[c] = second[c] = T(0)
             for c in range(width):
                 shift = partials[means + c] / rows
                 m2 = partials[m2s + c] - partials[means + c] * shift
@@ -140,7 +134,8 @@ def _unit_statistics(element: Element):
             for c in range(c0, c1):
                 partial += partials[2 * task * channels + c]
             total += partial * rows
-        centre = total / reduced_count(geometry)
+        # About zero, M2 is the sum of squares.
+        centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
         m2 = 0.0
         for task in range(tasks[0], tasks[1]):
             _, _, rows = locate(geometry, task)

@@ -1,0 +1,262 @@
+"""The activations: names and parameters, formulas that any backend can bind, and how exact the CPU's functions are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusednorm.activations import ALIASES, FORMULAS, PRIMITIVES, Activation, bind, resolve
+from fusednorm.backends import reference
+from fusednorm.bench.tolerance import judge
+
+# --- names and parameters ---
+
+
+def test_a_name_an_alias_and_an_object_are_the_same() -> None:
+    assert resolve("silu") == resolve("swish") == Activation("swish") == Activation("silu", 1.0) == Activation("silu")
+    assert resolve(Activation("silu", 2.0)) == Activation("swish", 2.0)
+    assert len({Activation("silu"), Activation("swish"), Activation("silu", 2.0)}) == 2
+    assert resolve(None) is None
+
+
+@pytest.mark.parametrize("name", [*FORMULAS, *ALIASES])
+def test_every_name_resolves(name: str) -> None:
+    activation = resolve(name)
+    assert activation is not None
+    assert activation.name == ALIASES.get(name, name)
+    assert activation.parameter == FORMULAS[activation.name].default
+
+
+@pytest.mark.parametrize(("name", "default"), [("silu", 1.0), ("leaky_relu", 0.01), ("relu", 0.0), ("gelu", 0.0)])
+def test_default_parameter(name: str, default: float) -> None:
+    assert Activation(name).parameter == default
+
+
+def test_a_parameter_is_a_float() -> None:
+    parameter = Activation("leaky_relu", 1).parameter
+    assert isinstance(parameter, float)
+    assert parameter == 1.0
+
+
+def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
+    with pytest.raises(ValueError, match="'mish' is unknown; expected None or one of gelu, gelu_tanh.*swish"):
+        resolve("mish")
+
+
+@pytest.mark.parametrize("name", [name for name in FORMULAS if FORMULAS[name].parameter is None])
+def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=f"'{name}' takes no parameter, got 2.0"):
+        Activation(name, 2.0)
+
+
+@pytest.mark.parametrize("value", [1, torch.nn.SiLU(), F.silu, ("silu", 1.0)], ids=str)
+def test_anything_else_is_a_type_error(value: Any) -> None:
+    with pytest.raises(TypeError, match=f"got {type(value).__name__}"):
+        resolve(value)
+
+
+# --- formulas ---
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_formula_uses_the_primitives_and_nothing_else(name: str) -> None:
+    """Or some backend could not bind it."""
+    for formula in (FORMULAS[name].value, FORMULAS[name].derivative):
+        assert set(formula.__code__.co_names) <= set(PRIMITIVES)
+        assert formula.__code__.co_freevars == ()
+        assert formula.__code__.co_argcount == 2
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_flops_are_counted(name: str) -> None:
+    assert Activation(name).flops > 0
+    assert Activation(name).derivative_flops > 0
+
+
+def test_bind_wants_every_primitive() -> None:
+    with pytest.raises(TypeError, match="the primitives sigmoid, tanh, normal_cdf, normal_pdf are missing"):
+        bind(FORMULAS["relu"].value, {"const": float, "where": lambda *_: 0.0})
+
+
+def test_bind_leaves_the_formula_as_it_was() -> None:
+    before = dict(FORMULAS["silu"].value.__globals__)
+    bound = bind(FORMULAS["silu"].value, dict.fromkeys(PRIMITIVES, lambda *_: 3.0))
+    assert bound(2.0, 1.0) == 6.0
+    assert FORMULAS["silu"].value.__globals__ == before
+
+
+@pytest.mark.parametrize(
+    ("name", "z", "derivative"),
+    [("relu", 0.0, 0.0), ("leaky_relu", 0.0, 0.01), ("hardswish", -3.0, 0.0), ("hardswish", 3.0, 1.5)],
+)
+def test_derivatives_at_the_kinks_are_torchs(name: str, z: float, derivative: float) -> None:
+    at = torch.tensor([z], dtype=torch.float64, requires_grad=True)
+    (torchs,) = torch.autograd.grad(TORCH[name](at), at)
+    assert reference.DERIVATIVES[name](at.detach(), Activation(name).parameter).item() == torchs.item() == derivative
+
+
+# --- the CPU's functions ---
+
+TORCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "hardswish": F.hardswish,
+    "leaky_relu": F.leaky_relu,
+}
+DTYPES = (torch.float32, torch.float64)
+
+# Dense where functions bend, and out to where they have long been constant; the judge looks at each on its own, so that
+# a large value in one does not hide an error in another.
+SPANS = {
+    "around zero": (-1e-3, 1e-3),
+    "-1 to 1": (-1.0, 1.0),
+    "1 to 3.5": (1.0, 3.5),
+    "-3.5 to -1": (-3.5, -1.0),
+    "3.5 to 12": (3.5, 12.0),
+    "-6 to -3.5": (-6.0, -3.5),
+    "-9 to -6": (-9.0, -6.0),
+    "-12 to -9": (-12.0, -9.0),
+    "12 to 200": (12.0, 200.0),
+    "-200 to -12": (-200.0, -12.0),
+    "200 to 1e6": (200.0, 1e6),
+    "-1e6 to -200": (-1e6, -200.0),
+}
+POINTS = 20_001
+
+
+@cache
+def compiled(dtype: torch.dtype) -> Callable[[np.ndarray, str], tuple[np.ndarray, np.ndarray]]:
+    """values and derivatives of an array of z, by the functions that go into the kernels, compiled in one piece."""
+    from numba import njit
+
+    from fusednorm.backends.cpu.kernels.mathematics import activation
+
+    names = list(FORMULAS)
+    functions = [activation(name, str(dtype).removeprefix("torch.")) for name in names]
+    lines = ["def run(z, which, parameter, one, value, derivative):", "    for i in range(z.size):"]
+    for place in range(len(names)):
+        lines.append(f"        {'if' if place == 0 else 'elif'} which == {place}:")
+        lines.append(f"            value[i] = value_{place}(z[i], parameter)")
+        lines.append(f"            derivative[i] = pullback_{place}(one, z[i], parameter)")
+    scope: dict[str, Any] = {}
+    for place, (value, pullback) in enumerate(functions):
+        scope |= {f"value_{place}": value, f"pullback_{place}": pullback}
+    exec("\n".join(lines), scope)
+    run = njit(scope["run"], error_model="numpy", fastmath={"contract"})
+    number = np.float32 if dtype == torch.float32 else np.float64
+
+    def evaluate(z: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
+        value, derivative = np.full_like(z, np.nan), np.full_like(z, np.nan)
+        run(z, names.index(name), number(Activation(name).parameter), number(1.0), value, derivative)
+        return value, derivative
+
+    return evaluate
+
+
+def ours(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    value, derivative = compiled(z.dtype)(z.numpy(), name)
+    return torch.from_numpy(value), torch.from_numpy(derivative)
+
+
+def expected(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    parameter = Activation(name).parameter
+    return reference.VALUES[name](z.double(), parameter), reference.DERIVATIVES[name](z.double(), parameter).double()
+
+
+def plain(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Torch's own function in fp32 and its gradient."""
+    leaf = z.float().requires_grad_()
+    value = TORCH[name](leaf)
+    (derivative,) = torch.autograd.grad(value.sum(), leaf)
+    return value.detach(), derivative
+
+
+@pytest.mark.parametrize("span", SPANS)
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_accuracy(dtype: torch.dtype, name: str, span: str) -> None:
+    """At most twice the error of torch's own function, and a few units of 1: where a value is small, that is absolute."""
+    z = torch.linspace(*SPANS[span], POINTS, dtype=torch.float64).to(dtype)
+    for got, right, torchs in zip(ours(z, name), expected(z, name), plain(z, name), strict=True):
+        verdict = judge(got, right, torchs.double(), spread=1.0)
+        assert verdict.ok, verdict.fault
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_nan_stays_nan(dtype: torch.dtype, name: str) -> None:
+    """Whatever its payload and its sign; but for derivatives that are 1 wherever z is not negative, as torch's."""
+    integers = torch.int32 if dtype == torch.float32 else torch.int64
+    top = 0x7F800000 if dtype == torch.float32 else 0x7FF0000000000000
+    quiet = 0x400000 if dtype == torch.float32 else 0x8000000000000
+    payloads = [0, 1, 2, 0x80, 0xFF, 0x100, 0x1FF, 0x3FF, 0x7FF, 0x3FFFFF]
+    bits = [top | quiet | payload for payload in payloads] + [-1]
+    z = torch.tensor(bits, dtype=integers).view(dtype)
+    assert z.isnan().all()
+    value, derivative = ours(z, name)
+    assert value.isnan().all()
+    if name in ("relu", "leaky_relu"):
+        assert derivative.eq(1.0).all()
+    else:
+        assert derivative.isnan().all()
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_infinity(dtype: torch.dtype, name: str) -> None:
+    """Wherever the formula has a finite limit that it reaches, or an infinite one, in fp64 with no rounding."""
+    z = torch.tensor([math.inf, -math.inf], dtype=dtype)
+    for got, right in zip(ours(z, name), expected(z, name), strict=True):
+        known = ~right.isnan()  # 0 times infinity has no value
+        assert torch.equal(got[known].isinf(), right[known].isinf())
+        torch.testing.assert_close(got[known], right[known].to(dtype), rtol=0, atol=2 * torch.finfo(dtype).tiny)
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_smallest_numbers(dtype: torch.dtype, name: str) -> None:
+    info = torch.finfo(dtype)
+    z = torch.tensor([0.0, info.tiny, info.tiny * info.eps, 3 * info.tiny * info.eps, 1e-20], dtype=dtype)
+    z = torch.cat([z, -z])
+    for got, right in zip(ours(z, name), expected(z, name), strict=True):
+        torch.testing.assert_close(got, right.to(dtype), rtol=2 * info.eps, atol=info.tiny * info.eps)
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "hardswish", "relu"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_negative_values_vanish(dtype: torch.dtype, name: str) -> None:
+    """Relative to z: 2**-126 of it is what the exponential of the smallest argument leaves."""
+    z = -torch.logspace(2, 18, 200, dtype=torch.float64).to(dtype)
+    value, derivative = ours(z, name)
+    assert bool((value.abs() <= 2.0**-125 * z.abs()).all())
+    assert bool((derivative.abs() <= 2.0**-125 * z.abs()).all())
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "hardswish", "relu", "leaky_relu"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_large_positive_values_pass(dtype: torch.dtype, name: str) -> None:
+    z = torch.logspace(2, 18, 200, dtype=torch.float64).to(dtype)
+    value, derivative = ours(z, name)
+    assert torch.equal(value, z)
+    assert torch.equal(derivative, torch.ones_like(z))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_bounded_activations_stay_within_their_bounds(dtype: torch.dtype) -> None:
+    z = torch.linspace(-300, 300, 100_001, dtype=torch.float64).to(dtype)
+    sigmoid, tanh = ours(z, "sigmoid")[0], ours(z, "tanh")[0]
+    assert bool(((sigmoid >= 0) & (sigmoid <= 1)).all())
+    assert bool((tanh.abs() <= 1).all())
+    assert torch.equal(tanh, -tanh.flip(0))
