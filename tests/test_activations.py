@@ -47,7 +47,7 @@ def test_a_parameter_is_a_float() -> None:
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="'mish' is unknown; expected None or one of gelu, gelu_tanh.*swish"):
+    with pytest.raises(ValueError, match=r"'mish' is unknown; expected None or one of gelu, gelu_tanh.*swish"):
         resolve("mish")
 
 
@@ -187,7 +187,7 @@ def plain(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_accuracy(dtype: torch.dtype, name: str, span: str) -> None:
-    """At most twice the error of torch's own function, and a few units of 1: where a value is small, that is absolute."""
+    """At most twice the error of torch's own function, and a few units of 1, absolute where a value is small."""
     z = torch.linspace(*SPANS[span], POINTS, dtype=torch.float64).to(dtype)
     for got, right, torchs in zip(ours(z, name), expected(z, name), plain(z, name), strict=True):
         verdict = judge(got, right, torchs.double(), spread=1.0)
