@@ -85,7 +85,7 @@ def hardswish(z, unused):
 
 def hardswish_derivative(z, unused):
     inside = z * const(1.0 / 3.0) + const(0.5)
-    return where(z < const(-3.0), const(0.0), where(z > const(3.0), const(1.0), inside))
+    return where(z <= const(-3.0), const(0.0), where(z >= const(3.0), const(1.0), inside))
 
 
 def leaky_relu(z, negative_slope):
