@@ -57,7 +57,7 @@ def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
         Activation(name, 2.0)
 
 
-@pytest.mark.parametrize("value", [1, torch.nn.SiLU(), F.silu, ("silu", 1.0)], ids=str, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("value", [1, torch.nn.SiLU(), F.silu, ("silu", 1.0)], ids=lambda value: type(value).__name__)
 def test_anything_else_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match=f"got {type(value).__name__}"):
         resolve(value)
