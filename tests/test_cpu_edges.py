@@ -25,7 +25,7 @@ from cpu_support import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusednorm import ops
+from fusednorm import arguments, dispatch, ops
 from fusednorm.backends import reference
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.problem import Family
@@ -207,12 +207,14 @@ def assert_empty(
     weight = torch.ones(parameter_shape)
     bias = None if family == "rms_norm" else torch.zeros(parameter_shape)
     call = (family, groups, channel_dim)
-    y, mean, rstd, _ = ops.norm_forward(x, weight, bias, None, None, None, None, *call, EPS, "", 0.0)
+    problem = dispatch.forward_problem(x, weight, bias, None, None, *call, None)
+    activation = arguments.activation_arguments(activation_for(dispatch.choose(problem).name))
+    y, mean, rstd, _ = ops.norm_forward(x, weight, bias, None, None, None, None, *call, EPS, *activation)
     with FakeTensorMode() as mode:
         fake = ops.empty_output(mode.from_tensor(x), *call)
     assert (y.shape, y.stride()) == (fake.shape, fake.stride())
     mask = (True, True, bias is not None, False, False)
-    gradients = ops.norm_backward(y, x, mean, rstd, weight, bias, None, None, *call, "", 0.0, True, mask)
+    gradients = ops.norm_backward(y, x, mean, rstd, weight, bias, None, None, *call, *activation, True, mask)
     assert gradients[0].shape == x.shape
     assert torch.equal(gradients[1], torch.zeros_like(weight))
     assert bias is None or torch.equal(gradients[2], torch.zeros_like(bias))
