@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Function, Kernel, load
 from fusednorm.backends.cpu.geometry import geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
@@ -53,8 +54,11 @@ class Plan:
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> Function:
         """A kernel; one that no activation enters is shared by all of them."""
         activation = self.problem.activation
-        name = activation.name if activation and activated else None
-        return load(Kernel(module or self.module, function, self.problem.dtype, name))
+        module = module or self.module
+        if activation is None or not activated:
+            return load(Kernel(module, function, self.problem.dtype))
+        parametric = activation.parameter != FORMULAS[activation.name].default
+        return load(Kernel(module, function, self.problem.dtype, activation.name, parametric))
 
     def dense(self, tensor: Tensor) -> Tensor:
         """A weight, bias, scale, shift or statistic as the kernels read it: contiguous, in the compute dtype."""
@@ -73,7 +77,11 @@ class Plan:
 
     def workspace(self, *counts: int) -> tuple[Tensor, list[int]]:
         """One block of float64 for several arrays of so many elements, and their addresses."""
-        block = torch.empty(sum(counts), dtype=torch.float64)
+        total = sum(counts)
+        if 8 * total < SMALLEST:
+            block = torch.empty(total, dtype=torch.float64)
+        else:
+            block = empty_strided(torch.Size((total,)), (1,), torch.float64)
         addresses, offset = [], block.data_ptr()
         for count in counts:
             addresses.append(offset)
