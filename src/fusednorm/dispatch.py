@@ -326,8 +326,8 @@ def run_backward(
     parameter: float,
     training: bool,
     output_mask: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of input, weight, bias, scale and shift that output_mask asks for, the others empty."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of input, weight, bias, scale and shift that output_mask asks for, the others empty or None."""
     forced = _forced.get()
     wants_parameters = output_mask[1] or output_mask[2] or output_mask[3] or output_mask[4]
     direction: Direction = "backward"

@@ -21,7 +21,7 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -160,7 +160,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients or None."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
@@ -183,25 +183,26 @@ class BackwardPlan(Plan):
         output_mask: Sequence[bool],
     ) -> Backward:
         compute = self.compute
-        grad_input = self.output(input) if self.wants_input else input.new_empty(0)
+        grad_input = self.output(input) if self.wants_input else None
         originals = (weight, bias, scale, shift)
         grads = [
-            torch.empty(tensor.shape if tensor is not None and wanted else (0,), dtype=compute)
+            torch.empty(tensor.shape, dtype=compute) if tensor is not None and wanted else None
             for tensor, wanted in zip(originals, output_mask[1:], strict=True)
         ]
-        if input.numel() == 0:
+        if self.tensor_bytes == 0:
             for grad in grads:
-                grad.zero_()
+                if grad is not None:
+                    grad.zero_()
         else:
             held, addresses = self.parameters(weight, bias, scale, shift, mean, rstd)
-            data = (grad_output.data_ptr(), input.data_ptr(), grad_input.data_ptr())
-            wanted = [int(grad.numel() > 0) for grad in grads]
-            self.run(data, addresses[4:], addresses[:4], [grad.data_ptr() for grad in grads], wanted)
-        results = [
-            grad if tensor is None or tensor.dtype is compute else grad.to(tensor.dtype)
-            for grad, tensor in zip(grads, originals, strict=True)
-        ]
-        return grad_input, results[0], results[1], results[2], results[3]
+            data = (grad_output.data_ptr(), input.data_ptr(), _address(grad_input))
+            wanted = [int(grad is not None) for grad in grads]
+            self.run(data, addresses[4:], addresses[:4], [_address(grad) for grad in grads], wanted)
+        for i, tensor in enumerate(originals):
+            grad = grads[i]
+            if grad is not None and tensor is not None and tensor.dtype is not compute:
+                grads[i] = grad.to(tensor.dtype)
+        return grad_input, *grads  # type: ignore[return-value]
 
     def run(
         self,

@@ -75,7 +75,7 @@ class PlanesBackward(BackwardPlan):
         wanted: list[int],
     ) -> None:
         threads = workers(self.statistics, 2 * self.tensor_bytes)
-        room = self.unit * threads if self.keeps else 0
+        room = -(-self.unit * threads // 2) if self.keeps else 0  # float32 in a block of float64
         block, (sums, kept) = self.workspace(2 * self.samples * self.channels, room)
         arguments = (*data, *saved, *parameters, sums, kept, self.address, self.parameter)
         parallel_for(self.backward, arguments, self.statistics, threads=threads)
