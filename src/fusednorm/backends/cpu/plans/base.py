@@ -152,7 +152,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
@@ -173,9 +173,13 @@ class BackwardPlan(Plan):
         scale: Tensor | None,
         shift: Tensor | None,
         output_mask: Sequence[bool],
+        out: Tensor | None = None,
     ) -> Backward:
         compute = self.compute
-        grad_input = self.output(input) if self.wants_input else input.new_empty(0)
+        if self.wants_input:
+            grad_input = self.output(input) if out is None else out
+        else:
+            grad_input = input.new_empty(0)
         originals = (weight, bias, scale, shift)
         grads = [
             torch.empty(tensor.shape if tensor is not None and wanted else (0,), dtype=compute)
