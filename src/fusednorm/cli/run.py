@@ -29,11 +29,12 @@ def run(
         graph.build(plan or None)
         pack = draw(graph, seed)
         workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
-        seconds = graph.autotune(pack, workspace) if tune else {}
-        workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
-        graph.execute(pack, workspace)
-    except (GraphError, OSError, RuntimeError) as error:
+    except (GraphError, OSError) as error:
         raise typer.BadParameter(str(error)) from None
+    seconds = graph.autotune(pack, workspace) if tune else {}
+    if tune:
+        workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
+    graph.execute(pack, workspace)
     found = graph.verify(pack)
     measured = _time(graph, pack, workspace) if time else None
     if as_json:

@@ -73,7 +73,10 @@ class Graph(GraphBuilder):
         self.io_data_type = as_dtype(io_data_type, "io_data_type")
         self.intermediate_data_type = as_dtype(intermediate_data_type, "intermediate_data_type")
         self.compute_data_type = as_dtype(compute_data_type, "compute_data_type")
-        self._given_device = None if device is None else torch.device(device)
+        try:
+            self._given_device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError):
+            raise self._mistake("graph", f"device is {device!r}", "one of torch's", "give 'cpu' or 'cuda'") from None
         self._devices: list[torch.device] = []
         #: The plan that a loaded graph was saved with; ``build`` takes it by default.
         self.saved_plan: str | None = None

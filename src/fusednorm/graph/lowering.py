@@ -268,9 +268,9 @@ class Lowering:
             return lambda values: (values[mean], values[variance]), [mean, variance]
         # In float64 the square overflows for no float32, and its inverse root is the number that was given.
         if mean >= 0:
-            return lambda values: (values[mean], values[inverse].double().pow_(-2)), [mean, inverse]
+            return lambda values: (values[mean], values[inverse].double().pow(-2)), [mean, inverse]
         zero = torch.zeros(problem.statistics, dtype=getattr(torch, problem.compute_dtype), device=self.device)
-        return lambda values: (zero, values[inverse].double().pow_(-2)), [inverse]
+        return lambda values: (zero, values[inverse].double().pow(-2)), [inverse]
 
     def kept_statistics(self, operation: Operation, problem: Problem) -> tuple[Callable[..., None], list[int]]:
         """What writes the statistics that are asked for, and the slots it touches."""

@@ -36,7 +36,7 @@ def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -
 
     chosen = graph._plan
     seconds: dict[str, float] = {}
-    for plan in graph.plans:
+    for plan in graph._plans:
         if plan.reason is not None:
             continue
         graph._select(plan)
@@ -109,7 +109,7 @@ def read(graph: Graph) -> dict[str, float] | None:
     try:
         found = json.loads(content)
         ranking = {entry["plan"]: float(entry["seconds"]) for entry in found["ranking"]}
-        supported = {plan.name for plan in graph.plans if plan.reason is None}
+        supported = {plan.name for plan in graph._plans if plan.reason is None}
         if found["version"] == VERSION and ranking and set(ranking) == supported:
             return dict(sorted(ranking.items(), key=lambda item: item[1]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
