@@ -22,8 +22,8 @@ from fusednorm.bench.plot import save_plot
 from fusednorm.bench.results import Machine, Report, Row, this_machine
 from fusednorm.bench.runner import run_workload
 from fusednorm.bench.timing import Calls, CpuTimer, Timing
-from fusednorm.bench.tolerance import PEER
 from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
+from fusednorm.tolerance import PEER
 
 GROUP = Workload("group_norm", (3, 16, 9, 7), 4, activation="silu")
 

@@ -20,8 +20,8 @@ from fusednorm import dispatch
 from fusednorm.activations import resolve
 from fusednorm.bench.judging import Asked, Results
 from fusednorm.bench.timing import Call
-from fusednorm.bench.tolerance import OURS, PEER, Allowance
 from fusednorm.bench.workloads import EPS, Inputs, Workload
+from fusednorm.tolerance import OURS, PEER, Allowance
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fusednorm.activations import resolve
 from fusednorm.backends import reference
-from fusednorm.bench.tolerance import OURS, Allowance, Verdict, judge, offset_of
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 from fusednorm.problem import Direction
+from fusednorm.tolerance import OURS, Allowance, Verdict, judge, offset_of
 
 Asked = Direction | Literal["forward_backward"]
 Results = dict[str, Tensor]

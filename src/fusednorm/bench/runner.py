@@ -9,8 +9,8 @@ from fusednorm.bench.judging import Asked, Judge
 from fusednorm.bench.limits import limit_calls
 from fusednorm.bench.results import Row, row_of
 from fusednorm.bench.timing import Calls, Timer, timer_for
-from fusednorm.bench.tolerance import Verdict
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.tolerance import Verdict
 
 COPY = "copy"
 Progress = Callable[[str], None]

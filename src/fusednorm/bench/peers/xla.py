@@ -21,8 +21,8 @@ from fusednorm.activations import resolve
 from fusednorm.bench.contenders import Prepared
 from fusednorm.bench.judging import Asked, Results
 from fusednorm.bench.peers.arrays import from_array_order, to_array_order, view_of_array
-from fusednorm.bench.tolerance import PEER
 from fusednorm.bench.workloads import EPS, Inputs, Workload
+from fusednorm.tolerance import PEER
 
 ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "silu": jax.nn.silu,

@@ -129,7 +129,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -146,11 +146,15 @@ class BackwardPlan(Plan):
         scale: Tensor | None,
         shift: Tensor | None,
         output_mask: Sequence[bool],
+        out: Tensor | None = None,
     ) -> Backward:
         if _elsewhere(input):
-            arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)
+            arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out)
             return _on_its_device(self, input, arguments)
-        grad_input = self.output(input) if self.wants_input else input.new_empty(0)
+        if self.wants_input:
+            grad_input = self.output(input) if out is None else out
+        else:
+            grad_input = input.new_empty(0)
         grads = [
             torch.empty(tensor.shape, dtype=tensor.dtype, device=input.device) if tensor is not None and want else None
             for tensor, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
