@@ -210,26 +210,26 @@ class Eager:
 
 
 class Compiled(Eager):
-    """torch.compile of torch.nn.functional, specialized to the shape; compiled once for all sets of inputs.
+    """torch.compile of torch.nn.functional, specialized to the shape; compiled once for all directions of a workload.
 
-    Its backward may not reuse saved tensors as scratch, since it is run again on the same ones.
+    Its backward may not reuse saved tensors as scratch (donated buffers), since it is run again on the same ones.
     """
 
     name = "compile"
 
     def __init__(self) -> None:
-        self._compiled: tuple[tuple[Workload, Asked], Callable[[Inputs], Tensor]] | None = None
+        self._compiled: tuple[Workload, Callable[[Inputs], Tensor]] | None = None
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
-        if self._compiled is None or self._compiled[0] != (workload, asked):
+        if self._compiled is None or self._compiled[0] != workload:
             # Many workloads pass through one process: without the reset they would share one limit of recompilations.
             torch.compiler.reset()
-            self._compiled = (workload, asked), torch.compile(torch_norm(workload), fullgraph=True, dynamic=False)
+            self._compiled = workload, torch.compile(torch_norm(workload), fullgraph=True, dynamic=False)
         function = self._compiled[1]
-        if asked != "backward":
-            return prepared_torch(function, inputs, asked)
-        with functorch_config.patch(donated_buffer=False):
-            return prepared_torch(function, inputs, asked)
+        if asked != "forward":
+            with functorch_config.patch(donated_buffer=False):
+                function(inputs.requiring_grad())
+        return prepared_torch(function, inputs, asked)
 
 
 def available(names: Collection[str] = (), device: str = "cpu") -> tuple[list[Contender], dict[str, str]]:
