@@ -6,17 +6,15 @@ from dataclasses import dataclass
 
 from fusednorm.problem import Problem
 
-#: 32 elements a thread of 4 warps: four 16-byte loads in flight beside two fp32 sums an element, without a spill.
+#: 32 elements a thread of 4 warps: four 16-byte loads in flight.
 TILE = 4096
-#: The backward of channels_last takes half of it and rows of 256 bytes: 237 us against 294 on (1, 256, 512, 512) bf16.
-TILE_BACKWARD_LAST = 2048
 #: Programs after which a longer chunk costs no parallelism: eight for each of 132 multiprocessors.
 ENOUGH = 1056
-#: Tiles to a chunk. channels_first: 4 beat 16 by 8 to 13 % on (1, 256, 512, 512). A chunk's pivot is the mean of its
-#: first tile, so that 16 still leave it a sixteenth of the chunk.
-MOST_TILES_FIRST, MOST_TILES_LAST = 4, 16
-#: channels_last rows of 128 bytes reach 86 % of a copy, 64 bytes 52 to 71.
-ROW_CHANNELS, ROW_CHANNELS_BACKWARD = 64, 128
+#: Tiles to a chunk of channels_last, whose partials are many. A chunk's pivot is the mean of its first tile, which
+#: costs the variance at most a factor of the tiles in precision.
+MOST_TILES = 64
+#: channels_last rows of 256 bytes of bf16 reach 93 % of a copy, 128 bytes 86, 64 bytes 52 to 71.
+ROW_CHANNELS = 128
 
 
 def power_of_two(number: int) -> int:
@@ -26,13 +24,20 @@ def power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Tiles of so many channels and positions; tiles to a chunk in the statistics' and in the output's pass."""
+    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program."""
 
     channels: int
     positions: int
-    tiles: int
-    output_tiles: int
+    tiles: int = 1
     warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """The tiles of the pass that reads and of the one that writes."""
+
+    reduction: Tiles
+    output: Tiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,25 +49,38 @@ class Whole:
     programs: int = 0
 
 
-def tiles_for(problem: Problem) -> Tiles:
-    view, backward = problem.view, problem.backward
-    first = problem.layout.order == "channels_first"
-    elements = TILE_BACKWARD_LAST if backward and not first else TILE
-    if problem.dtype == "float64":
-        elements //= 4
-    spatial = view.spatial
-    if first:
-        positions = min(power_of_two(spatial), elements)
-        channels = min(power_of_two(view.channels), elements // positions)
+def passes_for(problem: Problem) -> Passes:
+    if problem.layout.order == "channels_last":
+        return _rows_of_channels(problem)
+    view, elements = problem.view, TILE // (4 if problem.dtype == "float64" else 1)
+    flat = not problem.backward and not problem.per_batch and problem.layout.channel == view.spatial
+    if flat:
+        reduction = Tiles(1, min(power_of_two(view.group_channels * view.spatial), 2 * elements), 1, 8)
     else:
-        spatial *= view.samples if problem.per_batch and not problem.modulated else 1
-        channels = min(power_of_two(view.channels), ROW_CHANNELS_BACKWARD if backward else ROW_CHANNELS)
-        positions = min(power_of_two(spatial), elements // channels)
-        channels = min(power_of_two(view.channels), elements // positions)
+        reduction = _planes(problem, elements)
+    return Passes(reduction, _planes(problem, elements))
+
+
+def _planes(problem: Problem, elements: int) -> Tiles:
+    """channels_first: long in the positions, and so many small channels of one group as fit."""
+    view = problem.view
+    positions = min(power_of_two(view.spatial), elements)
+    within = view.group_channels & -view.group_channels  # the largest power of two that divides it
+    return Tiles(min(within, elements // positions), positions)
+
+
+def _rows_of_channels(problem: Problem) -> Passes:
+    view, elements = problem.view, TILE // (4 if problem.dtype == "float64" else 1)
+    spatial = view.spatial * (view.samples if problem.per_batch and not problem.modulated else 1)
+    channels = min(power_of_two(view.channels), ROW_CHANNELS)
+    if view.channels % channels:
+        channels = min(channels, 64)
+    if problem.backward:
+        elements //= 2
+    positions = min(power_of_two(spatial), elements // channels)
     count = -(-view.numel // (channels * positions))
-    most = MOST_TILES_FIRST if first else MOST_TILES_LAST
-    tiles = max(1, min(most, count // ENOUGH, -(-spatial // positions)))
-    return Tiles(channels, positions, tiles, 1 if first or backward else min(4, tiles))
+    tiles = max(1, min(MOST_TILES, count // ENOUGH, -(-spatial // positions)))
+    return Passes(Tiles(channels, positions, tiles), Tiles(channels, positions, min(4, tiles)))
 
 
 def whole_forward_for(problem: Problem) -> Whole:

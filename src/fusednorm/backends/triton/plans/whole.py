@@ -13,7 +13,7 @@ from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.triton.plans.tiles import combine_launch
-from fusednorm.problem import Layout, Problem
+from fusednorm.problem import Layout, Problem, View
 
 
 class WholeForward(ForwardPlan):
@@ -77,12 +77,12 @@ class RowsBackward(BackwardPlan):
             config.warps,
         )  # fmt: skip
         # The programs' sums are laid out as the partials of so many samples of one chunk.
+        view = View(programs, 1, view.channels, 1)
         sums = SimpleNamespace(
-            channels=view.channels, samples=programs, chunks=1, partials=1, total=self.total, groups=1,
-            group_channels=view.channels, steps=(1, view.channels), merge_block=1,
-            order={"PER_BATCH": False, "LAST": True},
+            total=self.total, steps=(1, view.channels), rows=1,
+            constants={"PER_BATCH": False, "BLOCK_R": 1, "BLOCK_D": 1},
         )  # fmt: skip
-        self.combine = combine_launch(sums, 0, 1, self.rms)
+        self.combine = combine_launch(view, 1, sums, 0, 1, self.rms)
 
     def run(
         self,
