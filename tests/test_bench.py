@@ -93,6 +93,17 @@ def test_judge_accepts_plain_torch_with_fp32_statistics(dtype: str, init: str) -
     assert judge.check({"output": output, "mean": mean, "rstd": rstd}).ok
 
 
+def test_peer_may_round_intermediates_to_the_inputs_dtype_and_ours_may_not() -> None:
+    workload = replace(GROUP, dtype="bfloat16", weight_dtype="float32")
+    inputs = draw(workload)
+    judge = Judge(workload, inputs, "forward_backward")
+    rounded = {name: value.float() for name, value in judge.expected.items() if name.startswith("grad_")}
+    rounded |= {"output": judge.expected["output"].bfloat16(), "grad_input": rounded["grad_input"].bfloat16()}
+    rounded["grad_weight"] = rounded["grad_weight"] * (1 + 2**-9)
+    assert judge.check(rounded, PEER).ok
+    assert "grad_weight" in str(judge.check(rounded).fault)
+
+
 def test_judge_refuses_a_variance_from_the_mean_of_squares() -> None:
     workload = replace(GROUP, activation=None)
     inputs = draw(workload, "offset")

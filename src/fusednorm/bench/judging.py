@@ -172,6 +172,7 @@ class Judge:
         self.plain = _reference(workload, inputs, computed, torch.float32, mean, rstd)
         self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
         self.elements = prod(workload.shape)
+        self.input_dtype = inputs.input.dtype
         deviations = self.expected.get("rstd")
         self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
         dropped = {
@@ -199,6 +200,7 @@ class Judge:
                 offset=self.offset,
                 terms=self.elements // expected.numel() if reduced else 1,
                 spread=self.spread if name == "mean" else 0.0,
+                input_dtype=self.input_dtype,
             )
             found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")
         return found
