@@ -6,15 +6,25 @@ from dataclasses import dataclass
 
 from fusednorm.problem import Problem
 
-#: 32 elements a thread of 4 warps: four 16-byte loads in flight.
+#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight.
 TILE = 4096
-#: Programs after which a longer chunk costs no parallelism: eight for each of 132 multiprocessors.
-ENOUGH = 1056
-#: Tiles to a chunk of channels_last, whose partials are many. A chunk's pivot is the mean of its first tile, which
-#: costs the variance at most a factor of the tiles in precision.
-MOST_TILES = 64
-#: channels_last rows of 256 bytes of bf16 reach 93 % of a copy, 128 bytes 86, 64 bytes 52 to 71.
-ROW_CHANNELS = 128
+#: The gradient of the input reads two tensors and writes one; half a tile hides more: 191 us against 198 on
+#: (1, 128, 1024, 1024) bf16. Where each program merges its unit's partials first, a whole one pays for that.
+GRADIENT_TILE = 2048
+#: A unit so large is read in tiles of twice the size, since its partials should stay few.
+LARGE_UNIT = 1 << 20
+#: Partials of a unit that every program of the pass that writes merges for itself; beyond that one more launch does it,
+#: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
+MERGED, MERGED_BACKWARD = 512, 64
+
+#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes of
+#: bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 for each of its channels.
+READ_CHANNELS, WRITE_CHANNELS = 64, 128
+#: Programs of each pass that the device runs at once: 8 of the statistics and 6 of the backward's sums on each of 132
+#: multiprocessors.
+STATISTICS_SLOTS, SUMS_SLOTS = 1056, 792
+#: Tiles of one program at most; elements from which a pass over channels_last is bound by memory alone.
+MOST_TILES, MANY_ELEMENTS = 256, 1 << 26
 
 
 def power_of_two(number: int) -> int:
@@ -50,19 +60,29 @@ class Whole:
 
 
 def passes_for(problem: Problem) -> Passes:
-    if problem.layout.order == "channels_last":
-        return _rows_of_channels(problem)
-    view, elements = problem.view, TILE // (4 if problem.dtype == "float64" else 1)
-    flat = not problem.backward and not problem.per_batch and problem.layout.channel == view.spatial
-    if flat:
-        reduction = Tiles(1, min(power_of_two(view.group_channels * view.spatial), 2 * elements), 1, 8)
-    else:
-        reduction = _planes(problem, elements)
-    return Passes(reduction, _planes(problem, elements))
+    return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
 
-def _planes(problem: Problem, elements: int) -> Tiles:
-    """channels_first: long in the positions, and so many small channels of one group as fit."""
+def merged(problem: Problem) -> int:
+    """Partials of a unit that every program of the pass that writes merges for itself."""
+    return MERGED_BACKWARD if problem.backward else MERGED
+
+
+def _planes(problem: Problem) -> Passes:
+    """channels_first: tiles long in the positions, of so many small channels of one group as fit."""
+    view, share = problem.view, 4 if problem.dtype == "float64" else 1
+    read = TILE // share * (2 if problem.reduced >= LARGE_UNIT else 1)
+    if problem.backward or problem.per_batch or problem.layout.channel != view.spatial:
+        reduction = _plane(problem, read)
+        partials = view.group_channels * -(-view.spatial // reduction.positions)
+    else:  # a group's channels follow one another: one channel of all its positions
+        reduction = Tiles(1, min(power_of_two(view.group_channels * view.spatial), read))
+        partials = 0
+    write = GRADIENT_TILE if problem.backward and partials > MERGED_BACKWARD else TILE
+    return Passes(reduction, _plane(problem, write // share))
+
+
+def _plane(problem: Problem, elements: int) -> Tiles:
     view = problem.view
     positions = min(power_of_two(view.spatial), elements)
     within = view.group_channels & -view.group_channels  # the largest power of two that divides it
@@ -70,17 +90,32 @@ def _planes(problem: Problem, elements: int) -> Tiles:
 
 
 def _rows_of_channels(problem: Problem) -> Passes:
-    view, elements = problem.view, TILE // (4 if problem.dtype == "float64" else 1)
-    spatial = view.spatial * (view.samples if problem.per_batch and not problem.modulated else 1)
-    channels = min(power_of_two(view.channels), ROW_CHANNELS)
-    if view.channels % channels:
-        channels = min(channels, 64)
+    """channels_last: tiles of whole rows of many channels; the programs that read keep to one wave of the device."""
+    view, share = problem.view, 4 if problem.dtype == "float64" else 1
+    many = view.numel >= MANY_ELEMENTS
+    samples, spatial = view.samples, view.spatial
+    if problem.per_batch and not problem.modulated:
+        samples, spatial = 1, samples * spatial
+    read = min(power_of_two(view.channels), READ_CHANNELS)
+    write = min(power_of_two(view.channels), WRITE_CHANNELS)
     if problem.backward:
-        elements //= 2
-    positions = min(power_of_two(spatial), elements // channels)
-    count = -(-view.numel // (channels * positions))
-    tiles = max(1, min(MOST_TILES, count // ENOUGH, -(-spatial // positions)))
-    return Passes(Tiles(channels, positions, tiles), Tiles(channels, positions, min(4, tiles)))
+        positions, warps, slots = 2048 // share // read, 4, SUMS_SLOTS
+    else:
+        warps = 4 if many else 2
+        positions, slots = 256 * warps // read, STATISTICS_SLOTS
+    tiles = _tiles(-(-spatial // positions), samples * -(-view.channels // read), slots)
+    output = Tiles(write, 2048 // share // write, 1 if many or not problem.backward else 2)
+    return Passes(Tiles(read, positions, tiles, warps), output)
+
+
+def _tiles(count: int, columns: int, slots: int) -> int:
+    """Tiles of each program that read ``columns`` times ``count`` of them soonest, a program starting in the time of
+    one, where so many run at once."""
+
+    def waves(tiles: int) -> int:
+        return -(-columns * -(-count // tiles) // slots)
+
+    return min(range(1, min(count, MOST_TILES) + 1), key=lambda tiles: (waves(tiles) * (tiles + 1), tiles))
 
 
 def whole_forward_for(problem: Problem) -> Whole:

@@ -41,8 +41,8 @@ def merge(
             )
             b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
-            b_count = tl.where(mask, tl.minimum(span, S - k * span)[:, None], 0).to(dtype)
-            block_mean, block_m2, block_count = tl.reduce((b_mean, b_m2, b_count), None, chan)
+            b_count = tl.where(mask, tl.minimum(span, S - k * span), 0).to(dtype)
+            block_mean, block_m2, block_count = tl.reduce((b_mean, b_m2, b_count), 0, chan)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, block_count)
     return mean, m2, count
 
@@ -52,9 +52,10 @@ def partials_of(
     unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk,
     PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(offsets, mask, chunks, samples, channels) of a block of a unit's partials, chunks by channels."""
-    j = row + tl.arange(0, BLOCK_R)
-    o_d = d + tl.arange(0, BLOCK_D)
+    """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of a unit's partials, of BLOCK_D channels each."""
+    o_partial = tl.arange(0, BLOCK_R * BLOCK_D)
+    j = row + o_partial // BLOCK_D
+    o_d = d + o_partial % BLOCK_D
     if PER_BATCH:
         n = (j // chunks).to(tl.int64)
         k = j % chunks
@@ -63,8 +64,7 @@ def partials_of(
         n = (unit // G + 0 * j).to(tl.int64)
         k = j
         o_c = unit % G * D + o_d
-    mask = (j < rows)[:, None] & (o_d < D)[None, :]
-    return (n * C * chunks + k * partial_chunk)[:, None] + (o_c * partial_channel)[None, :], mask, k, n, o_c
+    return n * C * chunks + k * partial_chunk + o_c * partial_channel, (j < rows) & (o_d < D), k, n, o_c
 
 
 @triton.jit

@@ -9,7 +9,7 @@ per channel and chunk; groups form when these partials merge.
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import add_pair, inverse_deviation, merge
+from fusednorm.backends.triton.kernels.moments import chan, inverse_deviation, merge
 
 
 @triton.jit
@@ -77,50 +77,55 @@ def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
 
 
 @triton.jit
-def moments(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, partial_channel, partial_chunk, total,
-    RMS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+def moments_of_planes(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk.
-
-    The deviations are taken from a pivot, the mean of the first tile rounded to the input's dtype: one read, and what
-    cancels is at most a factor of TILES of the precision.
-    """
+    """mean and M2 of each channel over one chunk, which is one tile that stays in registers for both."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
-    axis: tl.constexpr = 0 if LAST else 1
-    n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
+    n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = chunk.to(tl.int64) * (BLOCK_S * TILES)
-    o_s = first + tl.arange(0, BLOCK_S)
-    p_tile = p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
-    mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
-    b_x = tl.load(p_tile, mask, 0.0).to(dtype)
-    count = tl.minimum(S - first, BLOCK_S * TILES).to(dtype)
-    if RMS:
-        mean = tl.zeros((BLOCK_C,), dtype)
-    else:
-        mean = tl.sum(b_x, axis) / tl.minimum(S - first, BLOCK_S).to(dtype)
-        mean = mean.to(p_x.dtype.element_ty).to(dtype)
-    pivot, _ = tile_of(mean, o_s, LAST)
-    one = tl.where(mask, b_x - pivot, 0.0)
-    two = one * one
-    for tile in range(1, TILES):
+    o_s = chunk.to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
+    mask = mask_of(o_c, o_s, C, S, EVEN, False)
+    b_x = tl.load(p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, False), mask, 0.0).to(dtype)
+    o_partial = n * C * chunks + o_c * chunks + chunk
+    if not RMS:
+        mean = tl.sum(b_x, 1) / tl.minimum(S - chunk.to(tl.int64) * BLOCK_S, BLOCK_S).to(dtype)
+        b_x = tl.where(mask, b_x - mean[:, None], 0.0)
+        tl.store(p_partials + o_partial, mean, o_c < C)
+    tl.store(p_partials + total + o_partial, tl.sum(b_x * b_x, 1), o_c < C)
+
+
+@triton.jit
+def moments_of_rows(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
+    n = n.to(tl.int64)
+    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    p_tile = p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, True)
+    mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
+    m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
+    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
+        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
+        b_x = tl.load(p_tile, mask, 0.0).to(dtype)
+        if RMS:
+            m2 += b_x * b_x
+        else:
+            delta = tl.where(mask, b_x - mean, 0.0)
+            mean += delta * (tl.full((), 1.0, dtype) / (tile + 1))
+            m2 += delta * (b_x - mean)
         p_tile += BLOCK_S * x_spatial
-        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
-        b_x = tl.where(mask, tl.load(p_tile, mask, 0.0).to(dtype) - pivot, 0.0)
-        one += b_x
-        two += b_x * b_x
-    if RMS:
-        m2 = tl.sum(two, axis)
-    else:
-        one, m2 = tl.reduce((one, two), axis, add_pair)
-        shift = one / count
-        mean += shift
-        m2 -= shift * one
-        m2 = tl.where(m2 < 0.0, 0.0, m2)  # a NaN stays
-    o_partial = n * C * chunks + o_c * partial_channel + chunk * partial_chunk
+    tiles = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), TILES)
+    _, count = tile_of(o_c, tiles.to(dtype), True)
+    mean, m2, _ = tl.reduce((mean, m2, count + tl.zeros_like(mean)), 0, chan)
+    o_partial = n * C * chunks + chunk * C + o_c
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_c < C)
     tl.store(p_partials + total + o_partial, m2, o_c < C)

@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Passes, Tiles, power_of_two
+from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, folded
 from fusednorm.problem import Layout, Problem, View
 
-#: Partials of a unit that every program of the output merges for itself; beyond that one more launch does it.
-MERGED = 128
 #: Partials that one step of a merge takes.
 MERGE_BLOCK = 1024
+#: Tiles of a pass that reads whose loads are in flight together.
+UNROLL = 4
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -36,13 +36,14 @@ class Pass:
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
         self.warps = config.warps
-        self.constants = {
-            "LAST": self.last,
+        self.tile = {
             "EVEN": view.spatial % self.span == 0,
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
-            "TILES": config.tiles,
         }
+        self.tiles = {"TILES": config.tiles}
+        self.unrolled = {"TILES": config.tiles, "UNROLL": min(UNROLL, config.tiles)}
+        self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
 
 class Partials:
@@ -52,13 +53,9 @@ class Partials:
         self.total = view.samples * view.channels * source.chunks
         self.steps = (1, view.channels) if source.last else (source.chunks, 1)
         self.rows = source.chunks * (view.samples if problem.per_batch else 1)
-        self.count = self.rows * view.group_channels
+        self.count, self.per_batch = self.rows * view.group_channels, problem.per_batch
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
-        self.constants = {
-            "PER_BATCH": problem.per_batch,
-            "BLOCK_R": min(power_of_two(self.rows), MERGE_BLOCK // columns),
-            "BLOCK_D": columns,
-        }
+        self.block = {"BLOCK_R": min(power_of_two(self.rows), MERGE_BLOCK // columns), "BLOCK_D": columns}
 
 
 def _grouped(problem: Problem) -> Problem:
@@ -84,42 +81,43 @@ class TilesForward(ForwardPlan):
         self.partials = Partials(source, seen, self.statistics)
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
-        self.merges = not self.given and within and self.partials.count <= MERGED
+        self.merges = not self.given and within and self.partials.count <= merged(problem)
         self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
 
     def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
         problem, view, seen = self.problem, self.problem.view, self.source.view
         statistics, results, partials = self.statistics, self.results, self.partials
-        merged = (
+        numbers = (
             partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
             statistics.chunks, statistics.span, *partials.steps,
         )  # fmt: skip
+        rows = statistics.last
         moments = Launch(
-            forward_kernels.moments,
+            forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             statistics.programs,
             (
                 seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
-                *partials.steps, partials.total,
+                partials.total,
             ),
-            {"RMS": self.rms, **statistics.constants},
+            {"RMS": self.rms, **statistics.tile, **(statistics.unrolled if rows else {})},
             statistics.warps,
         )  # fmt: skip
         finalize = Launch(
             forward_kernels.finalize,
             problem.statistics,
-            merged,
-            {"EPS": eps, "RMS": self.rms, **partials.constants},
+            numbers,
+            {"EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
         )
         apply = Launch(
             forward_kernels.apply,
             results.programs,
             (
                 view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *merged,
+                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers,
             ),
             {
                 "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, "MERGE": self.merges,
-                **results.constants, **partials.constants,
+                **results.order, **results.tile, **results.tiles, **partials.block,
             },
             results.warps,
         )  # fmt: skip
@@ -156,32 +154,43 @@ class TilesBackward(BackwardPlan):
         self.partials = partials = Partials(problem, view, reduction)
         sizes = (view.groups, view.group_channels, view.channels, view.spatial)
         inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
-        per_batch = {"PER_BATCH": problem.per_batch}
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
             (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
             {
-                "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **per_batch, **reduction.constants,
+                "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order, **reduction.tile,
+                **reduction.unrolled,
             },
             reduction.warps,
         )  # fmt: skip
-        self.input_gradient = Launch(
-            backward_kernels.input_gradient,
-            results.programs,
-            (*sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks, results.programs),
-            {"DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **per_batch, **results.constants},
-            results.warps,
-        )
         self.units = problem.statistics if self.wants_input and self.training else 0
-        self.reduced = problem.reduced
-        self.combines: dict[tuple[bool, bool], Launch] = {}
+        within = view.group_channels % config.output.channels == 0
+        self.merges = self.units > 0 and within and partials.count <= merged(problem)
+        self.arguments = (
+            problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
+            partials.rows, partials.total, reduction.chunks, *partials.steps,
+        )  # fmt: skip
+        self.constants = {
+            "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order, **results.tile,
+            **results.tiles, **partials.block,
+        }  # fmt: skip
+        self.results, self.per_batch, self.reduced = results, problem.per_batch, problem.reduced
+        self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
 
-    def combine(self, parameters: bool, modulation: bool) -> Launch:
-        launch = combine_launch(
-            self.view, self.chunks, self.partials, self.units, self.reduced, self.rms, parameters, modulation
+    def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
+        """What combines the partials for these parameters, and the input's gradient, which does it too where it can."""
+        sums = ParameterSums(self.view, self.chunks, parameters, modulation)
+        programs = sums.programs if self.merges else 0
+        combine = combine_launch(self.view, self.chunks, self.partials, self.units, self.reduced, self.rms, sums)
+        gradients = Launch(
+            backward_kernels.gradients,
+            self.results.programs + programs,
+            (programs, self.results.programs, sums.channel_programs, self.view.samples, *self.arguments),
+            {**self.constants, "CHANNELS": sums.channels, "BLOCK_N": sums.rows},
+            self.results.warps,
         )
-        return self.combines.setdefault((parameters, modulation), launch)
+        return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
     def run(
         self,
@@ -191,42 +200,45 @@ class TilesBackward(BackwardPlan):
         parameters: Sequence[Tensor | None],
         grads: Sequence[Tensor | None],
     ) -> None:
-        totals, device = None, dx.device if dx is not None else data[1].device
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
+        combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
+        partials = totals = None
         if self.units or wanted[0] or wanted[1]:
+            device = data[1].device
             partials = torch.empty(2 * self.partials.total, dtype=self.compute, device=device)
             self.reduce(*data, *parameters, *saved, partials)
-            if self.units:
-                totals = torch.empty(2 * self.units, dtype=self.compute, device=device)
-            combine = self.combines.get(wanted) or self.combine(*wanted)
-            combine(partials, *parameters[:3], totals, *grads)
+            if not self.merges:
+                totals = torch.empty(2 * self.units, dtype=self.compute, device=device) if self.units else None
+                combine(partials, *parameters[:3], totals, *grads)
         if dx is not None:
-            self.input_gradient(*data, dx, *parameters, *saved, totals)
+            gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
+
+
+class ParameterSums:
+    """The programs that sum p and q into the parameters' gradients, by blocks of channels."""
+
+    def __init__(self, view: View, chunks: int, parameters: bool, modulation: bool) -> None:
+        rows = view.samples * chunks
+        # Eight fp32 values are the least that memory moves; more rows than registers hold are a loop.
+        self.channels, self.rows = min(power_of_two(view.channels), 8 if rows > 64 else 16), min(power_of_two(rows), 256)
+        blocks = -(-view.channels // self.channels)
+        self.channel_programs = blocks if parameters else 0
+        self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
 
 
 def combine_launch(
-    view: View,
-    chunks: int,
-    partials: Any,
-    units: int,
-    reduced: int,
-    rms: bool,
-    parameters: bool = True,
-    modulation: bool = False,
+    view: View, chunks: int, partials: Any, units: int, reduced: int, rms: bool, sums: ParameterSums
 ) -> Launch:
     """The launch that turns p and q into P / K and Q / K of so many units and into the parameters' gradients."""
-    channels, rows = view.channels, view.samples * chunks
-    # Eight fp32 values are the least that memory moves; more rows at once than registers hold are a loop.
-    block = min(power_of_two(channels), 8 if rows > 64 else 16)
-    depth = min(power_of_two(rows), 256)
-    blocks = -(-channels // block)
-    first = blocks if parameters else 0
     return Launch(
         backward_kernels.combine,
-        units + first + (view.samples * blocks if modulation else 0),
+        units + sums.programs,
         (
-            units, reduced, view.samples, view.groups, view.group_channels, channels, partials.total, partials.rows,
-            chunks, *partials.steps, first,
+            units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
+            view.channels, partials.total, chunks, *partials.steps,
         ),
-        {"RMS": rms, **partials.constants, "BLOCK_C": block, "BLOCK_N": depth},
+        {
+            "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
+            "BLOCK_N": sums.rows,
+        },
     )  # fmt: skip
