@@ -60,7 +60,7 @@ SPOILED: dict[str, tuple[Callable[[Pack], Any], str]] = {
     "negated": (
         _swap("x", lambda x: torch.complex(x, x).conj().imag.as_strided(x.shape, x.stride())),
         "strides|negated|dims",
-    ),  # fmt: skip
+    ),
     "in place": (_in_place, "'x' and 'y' share memory|'y' and 'x' share memory"),
     "overlap": (_overlap, "share memory; expected an output in memory of its own"),
 }
