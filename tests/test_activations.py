@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fusednorm.activations import ALIASES, FORMULAS, PRIMITIVES, Activation, bind, resolve
 from fusednorm.backends import reference
-from fusednorm.bench.tolerance import judge
+from fusednorm.tolerance import judge
 
 # --- names and parameters ---
 

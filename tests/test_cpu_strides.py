@@ -270,6 +270,15 @@ def test_a_strided_gradient_in_the_order_of_the_input_is_not_copied() -> None:
         assert problem.copies == ()
 
 
+def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> None:
+    x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
+    weight, bias, grad_output = torch.randn(8), torch.randn(8), torch.randn(x.shape)
+    _, mean, rstd = ops.group_norm_forward(x, 2, weight, bias, 1e-5)
+    call = (grad_output, x, mean, rstd, 2, weight, bias)
+    parts, whole = ops.group_norm_backward_gamma_beta(*call), ops.group_norm_backward(*call)
+    assert all(same_bits(part, gradient) for part, gradient in zip(parts, whole[1:], strict=True))
+
+
 def test_memory_with_holes_is_read_by_its_strides_alone() -> None:
     """in_memory puts NaN between the elements, so the tests above would see a read beside them."""
     placed = in_memory(torch.ones(2, 3), steps=(2, 2), offset=1)

@@ -11,6 +11,7 @@ from fusednorm.dispatch import use_instance
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:
+    from fusednorm import graph
     from fusednorm.inspection import explain, instances
 
 __version__ = "0.1.0"
@@ -20,6 +21,7 @@ __all__ = [
     "batch_norm",
     "explain",
     "functional",
+    "graph",
     "group_norm",
     "instance_norm",
     "instances",
@@ -35,6 +37,8 @@ _LAZY = {"explain": "fusednorm.inspection", "instances": "fusednorm.inspection"}
 
 
 def __getattr__(name: str) -> Any:
+    if name == "graph":
+        return import_module("fusednorm.graph")
     module = _LAZY.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -229,23 +229,32 @@ def backward_problem(
 # --- plans ---
 
 
-def _native_forward(plan: Plan, family: Family, num_groups: int, channel_dim: int) -> Plan:
+def make_plan(problem: Problem, name: str | None = None) -> Plan:
+    """A plan of the problem on the named instance, or on the default one; raises as :func:`choose` does."""
+    plan = choose(problem, name).plan(problem)
+    if not problem.copies:
+        return plan
+    native = _native_backward if problem.backward else _native_forward
+    return native(plan, problem)
+
+
+def _native_forward(plan: Plan, problem: Problem) -> Plan:
     """A forward plan for an input whose strides fit neither memory order: it runs on a contiguous copy."""
 
     def run(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
         *parameters, out, statistics = arguments
         output, *saved = plan(input.contiguous(), *parameters, None, statistics)
         if out is None:
-            out = empty_output(input, family, num_groups, channel_dim)
+            out = empty_output(input, problem.family, problem.num_groups, problem.channel_dim)
         return out.copy_(output), *saved
 
     return run
 
 
-def _native_backward(plan: Plan, problem: Problem, family: Family, num_groups: int, channel_dim: int) -> Plan:
+def _native_backward(plan: Plan, problem: Problem) -> Plan:
     """A backward plan that first copies the tensors that `problem.copies` names into the order of the others."""
 
-    def run(grad_output: Tensor, input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    def run(grad_output: Tensor, input: Tensor, *arguments: Any, out: Tensor | None = None) -> tuple[Any, ...]:
         original = input
         if "input" in problem.copies:
             input = input.contiguous()
@@ -254,9 +263,12 @@ def _native_backward(plan: Plan, problem: Problem, family: Family, num_groups: i
                 problem.shape, problem.output_strides, dtype=grad_output.dtype, device=grad_output.device
             )
             grad_output = dense.copy_(grad_output)
-        grad_input, *grads = plan(grad_output, input, *arguments)
-        if "input" in problem.copies and grad_input.numel() == original.numel():
-            grad_input = empty_output(original, family, num_groups, channel_dim).copy_(grad_input)
+        copied = "input" in problem.copies
+        grad_input, *grads = plan(grad_output, input, *arguments, out=None if copied else out)
+        if copied and grad_input is not None and grad_input.numel() == original.numel():
+            if out is None:
+                out = empty_output(original, problem.family, problem.num_groups, problem.channel_dim)
+            grad_input = out.copy_(grad_input)
         return grad_input, *grads
 
     return run
@@ -303,10 +315,7 @@ def run_forward(
             input, weight, bias, scale, shift, family, num_groups, channel_dim, activation_of(activation, parameter),
             mean is not None,
         )  # fmt: skip
-        plan = choose(problem, forced).plan(problem)
-        if problem.copies:
-            plan = _native_forward(plan, family, num_groups, channel_dim)
-        _remember(key, plan)
+        plan = _remember(key, make_plan(problem, forced))
     return plan(input, weight, bias, scale, shift, mean, var, eps, out, statistics)
 
 
@@ -346,8 +355,5 @@ def run_backward(
             grad_output, input, weight, bias, scale, shift, family, num_groups, channel_dim,
             activation_of(activation, parameter), training, direction,
         )  # fmt: skip
-        plan = choose(problem, forced).plan(problem)
-        if problem.copies:
-            plan = _native_backward(plan, problem, family, num_groups, channel_dim)
-        _remember(key, plan)
+        plan = _remember(key, make_plan(problem, forced))
     return plan(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask)

@@ -14,8 +14,8 @@ class Instance(Protocol):
 
     A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out, statistics) and returns
     (output, mean, rstd, var), None for what the family does not have; without ``statistics`` the last three may be
-    None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) and
-    returns five gradients, those that are not wanted empty.
+    None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask,
+    out=None) and returns five gradients, those that are not wanted empty or None; ``out`` receives the input's.
     """
 
     @property

@@ -328,8 +328,9 @@ class ReferenceInstance:
             scale: Tensor | None,
             shift: Tensor | None,
             output_mask: Sequence[bool],
+            out: Tensor | None = None,
         ) -> tuple[Tensor, ...]:
-            return run_backward(
+            grad_input, *grads = run_backward(
                 grad_output,
                 input,
                 mean,
@@ -345,6 +346,7 @@ class ReferenceInstance:
                 problem.training,
                 output_mask,
             )
+            return (grad_input if out is None or not output_mask[0] else out.copy_(grad_input)), *grads
 
         return plan_backward if problem.backward else plan_forward
 

@@ -12,9 +12,9 @@ from fusednorm.bench.contenders import FusedNorm
 from fusednorm.bench.judging import Asked, Judge, worst
 from fusednorm.bench.runner import first_line
 from fusednorm.bench.summary import Table
-from fusednorm.bench.tolerance import Verdict
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, LayoutName, Workload, draw
 from fusednorm.problem import DTYPE_BYTES, FAMILIES, Family
+from fusednorm.tolerance import Verdict
 
 ACTIVATIONS: tuple[str | None, ...] = (None, *FORMULAS)
 IMAGE_LAYOUTS: tuple[LayoutName, ...] = get_args(LayoutName)[:3]

@@ -1,10 +1,10 @@
-"""The command line: profile, bench, report, verify and doctor."""
+"""The command line: profile, bench, report, verify, run and doctor."""
 
 from __future__ import annotations
 
 import typer
 
-from fusednorm.cli import bench, doctor, profile, report, verify
+from fusednorm.cli import bench, doctor, profile, report, run, verify
 
 app = typer.Typer(
     name="fusednorm",
@@ -14,7 +14,7 @@ app = typer.Typer(
     help="Fused normalizations: measure them, verify them, look at this machine. "
     "Exit codes: 0 right, 1 a check failed, 2 wrong usage.",
 )
-for command in (profile.profile, bench.bench, report.report, verify.verify, doctor.doctor):
+for command in (profile.profile, bench.bench, report.report, verify.verify, run.run, doctor.doctor):
     app.command()(command)
 
 

@@ -13,8 +13,8 @@ from fusednorm.bench.contenders import Prepared
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.peers import onnx_model
 from fusednorm.bench.peers.arrays import from_array_order, to_array_order
-from fusednorm.bench.tolerance import PEER
 from fusednorm.bench.workloads import Inputs, Workload
+from fusednorm.tolerance import PEER
 
 
 class OnnxRuntime:

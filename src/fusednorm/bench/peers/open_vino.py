@@ -12,8 +12,8 @@ from fusednorm.bench.contenders import Prepared
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.peers import onnx_model
 from fusednorm.bench.peers.arrays import from_array_order, to_array_order
-from fusednorm.bench.tolerance import PEER
 from fusednorm.bench.workloads import Inputs, Workload
+from fusednorm.tolerance import PEER
 
 ELEMENT_TYPES = {"float32": openvino.Type.f32, "float16": openvino.Type.f16, "bfloat16": openvino.Type.bf16}
 

@@ -160,7 +160,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask) -> five gradients or None."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients or None."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
@@ -181,9 +181,12 @@ class BackwardPlan(Plan):
         scale: Tensor | None,
         shift: Tensor | None,
         output_mask: Sequence[bool],
+        out: Tensor | None = None,
     ) -> Backward:
         compute = self.compute
-        grad_input = self.output(input) if self.wants_input else None
+        grad_input = None
+        if self.wants_input:
+            grad_input = self.output(input) if out is None else out
         originals = (weight, bias, scale, shift)
         grads = [
             torch.empty(tensor.shape, dtype=compute) if tensor is not None and wanted else None

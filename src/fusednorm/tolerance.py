@@ -28,15 +28,17 @@ class Allowance:
     """How far a result may be from fp64: a factor on the plain error, and how many roundings to the dtype it may make.
 
     Ours are the project's rule. A peer is checked for being right, not for being accurate: it may round every
-    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order.
+    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order; with
+    ``intermediates`` to the input's dtype, also where the result is wider, as the gradient of an fp32 weight is.
     """
 
     factor: float = 2.0
     roundings: float = 1.0
+    intermediates: bool = False
 
 
 OURS = Allowance()
-PEER = Allowance(factor=16.0, roundings=8.0)
+PEER = Allowance(factor=16.0, roundings=8.0, intermediates=True)
 
 
 @dataclass(frozen=True)
@@ -78,11 +80,14 @@ def judge(
     offset: float = 1.0,
     terms: int = 1,
     spread: float = 0.0,
+    intermediate: Tensor | None = None,
+    input_dtype: torch.dtype | None = None,
 ) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
     ``terms`` is the number of terms that a sum has, ``spread`` the least magnitude to take for |expected|: one standard
-    deviation for a mean, which is itself near zero for centred data.
+    deviation for a mean, which is itself near zero for centred data. ``intermediate`` is the fp64 result where values
+    on the way were rounded to a dtype that the user chose for them; the factor applies to its error too.
 
     ``plain`` is in the compute dtype, not yet rounded to that of ``got``. For an fp64 result the judge is no more exact
     than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units.
@@ -99,18 +104,23 @@ def judge(
         return Verdict(float("inf"), 0.0, 0.0, f"{wrong} of {got.numel()} values differ in being NaN or infinite")
     if not bool(finite.all()):
         got, expected, plain = got[finite], expected[finite], plain[finite]
+        intermediate = None if intermediate is None else intermediate[finite]
     largest, rms = _errors(got, expected)
     plain_largest, plain_rms = _errors(plain, expected)
     if info.bits == 64:
         scale = info.eps / torch.finfo(torch.float32).eps
         plain_largest, plain_rms = plain_largest * scale, plain_rms * scale
-    unit = allowance.roundings * (info.eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
+    chosen_largest, chosen_rms = (0.0, 0.0) if intermediate is None else _errors(intermediate, expected)
+    eps = info.eps
+    if allowance.intermediates and input_dtype is not None:
+        eps = max(eps, torch.finfo(input_dtype).eps)
+    unit = allowance.roundings * (eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
     floor = allowance.roundings * info.tiny * info.eps / 2
     magnitude = expected.abs()
     top = max(spread, float(magnitude.max()) if magnitude.numel() else 0.0)
     typical = max(spread, float(magnitude.square().mean().sqrt()) if magnitude.numel() else 0.0)
-    allowed = allowance.factor * plain_largest + unit * top + floor
-    allowed_rms = allowance.factor * plain_rms + unit * typical + floor
+    allowed = allowance.factor * (plain_largest + chosen_largest) + unit * top + floor
+    allowed_rms = allowance.factor * (plain_rms + chosen_rms) + unit * typical + floor
     fault = None
     if not largest <= allowed:
         fault = f"error {largest:.2e} exceeds {allowed:.2e}"

@@ -1,0 +1,53 @@
+"""The graph API: describe normalizations and the operations around them once, plan, and execute many times.
+
+tensors.py         a graph's tensors            nodes.py          every kind of node, in one table
+building.py        tensors and nodes            validation.py     mistakes, and what is inferred
+fusion.py          which nodes run as one       plans.py          the combinations of instances
+lowering.py        a plan as steps over slots   pointwise.py      the steps that torch runs
+packs.py           the tensors of an execution  graph.py          Graph: the stages, execute
+tuning.py          autotune and its cache       judging.py        the float64 reference and the verdicts
+serialization.py   JSON                         diagrams.py       explain and Mermaid
+drawing.py         inputs for a graph           errors.py         GraphError and its kinds
+logs.py            FUSEDNORM_LOG_LEVEL and FUSEDNORM_LOG_FILE
+"""
+
+from __future__ import annotations
+
+from fusednorm.graph.drawing import draw
+from fusednorm.graph.errors import (
+    GraphError,
+    GraphFormatError,
+    InvalidGraphError,
+    Mistake,
+    StageError,
+    UnknownPlanError,
+    UnsupportedGraphError,
+    VariantPackError,
+)
+from fusednorm.graph.graph import STAGES, Graph
+from fusednorm.graph.judging import Verification
+from fusednorm.graph.logs import configure as _configure
+from fusednorm.graph.nodes import KINDS
+from fusednorm.graph.plans import ExecutionPlan
+from fusednorm.graph.tensors import TensorAttributes, channels_last_strides
+
+__all__ = [
+    "KINDS",
+    "STAGES",
+    "ExecutionPlan",
+    "Graph",
+    "GraphError",
+    "GraphFormatError",
+    "InvalidGraphError",
+    "Mistake",
+    "StageError",
+    "TensorAttributes",
+    "UnknownPlanError",
+    "UnsupportedGraphError",
+    "VariantPackError",
+    "Verification",
+    "channels_last_strides",
+    "draw",
+]
+
+_configure()

@@ -1,0 +1,52 @@
+"""What a graph raises: GraphError and its kinds, each saying where, what came, what was expected and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class GraphError(RuntimeError):
+    """Any error of the graph API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One mistake in a graph: where (node and port, or tensor), the value, what was expected, and the remedy."""
+
+    where: str
+    value: str
+    expected: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.value}; expected {self.expected}; {self.remedy}"
+
+
+class InvalidGraphError(GraphError, ValueError):
+    """The graph is wrong; ``mistakes`` holds each one."""
+
+    def __init__(self, graph: str, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        count = f"{len(self.mistakes)} mistakes" if len(self.mistakes) > 1 else "one mistake"
+        super().__init__(f"graph {graph!r} has {count}:" + "".join(f"\n  {mistake}" for mistake in self.mistakes))
+
+
+class StageError(GraphError):
+    """A stage was asked for before the one that it needs."""
+
+
+class UnsupportedGraphError(GraphError):
+    """No plan can run the graph, or the plan that was asked for by name cannot."""
+
+
+class UnknownPlanError(GraphError, ValueError):
+    """There is no plan of this name."""
+
+
+class VariantPackError(GraphError, ValueError):
+    """The tensors given to a graph, or its workspace, are not those that it was built for."""
+
+
+class GraphFormatError(GraphError, ValueError):
+    """A saved graph is damaged, or was written by a newer version."""

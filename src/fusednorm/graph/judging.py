@@ -1,0 +1,150 @@
+"""The judge: a whole graph node by node through the reference on the CPU, and its results held against float64."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends import reference
+from fusednorm.graph.nodes import Node, group_count
+from fusednorm.graph.tensors import TensorAttributes
+from fusednorm.tolerance import Verdict, judge, offset_of
+
+Tensors = dict[TensorAttributes, Tensor]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The verdict on every output by name; ``bool`` of it says whether all are right."""
+
+    verdicts: Mapping[str, Verdict]
+
+    @property
+    def ok(self) -> bool:
+        return all(verdict.ok for verdict in self.verdicts.values())
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} {'ok' if one.ok else 'WRONG'}, error {one.error:.2e} of {one.allowed:.2e}"
+            + (f" ({one.fault})" if one.fault else "")
+            for name, one in self.verdicts.items()
+        ]
+        return "verification " + ("successful: " if self.ok else "failed: ") + "; ".join(parts)
+
+
+def evaluate(
+    order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], dtype: torch.dtype, rounded: bool = False
+) -> Tensors:
+    """Every tensor of a graph in ``dtype`` on the CPU; ``rounded`` rounds the virtual ones to their own dtypes."""
+    values: Tensors = {tensor: value.detach().cpu() for tensor, value in given.items()}
+    with torch.no_grad():
+        for node in order:
+            for port, value in _node(node, {port: values[one] for port, one in node.inputs.items()}, dtype).items():
+                if port not in node.outputs:
+                    continue
+                tensor = node.outputs[port]
+                assert tensor.dims is not None and tensor.dtype is not None
+                value = value.reshape(tensor.dims).to(dtype)
+                values[tensor] = value.to(tensor.dtype).to(dtype) if rounded and tensor.is_virtual else value
+    return values
+
+
+def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The results of one node by port."""
+    if node.kind.family is None:
+        return _pointwise(node, {port: tensor.to(dtype) for port, tensor in given.items()})
+    x = given["x"]
+    family, groups = node.kind.family, group_count(node, tuple(x.shape))
+    parameters = (given.get("scale"), given.get("bias"), None, None)
+    mean, rstd = given.get("mean"), given.get("inv_variance")
+    if node.kind.operation == "backward":
+        assert rstd is not None
+        mean = rstd if mean is None else mean  # rms_norm does not look at it
+        scale = given.get("scale")  # and the shape of dbias; no activation looks at the values of a bias
+        gradients = reference.backward(
+            given["dy"], x, mean, rstd, scale, scale, None, None, family, groups, 1, None, True, compute_dtype=dtype
+        )
+        named = zip(("dx", "dscale", "dbias"), gradients[:3], strict=True)
+        return {port: gradient for port, gradient in named if gradient is not None}
+    eps, var = float(node.attributes["epsilon"]), given.get("variance")
+    if rstd is not None:
+        eps, var = 0.0, rstd.double().pow(-2)
+        mean = torch.zeros_like(rstd) if mean is None else mean
+    y, mean, rstd, var = reference.forward(
+        x, *parameters, mean, var, family, groups, 1, eps, None, compute_dtype=dtype
+    )  # fmt: skip
+    if not x.numel():  # an empty batch has statistics of 0 in the library, where a mean would be NaN
+        mean, rstd = torch.zeros_like(mean), torch.zeros_like(rstd)
+    results = {"y": y, "mean": mean, "inv_variance": rstd}
+    if "prev_running_mean" in given:
+        momentum, count = float(node.attributes["momentum"]), x.numel() // x.shape[1] if x.numel() else 0
+        unbiased = var * (count / (count - 1)) if count else var
+        for what, value in (("mean", mean), ("variance", unbiased)):
+            previous = given[f"prev_running_{what}"].to(dtype).reshape(-1)
+            results[f"next_running_{what}"] = torch.lerp(previous, value, momentum) if count else previous
+    return results
+
+
+def _pointwise(node: Node, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    activation = node.activation
+    if activation is None:
+        a, b = given["a"], given["b"]
+        return {"y": a + b if node.kind.name == "add" else a * b}
+    if node.kind.operation == "activation":
+        return {"y": reference.VALUES[activation.name](given["x"], activation.parameter)}
+    return {"dx": given["dy"] * reference.DERIVATIVES[activation.name](given["x"], activation.parameter)}
+
+
+def verify(
+    order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], got: Mapping[TensorAttributes, Tensor]
+) -> Verification:
+    """The verdict on every result, by the rule of :mod:`fusednorm.tolerance`."""
+    expected = evaluate(order, given, torch.float64)
+    plain = evaluate(order, given, torch.float32)
+    rounded = evaluate(order, given, torch.float64, rounded=True)
+    makers = {tensor: (node, port) for node in order for port, tensor in node.outputs.items()}
+    offset = max((_offset(node, expected) for node in order), default=1.0)
+    verdicts = {}
+    for tensor, value in got.items():
+        node, port = makers[tensor]
+        largest = max((prod(one.dims or ()) for one in node.inputs.values()), default=1)
+        terms = largest // value.numel() if value.numel() else 1
+        spread = 0.0
+        if port in ("mean", "next_running_mean") and value.numel():
+            rstd = _rstd(node, expected)
+            spread = 1.0 / float(rstd.max()) if rstd is not None and bool(rstd.any()) else 0.0
+        result = value.detach().cpu()
+        verdicts[tensor.name] = judge(
+            result,
+            expected[tensor],
+            plain[tensor].double(),
+            offset=offset,
+            terms=terms,
+            spread=spread,
+            intermediate=rounded[tensor],
+        )
+    return Verification(verdicts)
+
+
+def _rstd(node: Node, values: Tensors) -> Tensor | None:
+    tensor = node.outputs.get("inv_variance") or node.inputs.get("inv_variance")
+    return None if tensor is None else values.get(tensor)
+
+
+def _offset(node: Node, values: Tensors) -> float:
+    """The largest |mean| in standard deviations of one node, by which a mean kept in float32 is off."""
+    mean = node.outputs.get("mean") or node.inputs.get("mean")
+    rstd = _rstd(node, values)
+    if mean is None or node.kind.family in (None, "rms_norm"):
+        return 1.0
+    if rstd is None:
+        variance = values.get(node.inputs.get("variance"))  # type: ignore[arg-type]
+        rstd = None if variance is None else (variance.double() + float(node.attributes["epsilon"])).rsqrt()
+    return offset_of(values[mean], rstd)

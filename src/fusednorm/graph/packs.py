@@ -1,0 +1,196 @@
+"""The tensors of one execution: found by uid, name or graph tensor, and checked before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from fusednorm.graph.errors import VariantPackError
+from fusednorm.graph.lowering import ALIGNMENT, Program
+from fusednorm.graph.tensors import TensorAttributes, dtype_name, extent, same_strides
+from fusednorm.tensors import is_dense
+
+Key = int | str | TensorAttributes
+VariantPack = Mapping[Any, Tensor]
+
+
+class PackReader:
+    """Turns variant packs into the tensors of a graph, in the order of ``tensors``."""
+
+    def __init__(self, graph: str, tensors: Sequence[TensorAttributes], outputs: int, device: torch.device) -> None:
+        """``tensors`` ends with so many ``outputs``."""
+        self.graph, self.tensors, self.device = graph, tuple(tensors), device
+        self.slots: dict[Any, int] = {}
+        for slot, tensor in enumerate(tensors):
+            self.slots |= {tensor: slot, tensor.uid: slot, tensor.name: slot}
+        self.expected = [
+            (slot, torch.Size(tensor.dims or ()), tensor.strides, tensor.dtype) for slot, tensor in enumerate(tensors)
+        ]
+        self.empty: list[Any] = [None] * len(self.tensors)
+        self.outputs = range(len(self.tensors) - outputs, len(self.tensors))
+        self.bytes = [
+            extent(tensor.dims or (), tensor.strides or ()) * (tensor.dtype.itemsize if tensor.dtype else 0)
+            for tensor in tensors
+        ]
+
+    def read(self, pack: VariantPack, *, outputs: bool = True) -> list[Any]:
+        """The tensors by slot. Without ``outputs`` those may be absent, as None."""
+        values = self.empty.copy()
+        slots, device = self.slots, self.device
+        try:
+            for key, value in pack.items():
+                values[slots[key]] = value
+        except (KeyError, TypeError, AttributeError):
+            self.refuse_keys(pack)
+        complete = len(pack) == len(values)
+        for slot, dims, strides, dtype in self.expected:
+            tensor = values[slot]
+            if (
+                (type(tensor) is Tensor or type(tensor) is Parameter)
+                and tensor.shape == dims
+                and tensor.stride() == strides
+                and tensor.dtype is dtype
+                and tensor.device == device
+                and not tensor.is_neg()
+            ):
+                continue
+            complete = False
+            if tensor is not None:
+                self.refuse(slot, tensor)
+        if not complete:
+            self.refuse_count(pack, values, outputs)
+        if outputs:
+            self.check_apart(values)
+        return values
+
+    def check_apart(self, values: Sequence[Tensor]) -> None:
+        """No output shares memory with another tensor."""
+        sized = enumerate(zip(values, self.bytes, strict=True))
+        spans = sorted([(tensor.data_ptr(), size, slot) for slot, (tensor, size) in sized if size])
+        end, owner = 0, -1
+        first_output = self.outputs.start
+        for start, size, slot in spans:
+            if start < end and (slot >= first_output or owner >= first_output):
+                self.refuse_overlap(values, owner, slot)
+            if start + size > end:
+                end, owner = start + size, slot
+
+    # --- errors ---
+
+    def refuse_overlap(self, values: Sequence[Tensor], one: int, other: int) -> None:
+        """Refuse two tensors whose ranges of memory meet, unless one has holes in which the other may lie."""
+        both = (values[one], values[other])
+        if both[0].data_ptr() != both[1].data_ptr() and not all(is_dense(tensor) for tensor in both):
+            return
+        names = f"{self.tensors[one].name!r} and {self.tensors[other].name!r}"
+        raise VariantPackError(
+            f"graph {self.graph!r}: the tensors {names} share memory; expected an output in memory of its own; "
+            "give it another tensor"
+        )
+
+    def refuse_keys(self, pack: Any) -> NoReturn:
+        if not isinstance(pack, Mapping):
+            raise VariantPackError(
+                f"graph {self.graph!r}: the variant pack is a {type(pack).__name__}; expected a dict from uid, name or "
+                "tensor of the graph to a torch tensor"
+            ) from None
+        unknown = [repr(key) for key in pack if not _hashable(key) or key not in self.slots]
+        known = ", ".join(f"{tensor.name} (uid {tensor.uid})" for tensor in self.tensors)
+        raise VariantPackError(
+            f"graph {self.graph!r}: the variant pack has {', '.join(unknown)}; expected {known}; "
+            "virtual tensors are the graph's own, and stay out of it"
+        ) from None
+
+    def refuse_count(self, pack: VariantPack, values: Sequence[Any], outputs: bool) -> None:
+        wanted = self.expected if outputs else self.expected[: self.outputs.start]
+        missing = [self.tensors[slot] for slot, *_ in wanted if values[slot] is None]
+        if missing:
+            names = ", ".join(f"{tensor.name} (uid {tensor.uid})" for tensor in missing)
+            raise VariantPackError(
+                f"graph {self.graph!r}: the variant pack lacks {names}; expected a tensor for each input and output"
+            )
+        if len(pack) > sum(value is not None for value in values):
+            raise VariantPackError(
+                f"graph {self.graph!r}: the variant pack names a tensor twice, by uid and by name; expected it once"
+            )
+
+    def refuse(self, slot: int, tensor: Any) -> None:
+        expected = self.tensors[slot]
+        assert expected.dims is not None and expected.strides is not None and expected.dtype is not None
+        where = f"graph {self.graph!r}, tensor {expected.name!r} (uid {expected.uid})"
+        if type(tensor) is not Tensor and type(tensor) is not Parameter:
+            raise VariantPackError(f"{where}: it is a {type(tensor).__name__}; expected a plain torch.Tensor")
+        if tensor.dtype is not expected.dtype:
+            raise VariantPackError(
+                f"{where}: dtype {dtype_name(tensor.dtype)}; expected {dtype_name(expected.dtype)}; convert it, or "
+                "declare the tensor so"
+            )
+        if tensor.device != self.device:
+            raise VariantPackError(
+                f"{where}: it is on {tensor.device}; expected {self.device}; move it, or make the graph for its device"
+            )
+        if tensor.layout is not torch.strided or tuple(tensor.shape) != expected.dims:
+            raise VariantPackError(f"{where}: dims {tuple(tensor.shape)}; expected {expected.dims}")
+        if not same_strides(expected.dims, tensor.stride(), expected.strides):
+            raise VariantPackError(
+                f"{where}: strides {tensor.stride()}; expected {expected.strides}; declare the tensor with "
+                "graph.tensor_like, or copy it into that memory order"
+            )
+        if tensor.is_neg():
+            raise VariantPackError(f"{where}: its values are negated lazily; expected plain memory; use resolve_neg()")
+
+
+def _hashable(key: Any) -> bool:
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+class Workspace:
+    """The virtual tensors of a program as views of one block of memory."""
+
+    def __init__(self, graph: str, program: Program, device: torch.device) -> None:
+        self.graph, self.program, self.device = graph, program, device
+        self.last: tuple[Tensor | None, int, list[Any]] = (None, 0, [])
+
+    def views(self, workspace: Tensor | None) -> list[Any]:
+        """The tensors by slot after those of the pack, then None for what is absent."""
+        if not self.program.scratch:
+            return [None]
+        kept, address, views = self.last
+        if workspace is not None and workspace is kept and workspace.data_ptr() == address:
+            return views
+        own = workspace is None
+        if workspace is None:
+            workspace = torch.empty(self.program.workspace_bytes + ALIGNMENT, dtype=torch.uint8, device=self.device)
+        self.check(workspace)
+        views = [self.view(workspace, one) for one in self.program.scratch] + [None]
+        if not own:
+            self.last = (workspace, workspace.data_ptr(), views)
+        return views
+
+    def view(self, workspace: Tensor, one: Any) -> Tensor:
+        block = workspace[one.offset : one.offset + one.bytes].view(one.dtype)
+        return block.as_strided(one.dims, one.strides, block.storage_offset())
+
+    def check(self, workspace: Tensor) -> None:
+        needed = self.program.workspace_bytes
+        good = isinstance(workspace, Tensor) and workspace.is_contiguous() and workspace.dtype is torch.uint8
+        if not good or workspace.dim() != 1 or workspace.device != self.device or workspace.numel() < needed:
+            came = type(workspace).__name__
+            if isinstance(workspace, Tensor):
+                came = f"{dtype_name(workspace.dtype)} of shape {tuple(workspace.shape)} on {workspace.device}"
+            raise VariantPackError(
+                f"graph {self.graph!r}: the workspace is {came}; expected at least {needed} bytes, e.g. "
+                f"torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device={str(self.device)!r})"
+            )
+        if workspace.data_ptr() % 16:
+            raise VariantPackError(
+                f"graph {self.graph!r}: the workspace is not aligned; expected a multiple of 16 bytes"
+            )

@@ -1,0 +1,64 @@
+"""Pointwise operations as calls of torch into given memory, in one dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.activations import Activation
+from fusednorm.backends.reference import DERIVATIVES, VALUES
+
+aten = torch.ops.aten
+Run = Callable[..., Any]
+
+_VALUES: dict[str, Run] = {
+    "relu": lambda x, _, out: torch.clamp_min(x, 0.0, out=out),
+    "gelu": lambda x, _, out: aten.gelu.out(x, out=out),
+    "gelu_tanh": lambda x, _, out: aten.gelu.out(x, approximate="tanh", out=out),
+    "sigmoid": lambda x, _, out: torch.sigmoid(x, out=out),
+    "tanh": lambda x, _, out: torch.tanh(x, out=out),
+    "hardswish": lambda x, _, out: aten.hardswish.out(x, out=out),
+    "leaky_relu": lambda x, slope, out: aten.leaky_relu.out(x, slope, out=out),
+}
+_GRADIENTS: dict[str, Run] = {
+    "relu": lambda dy, x, _, out: aten.threshold_backward.grad_input(dy, x, 0.0, grad_input=out),
+    "gelu": lambda dy, x, _, out: aten.gelu_backward.grad_input(dy, x, grad_input=out),
+    "gelu_tanh": lambda dy, x, _, out: aten.gelu_backward.grad_input(dy, x, approximate="tanh", grad_input=out),
+    "leaky_relu": lambda dy, x, slope, out: aten.leaky_relu_backward.grad_input(dy, x, slope, False, grad_input=out),
+}
+
+
+def value(activation: Activation) -> Run:
+    """run(x, out) for y = phi(x)."""
+    parameter = activation.parameter
+    native = _VALUES.get(activation.name)
+    if activation.name == "silu" and parameter == 1.0:
+        return lambda x, out: aten.silu.out(x, out=out)
+    if native is not None:
+        return lambda x, out: native(x, parameter, out)
+    return lambda x, out: out.copy_(VALUES[activation.name](_wide(x), parameter))
+
+
+def gradient(activation: Activation) -> Run:
+    """run(dy, x, out) for dx = dy phi'(x)."""
+    parameter = activation.parameter
+    native = _GRADIENTS.get(activation.name)
+    if activation.name == "silu" and parameter == 1.0:
+        return lambda dy, x, out: aten.silu_backward.grad_input(dy, x, grad_input=out)
+    if native is not None:
+        return lambda dy, x, out: native(dy, x, parameter, out)
+    return lambda dy, x, out: out.copy_(_wide(dy) * DERIVATIVES[activation.name](_wide(x), parameter))
+
+
+def arithmetic(name: str) -> Run:
+    """run(a, b, out) for the sum or product, broadcast."""
+    function: Run = torch.add if name == "add" else torch.mul
+    return lambda a, b, out: function(a, b, out=out)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """A formula of several steps is evaluated in float32 at least, so that 16-bit data is rounded once."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

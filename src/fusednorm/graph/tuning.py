@@ -1,0 +1,137 @@
+"""Timing the plans of a graph, and the rankings kept on disk.
+
+A ranking is a file of its own, named by a digest of all that it depends on, and replaced as a whole: readers see the
+old one or the new one. A damaged file is ignored with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.graph.lowering import ALIGNMENT
+from fusednorm.graph.packs import VariantPack
+from fusednorm.graph.serialization import as_dict
+
+if TYPE_CHECKING:
+    from fusednorm.graph.graph import Graph
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+SECONDS = 0.1  # of timing for each plan
+
+
+def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -> dict[str, float]:
+    """Seconds per execution of every plan that can run, from the fastest."""
+    from torch.utils.benchmark import Timer
+
+    chosen = graph._plan
+    seconds: dict[str, float] = {}
+    for plan in graph._plans:
+        if plan.reason is not None:
+            continue
+        graph._select(plan)
+        needed = graph._workspace.program.workspace_bytes
+        memory = workspace
+        if needed and (memory is None or memory.numel() < needed):
+            memory = torch.empty(needed + ALIGNMENT, dtype=torch.uint8, device=graph.device)
+
+        def run(memory: Tensor | None = memory) -> None:
+            graph.execute(variant_pack, memory)
+
+        run()  # what compiles at the first launch
+        timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+        seconds[plan.name] = timer.blocked_autorange(min_run_time=SECONDS).median
+        logger.info("graph %s: autotune: %s takes %.4g ms", graph.name, plan.name, seconds[plan.name] * 1e3)
+    if chosen is not None:
+        graph._select(chosen)
+    return dict(sorted(seconds.items(), key=lambda item: item[1]))
+
+
+def cache_directory() -> Path:
+    """The folder of the rankings: in FUSEDNORM_CACHE_DIR, or in the user's cache folder."""
+    root = os.environ.get("FUSEDNORM_CACHE_DIR")
+    if not root:
+        from platformdirs import user_cache_dir
+
+        try:
+            root = user_cache_dir("fusednorm", appauthor=False)
+        except RuntimeError:  # there is no home: nothing is found or kept below the null device
+            root = os.devnull
+    return Path(root) / "graph-plans"
+
+
+def _key(graph: Graph) -> dict[str, Any]:
+    """All that a ranking depends on; names of tensors and nodes do not matter."""
+    from fusednorm import __version__
+
+    described = as_dict(graph)
+    for entry in described["tensors"] + described["nodes"]:
+        entry.pop("name", None)
+        entry.pop("uid", None)
+    for key in ("name", "plan", "device"):
+        described.pop(key)
+    device = graph.device
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    versions = {"fusednorm": __version__, "torch": str(torch.__version__)}
+    return {"graph": described, "device": name, "threads": torch.get_num_threads(), "versions": versions}
+
+
+def _processor() -> str:
+    from fusednorm.bench.machine import cpu_model
+
+    return cpu_model()
+
+
+def _file(graph: Graph) -> Path:
+    digest = hashlib.sha256(json.dumps(_key(graph), sort_keys=True).encode()).hexdigest()[:32]
+    return cache_directory() / f"{digest}.json"
+
+
+def read(graph: Graph) -> dict[str, float] | None:
+    """The kept ranking, from the fastest plan, or None."""
+    path = _file(graph)
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        content = ""
+    except OSError:
+        return None
+    try:
+        found = json.loads(content)
+        ranking = {entry["plan"]: float(entry["seconds"]) for entry in found["ranking"]}
+        supported = {plan.name for plan in graph._plans if plan.reason is None}
+        if found["version"] == VERSION and ranking and set(ranking) == supported:
+            return dict(sorted(ranking.items(), key=lambda item: item[1]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    logger.warning("ignoring the damaged tuning cache file %s", path)
+    return None
+
+
+def write(graph: Graph, seconds: dict[str, float]) -> None:
+    """Keep a ranking; a directory that cannot be written is no error."""
+    path = _file(graph)
+    ranking = [{"plan": name, "seconds": value} for name, value in seconds.items()]
+    content = json.dumps({"version": VERSION, "graph": graph.name, "ranking": ranking}, indent=1)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
+            try:
+                file.write(content)
+                file.close()
+                os.replace(file.name, path)
+            except OSError:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        logger.info("the tuning cache %s cannot be written (%s); each process tunes anew", path.parent, error)

@@ -1,0 +1,232 @@
+"""What execute checks before it writes anything, and what it leaves alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from graph_support import DIMS, GRAPHS, described, run
+from torch import Tensor
+
+from fusednorm.graph import Graph, VariantPackError, draw
+
+Pack = dict[Any, Any]
+
+
+def _swap(name: str, change: Callable[[Tensor], Any]) -> Callable[[Pack], None]:
+    def spoil(pack: Pack) -> None:
+        pack[name] = change(pack[name])
+
+    return spoil
+
+
+def _twice(pack: Pack) -> None:
+    pack[1] = pack["x"]
+
+
+def _in_place(pack: Pack) -> None:
+    pack["y"] = pack["x"]
+
+
+def _overlap(pack: Pack) -> None:
+    block = torch.zeros(pack["x"].numel() + 4)
+    pack["x"], pack["y"] = block[:-4].view(DIMS), block[4:].view(DIMS)
+
+
+def _negated(x: Tensor) -> Tensor:
+    return torch.complex(x, x).conj().imag.as_strided(x.shape, x.stride())
+
+
+SPOILED: dict[str, tuple[Callable[[Pack], Any], str]] = {
+    "missing": (lambda pack: pack.pop("scale"), r"lacks scale \(uid 2\)"),
+    "unknown name": (lambda pack: pack.update(gamma=pack["scale"]), r"has 'gamma'; expected x \(uid 1\), "),
+    "unknown uid": (lambda pack: pack.update({99: pack["scale"]}), "has 99; expected"),
+    "unhashable": (lambda pack: pack.update({("a", 1): 1}), "has "),
+    "twice": (_twice, "names a tensor twice"),
+    "no tensor": (_swap("x", lambda x: x.numpy()), "it is a ndarray; expected a plain torch.Tensor"),
+    "none": (_swap("x", lambda x: None), r"lacks x \(uid 1\)"),
+    "dims": (_swap("x", lambda x: x[:1]), r"tensor 'x' \(uid 1\): dims \(1, 8, 5, 6\); expected \(2, 8, 5, 6\)"),
+    "rank": (_swap("scale", torch.flatten), r"dims \(8,\); expected \(1, 8, 1, 1\)"),
+    "strides": (
+        _swap("x", lambda x: x.to(memory_format=torch.channels_last)),
+        r"strides \(240, 1, 48, 8\); expected \(240, 30, 6, 1\); declare the tensor with graph.tensor_like",
+    ),
+    "dtype": (_swap("bias", Tensor.double), "dtype float64; expected float32"),
+    "device": (_swap("y", lambda y: y.to("meta")), "it is on meta; expected cpu"),
+    "subclass": (_swap("x", lambda x: x.as_subclass(type("Mine", (Tensor,), {}))), "it is a Mine"),
+    "negated": (
+        _swap("x", lambda x: torch.complex(x, x).conj().imag.as_strided(x.shape, x.stride())),
+        "strides|negated|dims",
+    ),
+    "in place": (_in_place, "'x' and 'y' share memory|'y' and 'x' share memory"),
+    "overlap": (_overlap, "share memory; expected an output in memory of its own"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_a_wrong_variant_pack_is_refused_before_anything_is_written(how: str) -> None:
+    graph = described("norm_activation").build()
+    pack = draw(graph)
+    written = {name: pack[name].fill_(7.0) for name in ("y", "mean", "inv_variance")}
+    spoil, message = SPOILED[how]
+    spoil(pack)
+    with pytest.raises(VariantPackError, match=message):
+        graph.execute(pack)
+    for tensor in written.values():
+        assert bool((tensor == 7.0).all())
+
+
+def test_virtual_tensors_stay_out_of_the_pack() -> None:
+    graph = described("norm_activation").build()
+    pack = draw(graph)
+    with pytest.raises(VariantPackError, match="virtual tensors are the graph's own"):
+        graph.execute({**pack, "groupnorm.y": torch.empty(DIMS)})
+    with pytest.raises(VariantPackError, match="the variant pack is a list; expected a dict"):
+        graph.execute(list(pack.values()))  # type: ignore[arg-type]
+
+
+def test_tensors_are_named_by_uid_name_or_graph_tensor() -> None:
+    graph = described("norm_activation").build()
+    pack = draw(graph)
+    graph.execute(pack)
+    first = pack["y"].clone()
+    by_name = {tensor.name: tensor for tensor in graph.tensors}
+    for key in (lambda tensor: tensor.uid, lambda tensor: tensor):
+        pack["y"].zero_()
+        graph.execute({key(by_name[name]): tensor for name, tensor in pack.items()})
+        assert torch.equal(pack["y"], first)
+
+
+def test_slices_of_one_tensor_with_holes_between_them_are_apart() -> None:
+    both = torch.randn(2, 16, 5, 6)
+    graph = Graph(torch.float32)
+    z, _, _ = graph.groupnorm(graph.tensor_like(both[:, :8], name="x"), num_groups=4)
+    y = graph.pointwise("silu", z).set_output().set_name("y").set_strides(both[:, 8:].stride())
+    graph.build().execute({"x": both[:, :8], "y": both[:, 8:]})
+    pack = {"x": both[:, :8].clone(memory_format=torch.preserve_format), "y": both[:, 8:]}
+    assert y.strides == pack["y"].stride()
+    assert graph.verify({"x": both[:, :8], "y": both[:, 8:]})
+
+
+def test_inputs_are_never_written() -> None:
+    for name in GRAPHS:
+        for dtype in (torch.float64, torch.float32, torch.bfloat16):
+            graph = described(name, dtype).build()
+            pack = draw(graph)
+            before = {tensor.name: pack[tensor.name].clone() for tensor in graph.inputs}
+            graph.execute(pack)
+            assert all(torch.equal(pack[one], tensor) for one, tensor in before.items()), (name, dtype)
+
+
+def test_nothing_is_recorded_for_autograd() -> None:
+    graph = described("norm_activation").build("unfused:reference")
+    pack = draw(graph)
+    pack["scale"] = torch.nn.Parameter(pack["scale"])
+    pack["x"].requires_grad_()
+    graph.execute(pack)
+    assert torch.is_grad_enabled()
+    assert not pack["y"].requires_grad
+
+
+def test_the_grad_mode_is_restored_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = described("add").build()
+    step = graph._program.steps[0]  # type: ignore[union-attr]
+    monkeypatch.setattr(type(step), "run", property(lambda self: 1 / 0), raising=False)
+    with pytest.raises(ZeroDivisionError):
+        graph.execute(draw(graph))
+    assert torch.is_grad_enabled()
+
+
+# --- workspace ---
+
+
+def test_a_workspace_that_does_not_fit_is_refused() -> None:
+    graph = described("norm_activation").build("unfused:cpu.planes")
+    size = graph.get_workspace_size()
+    assert size == torch.empty(DIMS).numel() * 4
+    pack = draw(graph)
+    wrong = [
+        torch.empty(size - 1, dtype=torch.uint8),
+        torch.empty(size, dtype=torch.float32),
+        torch.empty(2 * size, dtype=torch.uint8)[::2],
+        torch.empty(size, dtype=torch.uint8, device="meta"),
+        torch.empty(size + 1, dtype=torch.uint8)[1:],
+        b"0" * size,
+    ]
+    for workspace in wrong:
+        with pytest.raises(VariantPackError, match=rf"at least {size} bytes|not aligned"):
+            graph.execute(pack, workspace)  # type: ignore[arg-type]
+
+
+def test_results_do_not_depend_on_the_workspace() -> None:
+    for name in GRAPHS:
+        graph = described(name, torch.bfloat16)
+        graph.validate().build_operation_graph().create_execution_plans().check_support()
+        graph.build_plans(next(plan.name for plan in graph.plans[::-1] if plan.reason is None))
+        pack = draw(graph)
+        size = graph.get_workspace_size()
+        results = []
+        for workspace in (None, torch.empty(size, dtype=torch.uint8), torch.full((size + 64,), 255, dtype=torch.uint8)):
+            graph.execute(pack, workspace)
+            graph.execute(pack, workspace)
+            results.append({tensor.name: pack[tensor.name].clone() for tensor in graph.outputs})
+        for other in results[1:]:
+            assert all(torch.equal(results[0][one], other[one]) for one in other), name
+
+
+def test_threads_with_a_workspace_each() -> None:
+    graph = described("norm_add_activation").build()
+    packs = [draw(graph, seed) for seed in range(4)]
+    expected = [run(described("norm_add_activation"), seed=seed)["y"] for seed in range(4)]
+
+    def work(index: int) -> None:
+        workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8)
+        for _ in range(50):
+            graph.execute(packs[index], workspace)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(pack["y"], y) for pack, y in zip(packs, expected, strict=True))
+
+
+# --- the judge ---
+
+
+def test_verify_sees_one_wrong_value_in_any_output() -> None:
+    graph = described("activation_backward_norm_backward")
+    pack = run(graph)
+    assert graph.verify(pack)
+    for tensor in graph.outputs:
+        spoiled = dict(pack)
+        spoiled[tensor.name] = pack[tensor.name].clone()
+        spoiled[tensor.name].flatten()[3] += 0.01
+        found = graph.verify(spoiled)
+        assert not found
+        assert [name for name, one in found.verdicts.items() if not one.ok] == [tensor.name]
+
+
+def test_the_reference_is_float64_and_needs_no_outputs() -> None:
+    graph = described("norm_activation", torch.bfloat16)
+    pack = run(graph)
+    given = {tensor.name: pack[tensor.name] for tensor in graph.inputs}
+    results = graph.reference(given)
+    assert set(results) == {"y", "mean", "inv_variance"}
+    x, scale, bias = (given[name].double() for name in ("x", "scale", "bias"))
+    expected = torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4, scale.flatten(), bias.flatten()))
+    assert results["y"].dtype == torch.float64
+    torch.testing.assert_close(results["y"], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_mean_of_a_thousand_deviations_verifies() -> None:
+    for name in ("norm_activation", "activation_backward_norm_backward", "batchnorm", "layernorm"):
+        graph = described(name).build()
+        pack = draw(graph)
+        pack["x"] += 1000
+        graph.execute(pack)
+        assert graph.verify(pack), name
