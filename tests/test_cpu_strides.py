@@ -204,10 +204,10 @@ def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         def plan(self, problem: Problem) -> Callable[..., Any]:
             plan = self.instance.plan(problem)
 
-            def run(*arguments: Any) -> Any:
+            def run(*arguments: Any, **options: Any) -> Any:
                 names = ("grad_output", "input") if problem.backward else ("input",)
                 seen.extend((name, tensor.data_ptr()) for name, tensor in zip(names, arguments, strict=False))
-                return plan(*arguments)
+                return plan(*arguments, **options)
 
             return run
 
