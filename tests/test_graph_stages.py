@@ -138,7 +138,7 @@ FUSED = {
     "norm_activation": ["groupnorm + silu"],
     "norm_add_activation": ["groupnorm", "add", "silu"],
     "activation_backward_norm_backward": ["groupnorm + silu", "silu_backward + groupnorm_backward"],
-    "saved_backward": ["groupnorm + gelu_backward + groupnorm_backward"],
+    "saved_backward": ["groupnorm + silu_backward + groupnorm_backward"],
     "batchnorm_chain": ["batchnorm_inference + relu_backward + batchnorm_backward"],
 }
 
