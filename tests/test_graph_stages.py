@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import logging
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from fusednorm.graph import (
     UnsupportedGraphError,
     draw,
 )
+from fusednorm.graph import graph as graph_module
+from fusednorm.graph import tensors as tensors_module
 from fusednorm.graph.tuning import cache_directory
 
 # --- stages ---
@@ -130,6 +133,13 @@ def test_numeric_notes() -> None:
     graph.build_plans("fused:reference")
     assert not graph.plan.deterministic
     assert described("norm_activation", torch.bfloat16).build().plan.accumulation == "float32"
+
+
+def test_examples_in_the_docstrings() -> None:
+    for module in (graph_module, tensors_module):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0
 
 
 # --- fusion ---

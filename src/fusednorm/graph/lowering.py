@@ -22,10 +22,10 @@ from fusednorm.functional import move_running
 from fusednorm.graph import pointwise
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import group_count
-from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, extent, same_strides
+from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, same_strides
+from fusednorm.graph.workspace import Scratch, place
 from fusednorm.problem import Direction, Problem
 
-ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and more than any vector load asks for
 Values = list[Any]
 
 
@@ -35,23 +35,6 @@ class Step:
 
     label: str
     run: Callable[[Values], Any]
-
-
-@dataclass
-class Scratch:
-    """A tensor in the workspace, and the steps between which it holds something."""
-
-    slot: int
-    dims: Dims
-    strides: Dims
-    dtype: torch.dtype
-    first: int = -1
-    last: int = -1
-    offset: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return extent(self.dims, self.strides) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -394,18 +377,3 @@ class Lowering:
             self.emit(f"{node.name} in torch", run, *slots, out)
         if copied:
             self.finish(result, out)
-
-
-def place(scratch: Sequence[Scratch]) -> int:
-    """Offsets in the workspace, shared by what is never alive at once; the bytes that it needs."""
-    placed: list[Scratch] = []
-    for one in sorted(scratch, key=lambda one: -one.bytes):
-        one.offset = 0
-        alive = [other for other in placed if other.first <= one.last and one.first <= other.last]
-        for other in sorted(alive, key=lambda other: other.offset):
-            if one.offset + one.bytes <= other.offset:
-                break
-            end = other.offset + other.bytes
-            one.offset = max(one.offset, -(-end // ALIGNMENT) * ALIGNMENT)
-        placed.append(one)
-    return max((one.offset + one.bytes for one in scratch), default=0)

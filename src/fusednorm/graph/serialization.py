@@ -57,7 +57,7 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
-        "device": graph.device.type,
+        "device": graph.declared_device.type,
         **{key: dtype_name(getattr(graph, key)) for key in _DTYPES},
         "tensors": tensors,
         "nodes": nodes,
