@@ -69,6 +69,9 @@ print(graph.plan.name, len(expected))
 def test_a_device_can_take_the_place_of_the_saved_one() -> None:
     text = described("add", device="cuda").to_json()
     assert Graph.from_json(text, device="cpu").device == torch.device("cpu")
+    planned = described("add").build().to_json()
+    assert Graph.from_json(planned, device="cpu").saved_plan == "torch"
+    assert Graph.from_json(planned, device="meta").saved_plan is None
     if not torch.cuda.is_available():
         with pytest.raises(UnsupportedGraphError, match="torch finds no GPU; give device='cpu'"):
             Graph.from_json(text).build()

@@ -365,7 +365,7 @@ class Graph(GraphBuilder):
     def explain(self) -> Explanation:
         """What was fused and what was not, and why; the plans, and the numerics of the chosen one. ``print`` it."""
         self._needs("explain", "build_operation_graph")
-        operations = self._operations[0][1]
+        operations = self._operations[0][1] if self._plan is None else self._plan.operations
         return Explanation(self.name, operations.operations, operations.remarks, tuple(self._plans), self._plan)
 
     def to_mermaid(self) -> str:

@@ -47,20 +47,27 @@ class PackReader:
         except (KeyError, TypeError, AttributeError):
             self.refuse_keys(pack)
         complete = len(pack) == len(values)
-        for slot, dims, strides, dtype in self.expected:
-            tensor = values[slot]
-            if (
-                (type(tensor) is Tensor or type(tensor) is Parameter)
-                and tensor.shape == dims
-                and tensor.stride() == strides
-                and tensor.dtype is dtype
-                and tensor.device == device
-                and not tensor.is_neg()
-            ):
-                continue
-            complete = False
-            if tensor is not None:
-                self.refuse(slot, tensor)
+        slot = 0
+        try:
+            for slot, dims, strides, dtype in self.expected:
+                tensor = values[slot]
+                if (
+                    (type(tensor) is Tensor or type(tensor) is Parameter)
+                    and tensor.shape == dims
+                    and tensor.stride() == strides
+                    and tensor.dtype is dtype
+                    and tensor.device == device
+                    and not tensor.is_neg()
+                ):
+                    continue
+                complete = False
+                if tensor is not None:
+                    self.refuse(slot, tensor)
+        except VariantPackError:
+            raise
+        except RuntimeError as error:  # sparse and nested tensors have no strides, or no sizes
+            where = f"graph {self.graph!r}, tensor {self.tensors[slot].name!r}"
+            raise VariantPackError(f"{where}: {error}; expected a dense torch.Tensor") from None
         if not complete:
             self.refuse_count(pack, values, outputs)
         if outputs:
@@ -136,7 +143,9 @@ class PackReader:
             raise VariantPackError(
                 f"{where}: it is on {tensor.device}; expected {self.device}; move it, or make the graph for its device"
             )
-        if tensor.layout is not torch.strided or tuple(tensor.shape) != expected.dims:
+        if tensor.layout is not torch.strided:
+            raise VariantPackError(f"{where}: layout {tensor.layout}; expected a dense torch.Tensor; use to_dense()")
+        if tuple(tensor.shape) != expected.dims:
             raise VariantPackError(f"{where}: dims {tuple(tensor.shape)}; expected {expected.dims}")
         if not same_strides(expected.dims, tensor.stride(), expected.strides):
             raise VariantPackError(

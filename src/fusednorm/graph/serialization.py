@@ -104,7 +104,7 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     plan = root.value.get("plan")
     if plan is not None and not isinstance(plan, str):
         raise root.wrong(f"plan is {plan!r}; expected a name or null")
-    graph.saved_plan = plan
+    graph.saved_plan = plan if graph.declared_device.type == saved else None  # another device has other kernels
     return graph
 
 

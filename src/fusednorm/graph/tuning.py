@@ -82,8 +82,10 @@ def _key(graph: Graph) -> dict[str, Any]:
         described.pop(key)
     device = graph.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    plans = sorted(plan.name for plan in graph._plans if plan.reason is None)
     versions = {"fusednorm": __version__, "torch": str(torch.__version__)}
-    return {"graph": described, "device": name, "threads": torch.get_num_threads(), "versions": versions}
+    threads = torch.get_num_threads()
+    return {"graph": described, "device": name, "threads": threads, "versions": versions, "plans": plans}
 
 
 def _processor() -> str:
