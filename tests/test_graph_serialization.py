@@ -91,7 +91,8 @@ def _set(*path: Any, value: Any) -> Any:
 
 
 DAMAGED = {
-    "newer": (_set("version", value=2), "version is 2; this fusednorm reads versions 1 to 1; install a newer one"),
+    "newer": (_set("version", value=2), "has version 2 and this fusednorm reads up to 1; install a newer"),
+    "no version": (_set("version", value=0), "version is 0; expected 1 to 1"),
     "version as text": (_set("version", value="1"), "version is a str; expected int"),
     "other format": (_set("format", value="onnx"), "format is 'onnx'; expected 'fusednorm.graph'"),
     "no nodes": (lambda data: data.pop("nodes"), "at the file: nodes is missing"),

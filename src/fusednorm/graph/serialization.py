@@ -84,10 +84,13 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     if root.get("format", str) != FORMAT:
         raise root.wrong(f"format is {root.value['format']!r}; expected {FORMAT!r}; it is no saved graph")
     version = root.get("version", int)
-    if version > VERSION or version < 1:
-        raise root.wrong(
-            f"version is {version}; this fusednorm reads versions 1 to {VERSION}; install a newer one, or save it again"
+    if version > VERSION:
+        raise GraphFormatError(
+            f"the saved graph has version {version} and this fusednorm reads up to {VERSION}; install a newer "
+            "fusednorm, or save the graph again with this one"
         )
+    if version < 1:
+        raise root.wrong(f"version is {version}; expected 1 to {VERSION}")
     saved = root.get("device", str)
     if device is None and saved not in ("cpu", "cuda"):
         raise root.wrong(f"device is {saved!r}; expected 'cpu' or 'cuda'; give device=...")
