@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, replace
 from io import StringIO
 from pathlib import Path
@@ -18,10 +19,11 @@ from fusednorm.bench import judging, limits, summary
 from fusednorm.bench import peers as peer_modules
 from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
 from fusednorm.bench.judging import Asked, Judge, saved_statistics
+from fusednorm.bench.machine import Machine, this_machine
 from fusednorm.bench.plot import save_plot
-from fusednorm.bench.results import Machine, Report, Row, this_machine
+from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
-from fusednorm.bench.timing import Calls, CpuTimer, Timing
+from fusednorm.bench.timing import Call, Calls, CpuTimer, Timing
 from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
 from fusednorm.tolerance import PEER
 
@@ -34,13 +36,24 @@ class FakeTimer:
     def __init__(self) -> None:
         self.timed: list[str] = []
 
+    asynchronous = False
+
     def input_sets(self, bytes_per_set: int) -> int:
         return 2
 
-    def measure(self, contenders: Mapping[str, Calls]) -> dict[str, Timing]:
+    def session(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
         self.timed += contenders
         assert all(len(calls) == 2 for calls in contenders.values())
         return {name: Timing((1e-3 * place,)) for place, name in enumerate(contenders, 1)}
+
+    def host_seconds(self, contenders: Mapping[str, Call]) -> dict[str, float]:
+        return {}
+
+    def peak_bytes(self, call: Call) -> int | None:
+        return None
 
 
 def reference_results(workload: Workload, inputs: Inputs, asked: Asked = "forward_backward") -> dict[str, Tensor]:
@@ -78,6 +91,17 @@ def test_judge_accepts_plain_torch_with_fp32_statistics(dtype: str, init: str) -
     )
     judge = Judge(replace(workload, activation=None), inputs, "forward", statistics=True)
     assert judge.check({"output": output, "mean": mean, "rstd": rstd}).ok
+
+
+def test_peer_may_round_intermediates_to_the_inputs_dtype_and_ours_may_not() -> None:
+    workload = replace(GROUP, dtype="bfloat16", weight_dtype="float32")
+    inputs = draw(workload)
+    judge = Judge(workload, inputs, "forward_backward")
+    rounded = {name: value.float() for name, value in judge.expected.items() if name.startswith("grad_")}
+    rounded |= {"output": judge.expected["output"].bfloat16(), "grad_input": rounded["grad_input"].bfloat16()}
+    rounded["grad_weight"] = rounded["grad_weight"] * (1 + 2**-9)
+    assert judge.check(rounded, PEER).ok
+    assert "grad_weight" in str(judge.check(rounded).fault)
 
 
 def test_judge_refuses_a_variance_from_the_mean_of_squares() -> None:
@@ -167,9 +191,11 @@ PEER_WORKLOADS = [
 @pytest.mark.parametrize("peer", peer_modules.PEERS)
 def test_installed_peers_are_right(peer: str) -> None:
     try:
-        contender = peer_modules.PEERS[peer]()
+        contender = peer_modules.PEERS[peer].load()
     except ImportError as error:
         pytest.skip(f"{peer} is not installed: {error}")
+    if peer_modules.PEERS[peer].device != "cpu":
+        pytest.skip(f"{peer} runs on a GPU")
     for workload in PEER_WORKLOADS:
         row, _ = run_workload(workload, "forward", [contender], timer=FakeTimer())
         assert (row.status, row.note) == ("ok", ""), workload.key

@@ -204,10 +204,10 @@ def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         def plan(self, problem: Problem) -> Callable[..., Any]:
             plan = self.instance.plan(problem)
 
-            def run(*arguments: Any) -> Any:
+            def run(*arguments: Any, **options: Any) -> Any:
                 names = ("grad_output", "input") if problem.backward else ("input",)
                 seen.extend((name, tensor.data_ptr()) for name, tensor in zip(names, arguments, strict=False))
-                return plan(*arguments)
+                return plan(*arguments, **options)
 
             return run
 
@@ -268,6 +268,15 @@ def test_a_strided_gradient_in_the_order_of_the_input_is_not_copied() -> None:
         drawn = draw(workload)
         problem = problem_of(workload, dense.place(drawn.input), strided.place(drawn.grad_output))
         assert problem.copies == ()
+
+
+def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> None:
+    x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
+    weight, bias, grad_output = torch.randn(8), torch.randn(8), torch.randn(x.shape)
+    _, mean, rstd = ops.group_norm_forward(x, 2, weight, bias, 1e-5)
+    call = (grad_output, x, mean, rstd, 2, weight, bias)
+    parts, whole = ops.group_norm_backward_gamma_beta(*call), ops.group_norm_backward(*call)
+    assert all(same_bits(part, gradient) for part, gradient in zip(parts, whole[1:], strict=True))
 
 
 def test_memory_with_holes_is_read_by_its_strides_alone() -> None:

@@ -265,7 +265,7 @@ def _native_backward(plan: Plan, problem: Problem) -> Plan:
             grad_output = dense.copy_(grad_output)
         copied = "input" in problem.copies
         grad_input, *grads = plan(grad_output, input, *arguments, out=None if copied else out)
-        if copied and grad_input.numel() == original.numel():
+        if copied and grad_input is not None and grad_input.numel() == original.numel():
             if out is None:
                 out = empty_output(original, problem.family, problem.num_groups, problem.channel_dim)
             grad_input = out.copy_(grad_input)
@@ -335,8 +335,8 @@ def run_backward(
     parameter: float,
     training: bool,
     output_mask: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of input, weight, bias, scale and shift that output_mask asks for, the others empty."""
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+    """The gradients of input, weight, bias, scale and shift that output_mask asks for, the others empty or None."""
     forced = _forced.get()
     wants_parameters = output_mask[1] or output_mask[2] or output_mask[3] or output_mask[4]
     direction: Direction = "backward"

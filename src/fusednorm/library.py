@@ -64,7 +64,13 @@ def _forward_kernel(*arguments: Any) -> Outputs:
 
 
 def _backward_kernel(*arguments: Any) -> Gradients:
-    return dispatch.run_backward(*arguments)
+    return _filled(arguments[1], dispatch.run_backward(*arguments))
+
+
+def _filled(input: Tensor, gradients: Sequence[Tensor | None]) -> Gradients:
+    """Five tensors, as the op's schema wants them."""
+    a, b, c, d, e = (input.new_empty(0) if gradient is None else gradient for gradient in gradients)
+    return a, b, c, d, e
 
 
 _library.impl("norm_forward", _forward_kernel, "CompositeExplicitAutograd")
@@ -139,24 +145,29 @@ class _Norm(torch.autograd.Function):
         shift: Tensor | None,
         run: Callable[..., tuple[Tensor, Any, Any, Any]],
         given: tuple[Any, ...],
-        statistics: list[Tensor],
+        statistics: list[Tensor] | None,
     ) -> Tensor:
         output, mean, rstd, var = run(input, weight, bias, scale, shift, *given)
-        ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
         ctx.given = given
-        statistics[:] = mean, rstd, var
+        if statistics is None:  # nobody else sees them, who could write to them
+            ctx.save_for_backward(input, weight, bias, scale, shift)
+            ctx.statistics = mean, rstd
+        else:
+            ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
+            statistics[:] = mean, rstd, var
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, bias, scale, shift, mean, rstd = ctx.saved_tensors
+        input, weight, bias, scale, shift, *statistics = ctx.saved_tensors
+        mean, rstd = statistics or ctx.statistics
         given_mean, _, family, num_groups, channel_dim, eps, activation, parameter = ctx.given
         training = given_mean is None
         if training and torch.is_grad_enabled():
             # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
             mean, rstd = reference.saved_statistics(input, family, num_groups, channel_dim, eps)
         mask = ctx.needs_input_grad[:5]
-        gradients = norm_backward(
+        gradients = _gradients(
             grad_outputs[0],
             input,
             mean,
@@ -303,6 +314,8 @@ def norm_forward(
         or (scale is not None and scale.requires_grad)
         or (shift is not None and shift.requires_grad)
     ):
+        if not statistics:
+            return _apply(input, weight, bias, scale, shift, dispatch.run_forward, given, None), None, None, None
         return _differentiable(input, weight, bias, scale, shift, dispatch.run_forward, given)
     return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
 
@@ -328,12 +341,29 @@ def norm_backward(
 
     Differentiable in every tensor, mean and rstd included.
     """
+    arguments = (family, num_groups, channel_dim, activation, parameter, training, output_mask)
+    return _filled(input, _gradients(grad_output, input, mean, rstd, weight, bias, scale, shift, *arguments))
+
+
+def _gradients(
+    grad_output: Tensor,
+    input: Tensor,
+    mean: Tensor | None,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    scale: Tensor | None,
+    shift: Tensor | None,
+    *given: Any,
+) -> Sequence[Tensor | None]:
+    """norm_backward, where an unwanted gradient may be None."""
     if mean is None:
         mean = rstd.new_empty(0)
     operands = (grad_output, input, mean, rstd, weight, bias, scale, shift)
-    arguments = (*operands, family, num_groups, channel_dim, activation, parameter, training, output_mask)
+    arguments = (*operands, *given)
     if torch.compiler.is_dynamo_compiling():
-        return _backward_op(*arguments)
+        gradients: Gradients = _backward_op(*arguments)
+        return gradients
     if _transformed():
         return _composite_backward(*arguments)
     if (
@@ -343,4 +373,5 @@ def norm_backward(
         and not (torch.is_grad_enabled() and _any_requires_grad(operands))
     ):
         return dispatch.run_backward(*arguments)
-    return _backward_op(*arguments)
+    gradients = _backward_op(*arguments)
+    return gradients

@@ -3,6 +3,9 @@
 Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, initialization and checkpoints stay.
 ``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
 shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
+
+``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes torch's own modules of the batch norms, without the activation:
+convert first, and call the activation on its own.
 """
 
 from __future__ import annotations

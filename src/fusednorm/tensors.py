@@ -55,7 +55,8 @@ def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_d
     it sees none. Fake and meta tensors get the same strides as real ones.
     """
     if is_dense(input):
-        return torch.empty_like(input)
+        # empty_like does the same, but a fake tensor's has other strides along dimensions of one element.
+        return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device=input.device)
     rank = input.dim()
     order = tuple(range(rank))
     if family not in ("layer_norm", "rms_norm"):

@@ -28,15 +28,17 @@ class Allowance:
     """How far a result may be from fp64: a factor on the plain error, and how many roundings to the dtype it may make.
 
     Ours are the project's rule. A peer is checked for being right, not for being accurate: it may round every
-    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order.
+    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order; with
+    ``intermediates`` to the input's dtype, also where the result is wider, as the gradient of an fp32 weight is.
     """
 
     factor: float = 2.0
     roundings: float = 1.0
+    intermediates: bool = False
 
 
 OURS = Allowance()
-PEER = Allowance(factor=16.0, roundings=8.0)
+PEER = Allowance(factor=16.0, roundings=8.0, intermediates=True)
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ def judge(
     terms: int = 1,
     spread: float = 0.0,
     intermediate: Tensor | None = None,
+    input_dtype: torch.dtype | None = None,
 ) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
@@ -108,7 +111,10 @@ def judge(
         scale = info.eps / torch.finfo(torch.float32).eps
         plain_largest, plain_rms = plain_largest * scale, plain_rms * scale
     chosen_largest, chosen_rms = (0.0, 0.0) if intermediate is None else _errors(intermediate, expected)
-    unit = allowance.roundings * (info.eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
+    eps = info.eps
+    if allowance.intermediates and input_dtype is not None:
+        eps = max(eps, torch.finfo(input_dtype).eps)
+    unit = allowance.roundings * (eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
     floor = allowance.roundings * info.tiny * info.eps / 2
     magnitude = expected.abs()
     top = max(spread, float(magnitude.max()) if magnitude.numel() else 0.0)

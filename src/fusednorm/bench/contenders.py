@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,10 +27,15 @@ from fusednorm.tolerance import OURS, PEER, Allowance
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call without arguments, and the reading of what it returns."""
+    """A call without arguments, and the reading of what it returns.
+
+    ``public`` is the call of the public function whose host's time is reported beside: the call itself, and for a
+    backward the forward that records it.
+    """
 
     call: Call
     results: Callable[[Any], Results]
+    public: Call | None = None
 
 
 class Contender(Protocol):
@@ -116,9 +122,25 @@ def _with_gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared
     return Prepared(call, lambda result: dict(zip(("output", *named), result, strict=True)))
 
 
-def _prepared(run: Callable[[Inputs], Tensor], inputs: Inputs, asked: Asked) -> Prepared:
+def _backward_alone(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared:
+    """The gradients of everything that has one, of a forward that ran once and is kept."""
+    leaves = inputs.requiring_grad()
+    named = leaves.named_leaves()
+    wanted = tuple(named.values())
+    output = run(leaves)
+    return Prepared(
+        lambda: torch.autograd.grad(output, wanted, leaves.grad_output, retain_graph=True),
+        lambda result: dict(zip(named, result, strict=True)),
+        lambda: run(leaves),
+    )
+
+
+def prepared_torch(run: Callable[[Inputs], Tensor], inputs: Inputs, asked: Asked) -> Prepared:
+    """A differentiable function of the inputs, in the direction asked for."""
     if asked == "forward_backward":
         return _with_gradients(run, inputs)
+    if asked == "backward":
+        return _backward_alone(run, inputs)
     return Prepared(lambda: run(inputs), _output)
 
 
@@ -138,7 +160,7 @@ class FusedNorm:
             result: Tensor = function(*arguments(workload, inputs), **fused_arguments(workload, inputs))
             return result
 
-        return _prepared(run, inputs, asked)
+        return prepared_torch(run, inputs, asked)
 
 
 class FusedNormPreallocated:
@@ -184,22 +206,34 @@ class Eager:
         return "torch's functions take no channel_dim" if workload.channel_dim != 1 else None
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
-        return _prepared(torch_norm(workload), inputs, asked)
+        return prepared_torch(torch_norm(workload), inputs, asked)
 
 
 class Compiled(Eager):
-    """torch.compile of torch.nn.functional, specialized to the shape."""
+    """torch.compile of torch.nn.functional, specialized to the shape; compiled once for all directions of a workload.
+
+    Its backward may not reuse saved tensors as scratch (donated buffers), since it is run again on the same ones.
+    """
 
     name = "compile"
 
+    def __init__(self) -> None:
+        self._compiled: tuple[Workload, Callable[[Inputs], Tensor]] | None = None
+
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
-        # Many workloads pass through one process: without the reset they would share one function's recompile limit.
-        torch.compiler.reset()
-        return _prepared(torch.compile(torch_norm(workload), fullgraph=True, dynamic=False), inputs, asked)
+        if self._compiled is None or self._compiled[0] != workload:
+            # Many workloads pass through one process: without the reset they would share one limit of recompilations.
+            torch.compiler.reset()
+            self._compiled = workload, torch.compile(torch_norm(workload), fullgraph=True, dynamic=False)
+        function = self._compiled[1]
+        if asked != "forward":
+            with functorch_config.patch(donated_buffer=False):
+                function(inputs.requiring_grad())
+        return prepared_torch(function, inputs, asked)
 
 
-def available(names: Collection[str] = ()) -> tuple[list[Contender], dict[str, str]]:
-    """The contenders of these names (none given: all) that this installation has, and why the others are missing.
+def available(names: Collection[str] = (), device: str = "cpu") -> tuple[list[Contender], dict[str, str]]:
+    """The contenders of these names (none given: all) that run on the device, and why the others are missing.
 
     Only the peers that are asked for are imported. Raises ValueError for a name that nobody has.
     """
@@ -210,13 +244,17 @@ def available(names: Collection[str] = ()) -> tuple[list[Contender], dict[str, s
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"contender: {', '.join(unknown)} unknown; expected {', '.join(known)}")
-    found = [one for one in own if not names or one.name in names]
+    # Where an allocation costs nothing, an output that is kept shows nothing; it can be asked for.
+    found = [one for one in own if one.name in names or not (names or (device != "cpu" and one is own[1]))]
     missing: dict[str, str] = {}
-    for name, load in peers.PEERS.items():
+    for name, peer in peers.PEERS.items():
         if names and name not in names:
             continue
+        if device != peer.device:
+            missing[name] = f"measured on {peer.device} only"
+            continue
         try:
-            found.append(load())
+            found.append(peer.load())
         except ImportError as error:
             missing[name] = f"not installed ({error.name or error})"
     return found, missing

@@ -153,8 +153,9 @@ def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor, Tensor
 class Judge:
     """Checks results of one workload and direction against fp64.
 
-    ``mean`` and ``rstd`` are the saved statistics that a backward on its own takes as inputs. With statistics=False the
-    forward's mean and rstd are not asked for (a peer does not return them).
+    ``mean`` and ``rstd`` are the saved statistics that a backward on its own takes as inputs; without them its
+    gradients are judged with those of the fp64 forward. With statistics=False the forward's mean and rstd are not asked
+    for (a peer does not return them).
     """
 
     def __init__(
@@ -166,13 +167,16 @@ class Judge:
         rstd: Tensor | None = None,
         statistics: bool = False,
     ) -> None:
-        self.expected = _reference(workload, inputs, asked, torch.float64, mean, rstd)
-        self.plain = _reference(workload, inputs, asked, torch.float32, mean, rstd)
+        computed: Asked = "forward_backward" if asked == "backward" and rstd is None else asked
+        self.expected = _reference(workload, inputs, computed, torch.float64, mean, rstd)
+        self.plain = _reference(workload, inputs, computed, torch.float32, mean, rstd)
         self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
         self.elements = prod(workload.shape)
+        self.input_dtype = inputs.input.dtype
         deviations = self.expected.get("rstd")
         self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
         dropped = {
+            "backward": ["output"],
             "backward_data": [name for name in self.expected if name != "grad_input"],
             "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED],
         }.get(asked, [])
@@ -196,6 +200,7 @@ class Judge:
                 offset=self.offset,
                 terms=self.elements // expected.numel() if reduced else 1,
                 spread=self.spread if name == "mean" else 0.0,
+                input_dtype=self.input_dtype,
             )
             found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")
         return found

@@ -1,17 +1,21 @@
 """What this machine can do at best: a plain copy of the same bytes, and the flops of a matrix product.
 
 The limit of a forward is y.copy_(x) (one read, one write); that of a backward torch.add(x, dy, out=z) (two reads, one
-write). Buffers are fp32 whatever the workload's dtype, because only their bytes count. The backward of gamma and beta
-reads two tensors and writes none: it is held against the copy too, which it may beat where a write costs more.
+write). On a GPU they run on the very inputs of the contenders; on a CPU, where torch's sum of 16-bit values is bound by
+their conversion, on fp32 buffers of the same bytes. The backward of gamma and beta reads two tensors and writes none:
+it is held against the copy too, which it may beat where a write costs more.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from fusednorm.bench.timing import Call, Calls, timer_for
+from fusednorm.bench.workloads import Inputs
 from fusednorm.problem import Direction
 
 # The reads and writes of one element in each direction.
@@ -25,39 +29,45 @@ TRANSFERS: dict[str, int] = {
 }
 
 
-def _buffer(nbytes: int, device: str) -> torch.Tensor:
+def _call_on(direction: Direction | str, first: Tensor, second: Tensor) -> Call:
+    target = torch.empty_like(first)
+
+    def copy() -> Tensor:
+        return target.copy_(first)
+
+    def add() -> Tensor:
+        return torch.add(first, second, out=target)
+
+    if direction == "forward_backward":
+        return lambda: (copy(), add())
+    return add if TRANSFERS[direction] == 3 else copy
+
+
+def _buffer(nbytes: int, device: str) -> Tensor:
     return torch.ones(max(1, nbytes // 4), dtype=torch.float32, device=device)
 
 
-def copy_call(nbytes: int, device: str = "cpu") -> Call:
-    """A copy of ``nbytes``: one read and one write of them."""
-    source, target = _buffer(nbytes, device), _buffer(nbytes, device)
-    return lambda: target.copy_(source)
+def copy_calls(nbytes: int, sets: int, device: str = "cpu") -> Calls:
+    """Copies of ``nbytes``, one read and one write of them, on as many sets of buffers as a timer rotates through."""
+    buffers = [_buffer(nbytes, device) for _ in range(sets)]
+    return [_call_on("forward", buffer, buffer) for buffer in buffers]
 
 
-def add_call(nbytes: int, device: str = "cpu") -> Call:
-    """A sum of two tensors of ``nbytes`` each into a third."""
-    first, second, target = (_buffer(nbytes, device) for _ in range(3))
-    return lambda: torch.add(first, second, out=target)
-
-
-def limit_call(direction: Direction | str, nbytes: int, device: str = "cpu") -> Call:
-    """The plain operation with the transfers of a direction; ``nbytes`` is the size of one tensor."""
-    if direction == "forward_backward":
-        copy, add = copy_call(nbytes, device), add_call(nbytes, device)
-        return lambda: (copy(), add())
-    return add_call(nbytes, device) if TRANSFERS[direction] == 3 else copy_call(nbytes, device)
-
-
-def limit_calls(direction: Direction | str, nbytes: int, sets: int, device: str = "cpu") -> Calls:
-    """The limit on as many sets of buffers as a timer rotates through."""
-    return [limit_call(direction, nbytes, device) for _ in range(sets)]
+def limit_calls(direction: Direction | str, sets: Sequence[Inputs]) -> Calls:
+    """The plain operation with the transfers of a direction, once for each set of inputs."""
+    calls = []
+    for inputs in sets:
+        first, second = inputs.input.detach(), inputs.grad_output
+        if first.device.type == "cpu":
+            first, second = (_buffer(first.nbytes, "cpu") for _ in range(2))
+        calls.append(_call_on(direction, first, second))
+    return calls
 
 
 @cache
 def _copy_bandwidth(device: str, threads: int, nbytes: int) -> float:
     timer = timer_for(device)
-    timing = timer.measure({"copy": limit_calls("forward", nbytes, timer.input_sets(2 * nbytes), device)})
+    timing = timer.measure({"copy": copy_calls(nbytes, timer.input_sets(2 * nbytes), device)})
     return 2 * nbytes / timing["copy"].median
 
 
@@ -72,10 +82,9 @@ def copy_bandwidth(nbytes: int, device: str = "cpu") -> float:
 
 @cache
 def _peak_flops(device: str, threads: int, dtype: torch.dtype) -> float:
-    size = 1024
-    left, right, out = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(3))
-    timer = timer_for(device)
-    timing = timer.measure({"matmul": [lambda: torch.mm(left, right, out=out)] * timer.input_sets(out.nbytes * 3)})
+    size = 1024 if device == "cpu" else 4096  # a product that fills the device
+    left, right, out = (torch.rand(size, size, dtype=dtype, device=device) for _ in range(3))
+    timing = timer_for(device).measure({"matmul": [lambda: torch.mm(left, right, out=out)]})
     return 2 * size**3 / timing["matmul"].median
 
 

@@ -1,10 +1,13 @@
-"""The operations that can be profiled on their own, by name."""
+"""The operations that can be profiled on their own, by name, and the Problem of a workload in one direction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusednorm.problem import Direction, Family
+from fusednorm import dispatch
+from fusednorm.activations import resolve
+from fusednorm.bench.workloads import Inputs, Workload
+from fusednorm.problem import Direction, Family, Problem
 
 
 @dataclass(frozen=True)
@@ -38,3 +41,35 @@ def _operations() -> dict[str, Operation]:
 
 
 OPERATIONS = _operations()
+
+
+def problem_of(direction: Direction, workload: Workload, inputs: Inputs) -> Problem:
+    """The Problem that dispatch sees for a workload in one direction on these inputs."""
+    activation = resolve(workload.activation)
+    if direction in ("forward", "inference"):
+        return dispatch.forward_problem(
+            inputs.input,
+            inputs.weight,
+            inputs.bias,
+            inputs.scale,
+            inputs.shift,
+            workload.family,
+            workload.groups,
+            workload.channel_dim,
+            activation,
+            inference=direction == "inference",
+        )
+    return dispatch.backward_problem(
+        inputs.grad_output,
+        inputs.input,
+        inputs.weight,
+        inputs.bias,
+        inputs.scale,
+        inputs.shift,
+        workload.family,
+        workload.groups,
+        workload.channel_dim,
+        activation,
+        workload.training,
+        direction=direction,
+    )

@@ -1,19 +1,21 @@
-"""A picture of a report: each contender's speed as a share of the plain copy's."""
+"""Pictures of reports: each contender's speed as a share of the plain copy's, and the roofline."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
 from fusednorm.bench.results import Report
 from fusednorm.bench.runner import COPY
-from fusednorm.bench.summary import cases_of
+from fusednorm.bench.summary import COMPILE, EAGER, OURS, cases_of
 
 
 def require_matplotlib() -> None:
     """Raises ValueError where matplotlib is missing, before anything is measured for the picture."""
     if find_spec("matplotlib") is None:
-        raise ValueError("plot: matplotlib is not installed; pip install 'fusednorm[plot]', or leave --plot out")
+        raise ValueError("plot: matplotlib is not installed; pip install 'fusednorm[plot]', or ask for no picture")
 
 
 def save_plot(report: Report, path: Path) -> None:
@@ -43,3 +45,74 @@ def save_plot(report: Report, path: Path) -> None:
     axes.set_title(f"{report.machine.device}, {report.machine.threads} threads", fontsize=9)
     axes.legend(fontsize=7)
     figure.savefig(path, dpi=150)
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Points (flops per byte, flops/s) by contender and direction, under the measured roofs of one device.
+
+    ``bandwidth`` is that of the fastest plain copy or sum beyond the caches, in bytes/s; ``peak_flops`` that of an fp32
+    matrix product, in flops/s.
+    """
+
+    device: str
+    bandwidth: float
+    peak_flops: float
+    points: dict[tuple[str, str], tuple[tuple[float, float], ...]]
+
+
+def roofline_of(reports: Sequence[Report]) -> Roofline:
+    """The roofline of reports of one device; only rows that have a device's own time and large enough tensors.
+
+    Raises ValueError where the reports are of several devices, or say nothing that could be drawn.
+    """
+    devices = sorted({report.machine.device for report in reports})
+    if len(devices) != 1:
+        raise ValueError(f"roofline: takes reports of one device, these are of {', '.join(devices)}")
+    cases = [case for report in reports for case in cases_of(report.rows) if case.large and case.ms(COPY)]
+    cases = [case for case in cases if case.first.direction != "forward_backward"]
+    points: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for case in cases:
+        for name in (OURS, EAGER, COMPILE):
+            row = case.rows.get(name)
+            if row is not None and row.ms and row.bytes and row.flops:
+                point = row.flops / row.bytes, row.flops / row.ms * 1e3
+                points.setdefault((name, row.direction), []).append(point)
+    if not points:
+        raise ValueError("roofline: no row of 64 MB or more has a time and its floating-point operations")
+    return Roofline(
+        devices[0],
+        max(case.first.bytes / ms * 1e3 for case in cases if (ms := case.ms(COPY))),
+        max(report.machine.peak_flops for report in reports),
+        {key: tuple(found) for key, found in points.items()},
+    )
+
+
+def save_roofline(roofline: Roofline, path: Path) -> None:
+    """Speed against arithmetic intensity, both logarithmic, written to ``path`` in the format of its suffix."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    intensities = [x for found in roofline.points.values() for x, _ in found]
+    low, high = min(intensities) / 2, max(intensities) * 4
+    roof = [min(x * roofline.bandwidth, roofline.peak_flops or float("inf")) / 1e12 for x in (low, high)]
+    edges = [low, high]
+    if roofline.peak_flops and low < (ridge := roofline.peak_flops / roofline.bandwidth) < high:
+        edges.insert(1, ridge)
+        roof.insert(1, roofline.peak_flops / 1e12)
+    axes.plot(edges, roof, color="black", linewidth=1, label=f"{roofline.bandwidth / 1e12:.2f} TB/s measured")
+    colours = {OURS: "tab:blue", EAGER: "tab:red", COMPILE: "tab:orange"}
+    marks = {"forward": "o", "backward": "^"}
+    for (name, direction), found in roofline.points.items():
+        xs, ys = zip(*found, strict=True)
+        axes.scatter(
+            xs, [y / 1e12 for y in ys], s=18, color=colours[name], marker=marks[direction], label=f"{name}, {direction}"
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("floating-point operations per byte that must move")
+    axes.set_ylabel("Tflop/s")
+    axes.set_title(f"{roofline.device}, tensors of 64 MB and more", fontsize=9)
+    axes.legend(fontsize=7)
+    figure.savefig(path, dpi=110)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.activations import resolve
 from fusednorm.bench.judging import Judge, Results, saved_statistics
-from fusednorm.bench.limits import limit_calls
-from fusednorm.bench.operations import Operation
+from fusednorm.bench.limits import TRANSFERS, limit_calls
+from fusednorm.bench.machine import name_of
+from fusednorm.bench.operations import Operation, problem_of
 from fusednorm.bench.results import Status
 from fusednorm.bench.runner import COPY, Progress, first_line, silent
 from fusednorm.bench.timing import Calls, Timer, timer_for
@@ -30,7 +30,11 @@ GRADIENTS = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift
 
 @dataclass(frozen=True)
 class InstanceResult:
-    """One instance: "ok", "wrong" (beyond the tolerance), "failed" (it raised) or "skipped" (it cannot run this)."""
+    """One instance: "ok", "wrong" (beyond the tolerance), "failed" (it raised) or "skipped" (it cannot run this).
+
+    ``ms`` is the median time of a call, on a GPU the device's; ``host_ms`` is the host's beside it. ``method`` says how
+    ``ms`` was taken, see :class:`~fusednorm.bench.timing.Timing`.
+    """
 
     instance: str
     config: dict[str, Any]
@@ -41,6 +45,8 @@ class InstanceResult:
     ms: float | None = None
     gigabytes_per_second: float | None = None
     copy_fraction: float | None = None
+    host_ms: float | None = None
+    method: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,7 @@ class Profile:
 
     operation: str
     workload: str
+    device: str
     bytes: int
     flops: int
     copy_ms: float | None
@@ -79,38 +86,6 @@ def _mask(operation: Operation, inputs: Inputs) -> list[bool]:
     present = inputs.named_leaves()
     wanted = {"backward_data": GRADIENTS[:1], "backward_gamma_beta": GRADIENTS[1:]}.get(operation.direction, GRADIENTS)
     return [name in present and name in wanted for name in GRADIENTS]
-
-
-def problem_of(operation: Operation, workload: Workload, inputs: Inputs) -> Problem:
-    """The Problem that dispatch sees for an operation on these inputs."""
-    activation = resolve(workload.activation)
-    if operation.direction in ("forward", "inference"):
-        return dispatch.forward_problem(
-            inputs.input,
-            inputs.weight,
-            inputs.bias,
-            inputs.scale,
-            inputs.shift,
-            workload.family,
-            workload.groups,
-            workload.channel_dim,
-            activation,
-            inference=operation.direction == "inference",
-        )
-    return dispatch.backward_problem(
-        inputs.grad_output,
-        inputs.input,
-        inputs.weight,
-        inputs.bias,
-        inputs.scale,
-        inputs.shift,
-        workload.family,
-        workload.groups,
-        workload.channel_dim,
-        activation,
-        workload.training,
-        direction=operation.direction,
-    )
 
 
 def _run(
@@ -168,8 +143,9 @@ def _prepare(
     operation: Operation, workload: Workload, init: Init, verify: bool, device: str, timer: Timer, progress: Progress
 ) -> _Setting:
     progress("drawing inputs")
-    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(3 * workload.bytes_per_transfer))]
-    problem = problem_of(operation, workload, sets[0])
+    touched = TRANSFERS[operation.direction] * workload.bytes_per_transfer
+    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(touched))]
+    problem = problem_of(operation.direction, workload, sets[0])
     statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
     if problem.backward:
         statistics = [saved_statistics(workload, inputs) for inputs in sets]
@@ -193,27 +169,41 @@ def profile(
 ) -> Profile:
     """Tries every instance of the operation; one that fails its verification is not timed."""
     timer = timer or timer_for(device)
-    setting = _prepare(operation, workload, init, verify, device, timer, progress)
+    with timer.session():
+        setting = _prepare(operation, workload, init, verify, device, timer, progress)
+        results: dict[str, InstanceResult] = {}
+        admitted: dict[str, Calls] = {}
+        for candidate in dispatch.instances(setting.problem):
+            name = candidate.instance.name
+            progress(f"checking {name}")
+            results[name], calls = setting.attempt(candidate)
+            if calls:
+                admitted[name] = calls
+        copy_ms = None
+        if time:
+            progress("timing")
+            copy_ms = _time(setting, timer, admitted, results)
     problem = setting.problem
-    results: dict[str, InstanceResult] = {}
-    admitted: dict[str, Calls] = {}
-    for candidate in dispatch.instances(problem):
-        name = candidate.instance.name
-        progress(f"checking {name}")
-        results[name], calls = setting.attempt(candidate)
-        if calls:
-            admitted[name] = calls
-    copy_ms = None
-    if time:
-        progress("timing")
-        limit = limit_calls(operation.direction, workload.bytes_per_transfer, len(setting.sets), device)
-        timings = timer.measure({**admitted, COPY: limit})
-        copy_ms = timings[COPY].ms
-        for name in admitted:
-            ms = timings[name].ms
-            speed = problem.bytes / ms / 1e6
-            results[name] = replace(results[name], ms=ms, gigabytes_per_second=speed, copy_fraction=copy_ms / ms)
-    return Profile(operation.name, workload.key, problem.bytes, problem.flops, copy_ms, tuple(results.values()))
+    name = name_of(device)
+    return Profile(operation.name, workload.key, name, problem.bytes, problem.flops, copy_ms, tuple(results.values()))
+
+
+def _time(setting: _Setting, timer: Timer, admitted: dict[str, Calls], results: dict[str, InstanceResult]) -> float:
+    """Writes the times of the admitted into their results; returns that of the copy, in ms."""
+    timings = timer.measure({**admitted, COPY: limit_calls(setting.operation.direction, setting.sets)})
+    host = timer.host_seconds({name: calls[0] for name, calls in admitted.items()})
+    copy_ms = timings[COPY].ms
+    for name in admitted:
+        ms = timings[name].ms
+        results[name] = replace(
+            results[name],
+            ms=ms,
+            gigabytes_per_second=setting.problem.bytes / ms / 1e6,
+            copy_fraction=copy_ms / ms,
+            host_ms=host[name] * 1e3 if name in host else None,
+            method=timings[name].method,
+        )
+    return copy_ms
 
 
 def config_of(instance: Any) -> dict[str, Any]:

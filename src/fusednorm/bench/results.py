@@ -4,27 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-import os
-import platform
-import subprocess
-import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
-from importlib import metadata
 from io import StringIO
-from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
-import fusednorm
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.limits import TRANSFERS
+from fusednorm.bench.machine import Machine
 from fusednorm.bench.workloads import Workload
 
 Status = Literal["ok", "wrong", "skipped", "failed"]
-PACKAGES = ("torch", "numba", "llvmlite", "numpy", "triton", "jax", "onnxruntime", "openvino")
 
 
 @dataclass(frozen=True)
@@ -32,7 +21,15 @@ class Row:
     """One contender on one workload in one direction.
 
     ``ms`` is the median time of a call and ``copy_ms`` that of the plain operation with the same transfers, measured in
-    the same turns. ``host_ms`` is the host's time beside a device's. A row that is not "ok" has a note and no time.
+    the same turns; ``method`` says how, see :class:`~fusednorm.bench.timing.Timing`. A row that is not "ok" has a note
+    and no time. On a GPU there are beside them
+
+    - ``host_ms``, the host's time per call of the public function, to its return: in a forward with gradients off, in a
+      backward that of the forward which records it, in forward_backward that of both;
+    - ``call_ms``, where ``ms`` is the device's alone: a forward's time in calls one after the other, the host's part
+      included;
+    - ``peak_bytes``, the most memory that forward and backward hold beyond the inputs, and ``plain_peak_bytes``, the
+      same of torch's norm without the activation.
     """
 
     workload: str
@@ -50,13 +47,23 @@ class Row:
     copy_ms: float | None = None
     host_ms: float | None = None
     bytes: int = 0
+    flops: int = 0
     error: float | None = None
     allowed: float | None = None
+    method: str = ""
+    call_ms: float | None = None
+    peak_bytes: int | None = None
+    plain_peak_bytes: int | None = None
 
     @property
     def copy_fraction(self) -> float | None:
         """How much of the plain copy's speed is reached; 1 is the limit."""
         return self.copy_ms / self.ms if self.ms and self.copy_ms else None
+
+    @property
+    def peak_fraction(self) -> float | None:
+        """The peak memory as a multiple of that of torch's norm without the activation."""
+        return self.peak_bytes / self.plain_peak_bytes if self.peak_bytes and self.plain_peak_bytes else None
 
     @property
     def gigabytes_per_second(self) -> float | None:
@@ -79,25 +86,6 @@ def row_of(workload: Workload, asked: Asked, contender: str, status: Status, **m
         bytes=TRANSFERS[asked] * workload.bytes_per_transfer,
         **measured,
     )
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Where, with what and how the rows were measured."""
-
-    cpu: str
-    cores: int
-    threads: int
-    system: str
-    device: str
-    versions: dict[str, str]
-    revision: str
-    command: str
-    date: str
-
-    def __str__(self) -> str:
-        packages = ", ".join(f"{name} {version}" for name, version in self.versions.items())
-        return f"{self.device}, {self.cores} cores, {self.threads} threads; {packages}; revision {self.revision}"
 
 
 @dataclass(frozen=True)
@@ -128,65 +116,3 @@ class Report:
             {name: "" if value is None else value for name, value in asdict(row).items()} for row in self.rows
         )
         return text.getvalue()
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def available_cores() -> int:
-    """The cores that this process may use, which a container or taskset can make fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The versions of fusednorm, of Python, and of the packages that are installed."""
-    found = {"fusednorm": fusednorm.__version__, "python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def _revision() -> str:
-    """The git revision of the source tree, with a + where it has changes; "unknown" for an installed package."""
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not the repository that an environment lies in
-        revision = git("rev-parse", "--short", "HEAD")
-        return f"{revision}+" if git("status", "--porcelain", "--untracked-files=no") else revision
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-
-
-def this_machine(device: str = "cpu") -> Machine:
-    """The description of the machine and process that measure."""
-    cpu = cpu_model()
-    command = " ".join(["fusednorm", *sys.argv[1:]])
-    name = cpu if device == "cpu" else torch.cuda.get_device_name(device)
-    return Machine(
-        cpu=cpu,
-        cores=available_cores(),
-        threads=torch.get_num_threads(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        device=name,
-        versions=versions(),
-        revision=_revision(),
-        command=command,
-        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-    )

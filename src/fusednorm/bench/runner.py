@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from fusednorm.bench.contenders import Contender, Prepared
+from fusednorm.bench.contenders import Contender, Eager, Prepared
 from fusednorm.bench.judging import Asked, Judge
-from fusednorm.bench.limits import limit_calls
+from fusednorm.bench.limits import TRANSFERS, limit_calls
+from fusednorm.bench.operations import problem_of
 from fusednorm.bench.results import Row, row_of
 from fusednorm.bench.timing import Calls, Timer, timer_for
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.problem import Direction
 from fusednorm.tolerance import Verdict
 
 COPY = "copy"
@@ -60,35 +64,66 @@ def run_workload(
     A contender that fails its check against fp64 is reported as "wrong" and never timed.
     """
     timer = timer or timer_for(device)
-    count = timer.input_sets(3 * workload.bytes_per_transfer)
-    sets = [draw(workload, init, seed, device) for seed in range(count)]
-    judge = Judge(workload, sets[0], asked)
-    rows: dict[str, Row] = {}
-    admitted: dict[str, tuple[list[Prepared], Verdict]] = {}
-    for contender in contenders:
-        progress(f"{workload.key} {asked}: checking {contender.name}")
-        refused, prepared, verdict = _admit(contender, workload, asked, judge, sets)
-        if refused is not None:
-            rows[contender.name] = refused
-        elif verdict is not None:
-            admitted[contender.name] = prepared, verdict
-    progress(f"{workload.key} {asked}: timing")
-    calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, (prepared, _) in admitted.items()}
-    calls[COPY] = limit_calls(asked, workload.bytes_per_transfer, count, device)
-    timings = timer.measure(calls)
-    copy_ms = timings[COPY].ms
-    for name, timing in timings.items():
-        verdict = admitted[name][1] if name in admitted else None
-        rows[name] = row_of(
-            workload,
-            asked,
-            name,
-            "ok",
-            ms=timing.ms,
-            copy_ms=copy_ms,
-            host_ms=None if timing.host is None else timing.host * 1e3,
-            error=verdict.error if verdict else None,
-            allowed=verdict.allowed if verdict else None,
-        )
+    with timer.session():
+        count = timer.input_sets(TRANSFERS[asked] * workload.bytes_per_transfer)
+        sets = [draw(workload, init, seed, device) for seed in range(count)]
+        judge = Judge(workload, sets[0], asked)
+        rows: dict[str, Row] = {}
+        admitted: dict[str, tuple[list[Prepared], Verdict]] = {}
+        for contender in contenders:
+            progress(f"{workload.key} {asked}: checking {contender.name}")
+            refused, prepared, verdict = _admit(contender, workload, asked, judge, sets)
+            if refused is not None:
+                rows[contender.name] = refused
+            elif verdict is not None:
+                admitted[contender.name] = prepared, verdict
+        del judge
+        progress(f"{workload.key} {asked}: timing")
+        measured = _measure(workload, asked, {name: prepared for name, (prepared, _) in admitted.items()}, sets, timer)
+    flops = flops_of(workload, asked, sets[0])
+    for name, values in measured.items():
+        if name in admitted:
+            verdict = admitted[name][1]
+            values |= {"error": verdict.error, "allowed": verdict.allowed}
+        rows[name] = row_of(workload, asked, name, "ok", flops=flops, **values)
     order = [*(contender.name for contender in contenders), COPY]
     return [rows[name] for name in order]
+
+
+def flops_of(workload: Workload, asked: Asked, inputs: Inputs) -> int:
+    """The floating-point operations of a workload in one direction."""
+    forward: Direction = "forward" if workload.training else "inference"
+    directions: tuple[Direction, ...] = {"forward": (forward,), "forward_backward": (forward, "backward")}.get(
+        asked, ("backward",)
+    )
+    return sum(problem_of(direction, workload, inputs).flops for direction in directions)
+
+
+def _measure(
+    workload: Workload, asked: Asked, admitted: Mapping[str, list[Prepared]], sets: Sequence[Inputs], timer: Timer
+) -> dict[str, dict[str, Any]]:
+    """The times of all contenders and of the plain copy, as the fields of their rows."""
+    calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, prepared in admitted.items()}
+    calls[COPY] = limit_calls(asked, sets)
+    whole = asked == "forward_backward"
+    timings = timer.measure(calls, whole)
+    found: dict[str, dict[str, Any]] = {
+        name: {"ms": timing.ms, "copy_ms": timings[COPY].ms, "method": timing.method}
+        for name, timing in timings.items()
+    }
+    if not timer.asynchronous:
+        return found
+    public = {name: prepared[0].public or prepared[0].call for name, prepared in admitted.items()}
+    for name, seconds in timer.host_seconds(public).items():
+        found[name]["host_ms"] = seconds * 1e3
+    if asked == "forward":
+        for name, timing in timer.measure(calls, whole=True).items():
+            found[name]["call_ms"] = timing.ms
+    if whole:
+        plain = replace(workload, activation=None)
+        limit = None
+        if Eager().refusal(plain, asked) is None:
+            limit = timer.peak_bytes(Eager().prepare(plain, sets[0], asked).call)
+        for name, prepared in admitted.items():
+            found[name] |= {"peak_bytes": timer.peak_bytes(prepared[0].call), "plain_peak_bytes": limit}
+    return found

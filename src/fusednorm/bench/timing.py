@@ -1,7 +1,8 @@
 """Side-by-side timing: contenders take turns, so that drift of the machine meets all of them alike.
 
 A timer measures named :class:`Calls`. What differs between devices stays inside the timer: how many sets of inputs it
-wants to rotate through (:meth:`Timer.input_sets`), how a call is repeated, and how time is read.
+wants to rotate through (:meth:`Timer.input_sets`), how a call is repeated, and how time is read. The timer of GPUs is
+in :mod:`fusednorm.bench.gpu_timing`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -19,10 +21,14 @@ Calls = Sequence[Call]
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call of each sample, and the host's seconds per call where the device runs beside it."""
+    """Seconds per call of each sample, and how they were taken.
+
+    ``method`` is "graph" (device time by graph replay, L2-cold), "events" (device events around calls, for what cannot
+    be captured, L2-cold), or "calls" (whole calls one after the other, the host's part included).
+    """
 
     samples: tuple[float, ...]
-    host: float | None = None
+    method: str = "calls"
 
     @property
     def median(self) -> float:
@@ -36,11 +42,46 @@ class Timing:
 class Timer(Protocol):
     """Measures contenders of one problem side by side."""
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the device runs beside the host, so that a call has a host's time and a device's time."""
+
     def input_sets(self, bytes_per_set: int) -> int:
         """How many sets of inputs each contender should be prepared on; its calls rotate through them."""
 
-    def measure(self, contenders: Mapping[str, Calls]) -> dict[str, Timing]:
-        """The time of each contender; its calls are equal but for the set of inputs."""
+    def session(self) -> AbstractContextManager[Any]:
+        """What calls must be prepared in if their device time is to be measured, with all that they start."""
+
+    def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
+        """The time of each contender; its calls are equal but for the set of inputs.
+
+        An asynchronous device's own time, or with ``whole`` that of calls one after the other as a program makes them.
+        """
+
+    def host_seconds(self, contenders: Mapping[str, Call]) -> dict[str, float]:
+        """The host's seconds per call, from the call to its return; empty where the device is the host."""
+
+    def peak_bytes(self, call: Call) -> int | None:
+        """The most memory that a call holds beyond what there was before it; None where it is not known."""
+
+
+def turns_within(seconds: float, seconds_per_sample: float, least: int, most: int) -> int:
+    """How many samples fit into the time for one contender, within the two bounds."""
+    return min(most, max(least, int(seconds / max(seconds_per_sample, 1e-9))))
+
+
+def in_turns(turns: Mapping[str, int]) -> Iterator[str]:
+    """Names in the order to sample them: a rotating order, and who has fewer turns has them spread over the others'."""
+    taken = dict.fromkeys(turns, 0)
+    rounds = max(turns.values(), default=0)
+    order = list(turns)
+    for turn in range(1, rounds + 1):
+        for name in order:
+            if taken[name] == turn * turns[name] // rounds:
+                continue
+            taken[name] += 1
+            yield name
+        order.append(order.pop(0))
 
 
 @dataclass(frozen=True)
@@ -57,34 +98,35 @@ class CpuTimer:
     maximum_samples: int = 41
     # Threads of other runtimes (OpenMP, ONNX Runtime) spin for about a millisecond after their last call.
     pause_seconds: float = 0.002
+    asynchronous: bool = False
 
     def input_sets(self, bytes_per_set: int) -> int:
         return 1
 
-    def measure(self, contenders: Mapping[str, Calls]) -> dict[str, Timing]:
+    def session(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
         calls = {name: sets[0] for name, sets in contenders.items()}
         per_call = {name: _warm_up(call) for name, call in calls.items()}
         iterations = {
             name: max(1, math.ceil(self.sample_seconds / max(seconds, 1e-9))) for name, seconds in per_call.items()
         }
         turns = {
-            name: min(
-                self.maximum_samples,
-                max(self.minimum_samples, int(self.seconds / (iterations[name] * max(seconds, 1e-9)))),
-            )
+            name: turns_within(self.seconds, iterations[name] * seconds, self.minimum_samples, self.maximum_samples)
             for name, seconds in per_call.items()
         }
-        rounds = max(turns.values(), default=0)
         samples: dict[str, list[float]] = {name: [] for name in calls}
-        order = list(calls)
-        for turn in range(1, rounds + 1):
-            for name in order:
-                if len(samples[name]) == turn * turns[name] // rounds:
-                    continue
-                time.sleep(self.pause_seconds)
-                samples[name].append(_sample(calls[name], iterations[name]))
-            order.append(order.pop(0))
+        for name in in_turns(turns):
+            time.sleep(self.pause_seconds)
+            samples[name].append(_sample(calls[name], iterations[name]))
         return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+    def host_seconds(self, contenders: Mapping[str, Call]) -> dict[str, float]:
+        return {}
+
+    def peak_bytes(self, call: Call) -> int | None:
+        return None
 
 
 def _warm_up(call: Call) -> float:
@@ -104,8 +146,12 @@ def _sample(call: Call, iterations: int) -> float:
     return (time.perf_counter() - start) / iterations
 
 
-def timer_for(device: str) -> Timer:
-    """The timer of a device type."""
+def timer_for(device: str, seconds: float = 1.0) -> Timer:
+    """The timer of a device type, "cpu" or "cuda"; ``seconds`` bounds the time spent on one contender."""
     if device == "cpu":
-        return CpuTimer()
-    raise NotImplementedError(f"timing: device {device!r} has no timer yet; measure on the cpu")
+        return CpuTimer(seconds=seconds)
+    if device == "cuda":
+        from fusednorm.bench.gpu_timing import GpuTimer
+
+        return GpuTimer(seconds=seconds)
+    raise NotImplementedError(f"timing: device {device!r} has no timer; measure on cpu or cuda")

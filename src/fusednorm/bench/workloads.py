@@ -128,13 +128,14 @@ class Inputs:
 
 def _values(init: Init, shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     """Uniform is in [-1, 1), integers are -5 to 5, offset has a mean of 1000 standard deviations, large |x| to 1e4."""
+    device = generator.device
     draw: dict[str, Callable[[], Tensor]] = {
-        "zeros": lambda: torch.zeros(shape, dtype=dtype),
-        "uniform": lambda: torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1,
-        "normal": lambda: torch.randn(shape, generator=generator, dtype=dtype),
-        "integer": lambda: torch.randint(-5, 6, shape, generator=generator).to(dtype),
-        "offset": lambda: torch.randn(shape, generator=generator, dtype=dtype) + 1000,
-        "large": lambda: (torch.rand(shape, generator=generator, dtype=dtype) * 2 - 1) * 1e4,
+        "zeros": lambda: torch.zeros(shape, dtype=dtype, device=device),
+        "uniform": lambda: torch.rand(shape, generator=generator, dtype=dtype, device=device) * 2 - 1,
+        "normal": lambda: torch.randn(shape, generator=generator, dtype=dtype, device=device),
+        "integer": lambda: torch.randint(-5, 6, shape, generator=generator, device=device).to(dtype),
+        "offset": lambda: torch.randn(shape, generator=generator, dtype=dtype, device=device) + 1000,
+        "large": lambda: (torch.rand(shape, generator=generator, dtype=dtype, device=device) * 2 - 1) * 1e4,
     }
     return draw[init]()
 
@@ -149,17 +150,17 @@ def as_layout(tensor: Tensor, layout: LayoutName) -> Tensor:
 
 
 def draw(workload: Workload, init: Init = "normal", seed: int = 0, device: str = "cpu") -> Inputs:
-    """Inputs drawn from a seeded generator on the CPU, the same on every device."""
-    generator = torch.Generator().manual_seed(seed)
+    """Inputs drawn on the device from its own seeded generator: the same each time on the same kind of device."""
+    generator = torch.Generator(device).manual_seed(seed)
     dtype = getattr(torch, workload.dtype)
     drawn = torch.float64 if dtype == torch.float64 else torch.float32
     parameter_dtype = getattr(torch, workload.weight_dtype or workload.dtype)
 
     def normal(shape: tuple[int, ...], to: torch.dtype, around: float, spread: float) -> Tensor:
-        return (torch.randn(shape, generator=generator, dtype=drawn) * spread + around).to(to).to(device)
+        return (torch.randn(shape, generator=generator, dtype=drawn, device=device) * spread + around).to(to)
 
     def tensor(kind: Init) -> Tensor:
-        return as_layout(_values(kind, workload.shape, drawn, generator).to(dtype), workload.layout).to(device)
+        return as_layout(_values(kind, workload.shape, drawn, generator).to(dtype), workload.layout)
 
     modulation = workload.shape[:2] if workload.modulated else None
     channels = workload.parameter_shape
@@ -196,6 +197,19 @@ def _rows(*shape: int) -> list[Workload]:
 
 
 _TARGET_SHAPES = ((2, 320, 64, 64), (1, 128, 256, 256), (8, 256, 56, 56), (1, 512, 256, 256))
+_GPU_SHAPES = (
+    (2, 320, 128, 128),
+    (2, 640, 64, 64),
+    (2, 1280, 32, 32),
+    (16, 320, 64, 64),
+    (1, 512, 128, 128),
+    (1, 512, 256, 256),
+    (1, 256, 512, 512),
+    (1, 128, 1024, 1024),
+    (32, 256, 56, 56),
+    (32, 512, 64, 64),
+)
+_GPU_ROWS = ((16384, 4096), (8192, 8192), (4096, 16384), (131072, 128))
 _BATCH = Workload("batch_norm", (8, 256, 56, 56))
 _INSTANCE_3D = Workload("instance_norm", (2, 32, 64, 64, 64))
 
@@ -239,7 +253,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
         [*_rows(8192, 1024), *_rows(4096, 4096), *_rows(8, 197, 768)], ("float32", "bfloat16"), ("nchw",)
     ),
     "quick": (_group(2, 320, 64, 64), _group(1, 128, 256, 256), *_rows(4096, 1024)),
-    # The shapes that the project's own figures name.
+    # The shapes that the project's figures of CPUs name.
     "targets": (
         *_product([_group(*shape) for shape in _TARGET_SHAPES], ("float32", "bfloat16", "float16"), ("nchw", "nhwc")),
         *[_group(*shape, activation=None) for shape in _TARGET_SHAPES],
@@ -249,6 +263,24 @@ SUITES: dict[str, tuple[Workload, ...]] = {
         *_rows(2048, 4096),
         _BATCH,
         _INSTANCE_3D,
+    ),
+    # The shapes that the project's figures of GPUs name: diffusion's U-Nets and VAEs, ResNet's stages, rows of
+    # transformers, a 3-D U-Net, and tensors below 1 MB, where the host's time per call decides.
+    "gpu": (
+        *_product([_group(*shape) for shape in _GPU_SHAPES], ("bfloat16",), ("nchw", "nhwc")),
+        *_product([row for shape in _GPU_ROWS for row in _rows(*shape)], ("bfloat16",), ("nchw",)),
+        # Mixed precision keeps batch_norm's parameters in fp32.
+        *_product([Workload("batch_norm", (32, 256, 56, 56), weight_dtype="float32")], ("bfloat16",), ("nchw", "nhwc")),
+        *_product(
+            [
+                Workload("instance_norm", (2, 32, 128, 128, 128)),
+                _group(1, 320, 32, 32),
+                _group(2, 64, 16, 16),
+                *_rows(128, 1024),
+            ],
+            ("bfloat16",),
+            ("nchw",),
+        ),
     ),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,15 +9,24 @@ import typer
 
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
+from fusednorm.bench.limits import peak_flops
+from fusednorm.bench.machine import this_machine
 from fusednorm.bench.plot import require_matplotlib, save_plot
-from fusednorm.bench.results import Report, Row, this_machine
+from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
 from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
-from fusednorm.bench.timing import CpuTimer
+from fusednorm.bench.timing import timer_for
 from fusednorm.bench.workloads import SUITES, Init, Workload, select
 from fusednorm.cli import output
 
-DirectionChoice = Literal["forward", "forward_backward", "both"]
+DirectionChoice = Literal["forward", "backward", "forward_backward", "both", "all"]
+_DIRECTIONS: dict[DirectionChoice, tuple[Asked, ...]] = {
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "forward_backward": ("forward_backward",),
+    "both": ("forward", "forward_backward"),
+    "all": ("forward", "backward", "forward_backward"),
+}
 
 
 def bench(
@@ -26,11 +34,20 @@ def bench(
     dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; may be repeated.")] = None,
     layout: Annotated[list[str] | None, typer.Option(help="Only this layout, nchw or nhwc; may be repeated.")] = None,
     match: Annotated[str, typer.Option(help="Only workloads whose name contains this.")] = "",
-    direction: Annotated[DirectionChoice, typer.Option(help="forward_backward is both in one call.")] = "both",
+    device: output.DeviceOption = "auto",
+    direction: Annotated[
+        DirectionChoice | None,
+        typer.Option(
+            help="forward_backward is both in one call, and both stands for forward and forward_backward.  "
+            "[default: both on a CPU, all on a GPU]",
+            show_default=False,
+        ),
+    ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Only this contender; may be repeated.")] = None,
     init: Annotated[Init, typer.Option(help="Input values, as for profile.")] = "normal",
     seconds: Annotated[float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0)] = 1.0,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
+    revision: Annotated[str, typer.Option(help="The revision to record, for sources that git does not know.")] = "",
     json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
     csv_path: Annotated[str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
@@ -43,16 +60,16 @@ def bench(
         workloads = select(suite, [output.parse_dtype(one) for one in dtype or ()], layout or (), match)
         if not workloads:
             raise ValueError(f"no workload of suite {suite!r} is left by --dtype, --layout and --match")
-        chosen = _contenders(contender or [])
+        where = output.chosen_device(device)
+        chosen = _contenders(contender or [], where)
         if plot is not None:
             require_matplotlib()
-    directions: list[Asked] = ["forward", "forward_backward"] if direction == "both" else [direction]
-    jobs = [
-        (workload, asked) for workload in workloads for asked in directions if workload.training or asked == "forward"
-    ]
+    wanted = _DIRECTIONS[direction or ("both" if where == "cpu" else "all")]
+    jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
-    rows = _run(jobs, chosen, init, replace(CpuTimer(), seconds=seconds), to_stderr)
-    result = Report(this_machine(), tuple(rows))
+    rows = _run(jobs, chosen, init, where, seconds, to_stderr)
+    peak = 0.0 if where == "cpu" else peak_flops("float32", where)
+    result = Report(this_machine(where, revision, peak), tuple(rows))
     cases = cases_of(rows)
     output.print_table(ratio_table(cases), to_stderr)
     output.print_table(mean_table(cases), to_stderr)
@@ -66,20 +83,26 @@ def bench(
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _contenders(names: list[str]) -> list[Contender]:
-    found, missing = available(names)
+def _contenders(names: list[str], device: str) -> list[Contender]:
+    found, missing = available(names, device)
     for name, reason in missing.items():
         output.say(f"{name}: {reason}")
     return found
 
 
 def _run(
-    jobs: list[tuple[Workload, Asked]], chosen: list[Contender], init: Init, timer: CpuTimer, to_stderr: bool
+    jobs: list[tuple[Workload, Asked]],
+    chosen: list[Contender],
+    init: Init,
+    device: str,
+    seconds: float,
+    to_stderr: bool,
 ) -> list[Row]:
     rows: list[Row] = []
+    timer = timer_for(device, seconds)
     with output.progress(len(jobs)) as show:
         for workload, asked in jobs:
-            measured = run_workload(workload, asked, chosen, init=init, timer=timer, progress=show)
+            measured = run_workload(workload, asked, chosen, init=init, timer=timer, device=device, progress=show)
             rows += measured
             show(advance=True)
             output.print_table(contender_table(cases_of(measured)[0]), to_stderr)

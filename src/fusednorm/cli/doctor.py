@@ -8,7 +8,7 @@ import torch
 import typer
 
 from fusednorm import dispatch
-from fusednorm.bench.results import available_cores, cpu_model, versions
+from fusednorm.bench.machine import available_cores, cpu_model, gpus, versions
 from fusednorm.bench.summary import Table
 from fusednorm.cli import output
 
@@ -18,13 +18,19 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
     backends = list(dispatch.backends())
     found = versions()
     devices = {"cpu": cpu_model(), "cores": str(available_cores()), "threads": str(torch.get_num_threads())}
-    if torch.cuda.is_available():
-        devices |= {f"cuda:{index}": torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())}
+    found_gpus = gpus()
+    devices |= {
+        f"cuda:{index}": "\n".join(f"{name}: {value}" for name, value in facts.items())
+        for index, facts in enumerate(found_gpus)
+    }
+    if not found_gpus:
+        devices["cuda"] = "none: torch.cuda.is_available() is False"
     if as_json:
         output.print_json(
             {
                 "versions": found,
                 "devices": devices,
+                "gpus": found_gpus,
                 "backends": [
                     {
                         "name": one.name,

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -16,10 +16,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
+from fusednorm.bench.machine import DeviceChoice, name_of, resolve_device
 from fusednorm.bench.summary import Table
 from fusednorm.problem import DTYPE_BYTES
 
 CHECK_FAILED = 1
+DeviceOption = Annotated[DeviceChoice, typer.Option(help="auto is the GPU where torch has one, the CPU otherwise.")]
 # A pipe has no width; a table must not be cut to rich's 80 columns there.
 _PIPE_WIDTH = 240
 _DTYPE_ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
@@ -89,6 +91,14 @@ def parse_dtype(text: str) -> str:
         known = ", ".join([*DTYPE_BYTES, *_DTYPE_ALIASES])
         raise typer.BadParameter(f"{text!r} is unknown; expected one of {known}")
     return name
+
+
+def chosen_device(choice: DeviceChoice) -> str:
+    """The device type of an option, named on stderr, since auto depends on the machine; a usage error if missing."""
+    with usage_errors():
+        device = resolve_device(choice)
+    say(f"on {name_of(device)} ({device})")
+    return device
 
 
 def set_threads(threads: int) -> None:

@@ -45,6 +45,7 @@ def profile(
             "offset: a mean of 1000 standard deviations, large: |x| up to 1e4."
         ),
     ] = "normal",
+    device: output.DeviceOption = "auto",
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check against fp64.")] = True,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time beside a plain copy.")] = True,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
@@ -64,8 +65,9 @@ def profile(
         )
         if prod(sizes) == 0:
             raise ValueError(f"shape: {sizes} has no elements to profile")
+    where = output.chosen_device(device)
     with output.progress(1) as show:
-        result = profiling.profile(chosen, workload, init=init, verify=verify, time=time, progress=show)
+        result = profiling.profile(chosen, workload, init=init, verify=verify, time=time, device=where, progress=show)
     if as_json:
         output.print_json(asdict(result) | {"best": result.best.instance if result.best else None})
     else:
@@ -84,18 +86,20 @@ def _print(result: profiling.Profile) -> None:
             one.instance,
             " ".join(f"{name}={value}" for name, value in one.config.items()),
             _cell(one.error, ".2e"),
-            _cell(one.ms, ".3f"),
+            _cell(one.ms, ".4f"),
             _cell(one.gigabytes_per_second, ".1f"),
             _cell(one.copy_fraction, ".0%"),
+            _cell(None if one.host_ms is None else one.host_ms * 1e3, ".0f"),
             one.note if one.status in ("ok", "skipped") else f"{one.status.upper()}: {one.note}",
         )
         for one in result.results
     ]
-    header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "note")
+    header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "host us", "note")
     title = f"{result.operation}: {result.workload}, {result.bytes / 1e6:.1f} MB, {result.flops / 1e9:.2f} Gflop"
-    output.print_table(Table(title, header, tuple(lines), ("instance", "config", "note")))
+    table = Table(title, header, tuple(lines), ("instance", "config", "note"))
+    output.print_table(table.without_empty_columns())
     if result.copy_ms is not None:
-        typer.echo(f"copy limit: {result.copy_ms:.3f} ms")
+        typer.echo(f"copy limit: {result.copy_ms:.4f} ms")
     if result.best is not None:
         best = result.best
         typer.echo(f"best: {best.instance}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")

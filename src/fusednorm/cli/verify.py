@@ -21,6 +21,7 @@ from fusednorm.problem import FAMILIES
 
 def verify(
     family: Annotated[list[str] | None, typer.Option(help="Only this family; may be repeated.")] = None,
+    device: output.DeviceOption = "auto",
     full: Annotated[
         bool, typer.Option("--full", help="Every combination, not only every value with each family.")
     ] = False,
@@ -35,11 +36,12 @@ def verify(
         for workload in (all_workloads() if full else covering_workloads())
         if not family or workload.family in family
     ]
+    where = output.chosen_device(device)
     checks: list[Check] = []
     with output.progress(len(workloads)) as show:
         for workload in workloads:
             show(workload.key)
-            checks += [check(workload, init) for init in INITS]
+            checks += [check(workload, init, where) for init in INITS]
             show(workload.key, advance=True)
     wrong = [one for one in checks if one.fault]
     if as_json:

@@ -89,7 +89,7 @@ def _key(graph: Graph) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    from fusednorm.bench.results import cpu_model
+    from fusednorm.bench.machine import cpu_model
 
     return cpu_model()
 

@@ -3,9 +3,9 @@
 Numba compiles a kernel to LLVM IR once; the object code made from it is kept on disk. A later process loads that object
 through llvmlite alone: importing Numba costs 0.3 s, loading an object 5 ms.
 
-Every kernel ends up as ``run(arguments, start, stop)``: it reads its arguments from memory, eight bytes each, and works
-on the tasks from start to stop. One form for all lets native code run any of them (threads.py), and packing the
-arguments costs half of what ctypes takes to convert them one by one.
+Every kernel ends up as ``run(arguments, start, stop, worker)``: it reads its arguments from memory, eight bytes each,
+and does the tasks from start to stop as one of the workers that share a loop. One form for all lets native code run any
+of them (threads.py), and packing the arguments costs half of what ctypes takes to convert them one by one.
 
 The folder of cached objects is named by a digest of everything that the machine code depends on, so that a stale
 object is never found, and each file starts with the digest of its content, so that a damaged one is never used.
@@ -42,6 +42,7 @@ PARAMETERS = {
     "g": "pointer to int64, the geometry",
     "f": "float64",
     "i": "int64",
+    "t": "int64, the worker; not among the packed arguments, and the last letter",
 }
 _PACKED = dict.fromkeys("xwdg", "Q") | {"f": "d", "i": "q"}
 _IR_TYPES = dict.fromkeys("xwdg", "ptr") | {"f": "double", "i": "i64"}
@@ -49,28 +50,33 @@ _IR_TYPES = dict.fromkeys("xwdg", "ptr") | {"f": "double", "i": "i64"}
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One specialization of a kernel: where it is built, for which dtype and activation."""
+    """One specialization of a kernel: where it is built, for which dtype and activation.
+
+    The activation has its default parameter, which the compiler then knows, unless the kernel is ``parametric``.
+    """
 
     module: str
     function: str
     dtype: str
     activation: str | None = None
+    parametric: bool = False
 
     @property
     def name(self) -> str:
-        return "-".join((self.module, self.function, self.dtype, self.activation or "identity"))
+        activation = (self.activation or "identity") + ("_parametric" if self.parametric else "")
+        return "-".join((self.module, self.function, self.dtype, activation))
 
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A loaded kernel: ``run(pack(*arguments), start, stop)``, and run's address for native callers."""
+    """A loaded kernel: ``run(pack(*arguments), start, stop, worker)``, and run's address for native callers."""
 
     pack: Callable[..., bytes]
-    run: Callable[[bytes, int, int], None]
+    run: Callable[[bytes, int, int, int], None]
     address: int
 
 
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
 _lock = threading.RLock()
 _loaded: dict[Kernel, Function] = {}
@@ -113,7 +119,7 @@ def _materialize(kernel: Kernel) -> Function:
         _write(kernel, entry)
     signature, symbol, code = entry
     address = link(code, symbol, kernel.name)
-    pack = struct.Struct("".join(_PACKED[letter] for letter in signature)).pack
+    pack = struct.Struct("".join(_PACKED[letter] for letter in signature.removesuffix("t"))).pack
     return Function(pack, _RUN(address), address)
 
 
@@ -185,15 +191,17 @@ def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
 
 
 def _entry(symbol: str, function: str, signature: str) -> str:
-    """The IR of run(arguments, start, stop) around a compiled kernel, which returns a pointer to nothing."""
+    """The IR of run(arguments, start, stop, worker) around a compiled kernel, which returns a pointer to nothing."""
     lines, operands = [], []
-    for i, letter in enumerate(signature):
+    for i, letter in enumerate(signature.removesuffix("t")):
         kind = _IR_TYPES[letter]
         lines.append(f"  %p{i} = getelementptr i64, ptr %arguments, i64 {i}")
         lines.append(f"  %a{i} = load {kind}, ptr %p{i}")
         operands.append(f"{kind} %a{i}")
+    if signature.endswith("t"):
+        operands.append("i64 %worker")
     call = f'  call ptr @"{function}"({", ".join([*operands, "i64 %start", "i64 %stop"])})'
-    head = f"define void @{symbol}(ptr %arguments, i64 %start, i64 %stop) {{"
+    head = f"define void @{symbol}(ptr %arguments, i64 %start, i64 %stop, i64 %worker) {{"
     return "\n".join(["", head, *lines, call, "  ret void", "}", ""])
 
 

@@ -28,13 +28,16 @@ from fusednorm.backends.cpu.compiler import Function, assemble, link
 SERIAL_BYTES = 1 << 17
 SHARES = 8  # shares per thread
 
-# Its data, eight bytes each: next, share, tasks, stages, and per stage the kernel, its arguments and its factor.
+# Its data, eight bytes each: the next task, the next worker, share, tasks, stages, and per stage the kernel, its
+# arguments and its factor.
 DRIVER = """
 define void @fusednorm_drive(ptr %data) {
 entry:
-  %p.share = getelementptr i64, ptr %data, i64 1
-  %p.tasks = getelementptr i64, ptr %data, i64 2
-  %p.stages = getelementptr i64, ptr %data, i64 3
+  %p.workers = getelementptr i64, ptr %data, i64 1
+  %p.share = getelementptr i64, ptr %data, i64 2
+  %p.tasks = getelementptr i64, ptr %data, i64 3
+  %p.stages = getelementptr i64, ptr %data, i64 4
+  %worker = atomicrmw add ptr %p.workers, i64 1 monotonic
   %share = load i64, ptr %p.share
   %tasks = load i64, ptr %p.tasks
   %stages = load i64, ptr %p.stages
@@ -51,9 +54,9 @@ work:
 stage:
   %i = phi i64 [ 0, %work ], [ %next, %stage ]
   %base = mul i64 %i, 3
-  %o.run = add i64 %base, 4
-  %o.arguments = add i64 %base, 5
-  %o.factor = add i64 %base, 6
+  %o.run = add i64 %base, 5
+  %o.arguments = add i64 %base, 6
+  %o.factor = add i64 %base, 7
   %p.run = getelementptr i64, ptr %data, i64 %o.run
   %p.arguments = getelementptr i64, ptr %data, i64 %o.arguments
   %p.factor = getelementptr i64, ptr %data, i64 %o.factor
@@ -62,7 +65,7 @@ stage:
   %factor = load i64, ptr %p.factor
   %first = mul i64 %start, %factor
   %last = mul i64 %stop, %factor
-  call void %run(ptr %arguments, i64 %first, i64 %last)
+  call void %run(ptr %arguments, i64 %first, i64 %last, i64 %worker)
   %next = add i64 %i, 1
   %again = icmp slt i64 %next, %stages
   br i1 %again, label %stage, label %claim
@@ -120,7 +123,7 @@ def openmp() -> tuple[str, Callable[..., None]] | None:
     return None
 
 
-def _workers(count: int) -> ThreadPoolExecutor:
+def _helpers(count: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
     pool = _pool
     if pool is None or _pool_size < count:
@@ -130,12 +133,17 @@ def _workers(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_bytes: int) -> None:
-    """Run a kernel over its tasks, on torch.get_num_threads() threads at most."""
+def workers(tasks: int, work_bytes: int) -> int:
+    """How many workers share a loop over so many tasks that touch so many bytes."""
+    return 1 if tasks < 2 or work_bytes < SERIAL_BYTES else torch.get_num_threads()
+
+
+def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_bytes: int = 0, threads: int = 0) -> None:
+    """Run a kernel over its tasks: on so many threads, or on as many as the work is worth."""
     packed = kernel.pack(*arguments)
-    threads = 1 if tasks < 2 or work_bytes < SERIAL_BYTES else torch.get_num_threads()
+    threads = threads or workers(tasks, work_bytes)
     if threads == 1:
-        kernel.run(packed, 0, tasks)
+        kernel.run(packed, 0, tasks, 0)
     else:
         _parallel([(kernel, packed, 1)], tasks, max(1, -(-tasks // (threads * SHARES))), threads)
 
@@ -149,12 +157,12 @@ def parallel_stages(stages: Sequence[Stage], tasks: int, share: int, work_bytes:
     for start in range(0, tasks, share):
         stop = min(start + share, tasks)
         for kernel, packed, factor in stages:
-            kernel.run(packed, start * factor, stop * factor)
+            kernel.run(packed, start * factor, stop * factor, 0)
 
 
 def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> None:
     """Run the driver on a team as large as torch's: a smaller one would end threads that torch starts again."""
-    fields = [0, share, tasks, len(stages)]
+    fields = [0, 0, share, tasks, len(stages)]
     for kernel, packed, factor in stages:
         # The bytes are the caller's and outlive the call.
         fields += kernel.address, ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p).value or 0, factor
@@ -167,7 +175,7 @@ def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> 
     helpers: list[Future[None]] = []
     try:
         for _ in range(threads - 1):
-            helpers.append(_workers(threads - 1).submit(_help, drive, data))
+            helpers.append(_helpers(threads - 1).submit(_help, drive, data))
     except RuntimeError:  # the interpreter is shutting down, or the system has no more threads: do without
         pass
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,4 +28,23 @@ def _openvino() -> Contender:
     return OpenVino()
 
 
-PEERS: dict[str, Callable[[], Contender]] = {"jax": _jax, "onnxruntime": _onnx_runtime, "openvino": _openvino}
+def _liger() -> Contender:
+    from fusednorm.bench.peers.liger import Liger
+
+    return Liger()
+
+
+@dataclass(frozen=True)
+class Peer:
+    """The device type on which a library is measured, and what imports it; an ImportError says that it is missing."""
+
+    device: str
+    load: Callable[[], Contender]
+
+
+PEERS: dict[str, Peer] = {
+    "jax": Peer("cpu", _jax),
+    "onnxruntime": Peer("cpu", _onnx_runtime),
+    "openvino": Peer("cpu", _openvino),
+    "liger": Peer("cuda", _liger),
+}

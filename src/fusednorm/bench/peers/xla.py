@@ -86,6 +86,8 @@ class Jax:
     allowance = PEER
 
     def refusal(self, workload: Workload, asked: Asked) -> str | None:
+        if asked == "backward":
+            return "jax's backward includes its forward"
         if workload.dtype == "float64" and not jax.config.jax_enable_x64:
             return "jax computes in fp32 unless jax_enable_x64 is set"
         return None

@@ -22,8 +22,8 @@ FASTMATH = {"contract"}
 def build(kernel: Kernel) -> tuple[Callable[..., None], str]:
     """The function of a kernel and the letters of its signature."""
     module = MODULES[kernel.module]
-    compute = "float64" if kernel.dtype == "float64" else "float32"
-    function = module.BUILDERS[kernel.function](element(kernel.dtype), *activation(kernel.activation, compute))
+    functions = activation(kernel.activation, kernel.dtype, kernel.parametric)
+    function = module.BUILDERS[kernel.function](element(kernel.dtype), *functions)
     return function, module.SIGNATURES[kernel.function]
 
 
@@ -37,5 +37,6 @@ def numba_signature(letters: str, dtype: str) -> Any:
         "g": types.CPointer(types.int64),
         "f": types.float64,
         "i": types.int64,
+        "t": types.int64,
     }
     return types.void(*(kinds[letter] for letter in letters), types.int64, types.int64)

@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-WRITTEN = ("output", "first", "second")
+WRITTEN = ("output", "first", "second", "kept")
 SCRATCH = 512  # elements: three arrays of float32 take 6 KB of the L1 cache
 POINTEE = {
     "float64": types.float64,
@@ -33,7 +33,8 @@ class Element(NamedTuple):
     ``load(p, i)`` and ``store(p, i, v)`` move elements of the input's dtype, ``read(p, i)`` those of the compute dtype;
     ``round(v)`` gives the nearest number that the input's dtype holds.
     ``add_first(p, i, v)`` and ``add_second(p, i, v)`` accumulate into arrays of the compute dtype; ``scratch()`` is an
-    array of SCRATCH elements on the stack.
+    array of SCRATCH elements on the stack. ``keep(p, i, v)`` and ``recall(p, i)`` write and read one such array, which
+    is none of the others.
     """
 
     compute: type
@@ -44,6 +45,8 @@ class Element(NamedTuple):
     add_first: object
     add_second: object
     scratch: object
+    keep: object
+    recall: object
 
 
 def _scopes(builder, names):
@@ -119,13 +122,13 @@ _CONVERSIONS = {
 }
 
 
-def _make_load(pointee, compute, widen):
+def _make_load(pointee, compute, widen, scope=None):
     pointer = types.CPointer(pointee)
 
     @intrinsic
     def load(typing_context, p, i):
         def codegen(context, builder, signature, arguments):
-            value = _load(builder, *arguments)
+            value = _load(builder, *arguments, scope)
             return widen(builder, value) if widen else value
 
         return compute(pointer, types.int64), codegen
@@ -133,14 +136,14 @@ def _make_load(pointee, compute, widen):
     return load
 
 
-def _make_store(pointee, compute, narrow):
+def _make_store(pointee, compute, narrow, scope="output"):
     pointer = types.CPointer(pointee)
 
     @intrinsic
     def store(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
-            _store(builder, p, i, narrow(builder, v) if narrow else v, "output")
+            _store(builder, p, i, narrow(builder, v) if narrow else v, scope)
             return context.get_dummy_value()
 
         return types.void(pointer, types.int64, compute), codegen
@@ -205,6 +208,8 @@ def element(dtype: str) -> Element:
         add_first=_make_add(compute, "first"),
         add_second=_make_add(compute, "second"),
         scratch=_make_scratch(compute),
+        keep=_make_store(compute, compute, None, "kept"),
+        recall=_make_load(compute, compute, None, "kept"),
     )
 
 

@@ -7,6 +7,8 @@ few, the work is cut into pieces of rows, and the statistics of all pieces are c
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
@@ -70,28 +72,48 @@ def _apply_row(element: Element, value):
     return apply_row
 
 
-def _row_sums(element: Element, pullback):
+def _pullbacks(element: Element, pullback, kept: bool):
+    """How the first pass over a row makes dz and how the second has it again: made once more, or kept meanwhile."""
+    load, keep, recall = element.load, element.keep, element.recall
+
+    @exact
+    def made(grad, g, k, r, z, parameter):
+        return pullback(load(grad, g), z, parameter)
+
+    @exact
+    def made_and_kept(grad, g, k, r, z, parameter):
+        dz = pullback(load(grad, g), z, parameter)
+        keep(k, r, dz)
+        return dz
+
+    @exact
+    def recalled(grad, g, k, r, z, parameter):
+        return recall(k, r)
+
+    return (made_and_kept, recalled) if kept else (made, made)
+
+
+def _row_sums(element: Element, make):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
     load, T = element.load, element.compute
 
     @reassociated
-    def chunk_sums(grad, g, x, i, n, centre, a, b, parameter):
+    def chunk_sums(grad, g, x, i, keep, r, n, centre, a, b, parameter):
         p, q = T(0), T(0)
         for k in range(n):
             deviation = load(x, i + k) - centre
-            dz = pullback(load(grad, g + k), deviation * a + b, parameter)
+            dz = make(grad, g + k, keep, r + k, deviation * a + b, parameter)
             p += dz
             q += dz * deviation
         return np.float64(p), np.float64(q)
 
     @exact
-    def row_sums(grad, g, x, i, n, centre, rstd, gain, offset, parameter):
+    def row_sums(grad, g, x, i, keep, r, n, centre, rstd, gain, offset, parameter):
         p, q = 0.0, 0.0
         a, b = T(gain * np.float64(rstd)), T(offset)
         for start in range(0, n, CHUNK):
-            chunk_p, chunk_q = chunk_sums(
-                grad, g + start, x, i + start, min(CHUNK, n - start), centre, a, b, T(parameter)
-            )
+            m = min(CHUNK, n - start)
+            chunk_p, chunk_q = chunk_sums(grad, g + start, x, i + start, keep, r + start, m, centre, a, b, T(parameter))
             p += chunk_p
             q += chunk_q
         return p, q * np.float64(rstd)
@@ -99,19 +121,19 @@ def _row_sums(element: Element, pullback):
     return row_sums
 
 
-def _gradient_row(element: Element, pullback):
+def _gradient_row(element: Element, make):
     """dx = rstd (A dz - (P + xhat Q) / K) of one row, as c1 dz + c2 (x - mean) + c3."""
     load, store, T = element.load, element.store, element.compute
 
     @exact
-    def gradient_row(grad, g, x, i, dx, o, n, centre, rstd, gain, offset, parameter, mean_p, mean_q):
+    def gradient_row(grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, parameter, mean_p, mean_q):
         inverse = np.float64(rstd)
         c1, b = T(gain * inverse), T(offset)
         c2, c3 = T(-inverse * inverse * mean_q), T(-inverse * mean_p)
         p = T(parameter)
         for k in range(n):
             deviation = load(x, i + k) - centre
-            dz = pullback(load(grad, g + k), deviation * c1 + b, p)
+            dz = make(grad, g + k, keep, r + k, deviation * c1 + b, p)
             store(dx, o + k, c1 * dz + (c2 * deviation + c3))
 
     return gradient_row
@@ -207,12 +229,19 @@ def build_apply(element: Element, value, pullback):
     return apply
 
 
-def build_backward(element: Element, value, pullback):
-    """Units start to stop: p and q of each row, then the input's gradient."""
-    row_sums, gradient_row, T = _row_sums(element, pullback), _gradient_row(element, pullback), element.compute
+def build_backward(element: Element, value, pullback, kept=False):
+    """Units start to stop: p and q of each row, then the input's gradient.
 
-    def backward(grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, geometry, parameter, start, stop):
+    ``keep`` has room for a unit per worker, where dz is kept.
+    """
+    first, second = _pullbacks(element, pullback, kept)
+    row_sums, gradient_row, T = _row_sums(element, first), _gradient_row(element, second), element.compute
+
+    def backward(
+        grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, keep, geometry, parameter, worker, start, stop
+    ):
         channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
+        slot = worker * rows_per_unit(geometry) * length
         for unit in range(start, stop):
             centre = T(0) if geometry[RMS] else mean[unit]
             total_p, total_q = 0.0, 0.0
@@ -222,6 +251,7 @@ def build_backward(element: Element, value, pullback):
                 p, q = row_sums(
                     grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
+                    keep, slot + row * length,
                     length, centre, rstd[unit], gain, offset, parameter,
                 )  # fmt: skip
                 i = 2 * (n * channels + c)
@@ -240,6 +270,7 @@ def build_backward(element: Element, value, pullback):
                     grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
                     dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    keep, slot + row * length,
                     length, centre, rstd[unit], gain, offset, parameter, mean_p, mean_q,
                 )  # fmt: skip
 
@@ -248,7 +279,8 @@ def build_backward(element: Element, value, pullback):
 
 def build_reduce(element: Element, value, pullback):
     """p and q of pieces start to stop."""
-    row_sums, T = _row_sums(element, pullback), element.compute
+    make, _ = _pullbacks(element, pullback, kept=False)
+    row_sums, T = _row_sums(element, make), element.compute
 
     def reduce(grad, x, mean, rstd, weight, bias, scale, shift, partials, geometry, parameter, start, stop):
         for task in range(start, stop):
@@ -258,7 +290,7 @@ def build_reduce(element: Element, value, pullback):
             partials[2 * task], partials[2 * task + 1] = row_sums(
                 grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
-                length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+                partials, 0, length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
             )  # fmt: skip
 
     return reduce
@@ -291,7 +323,8 @@ def build_combine(element: Element, value, pullback):
 
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of pieces start to stop."""
-    gradient_row, T = _gradient_row(element, pullback), element.compute
+    _, make = _pullbacks(element, pullback, kept=False)
+    gradient_row, T = _gradient_row(element, make), element.compute
 
     def input_gradient(grad, x, dx, mean, rstd, weight, bias, scale, shift, totals, geometry, parameter, start, stop):
         for task in range(start, stop):
@@ -302,7 +335,7 @@ def build_input_gradient(element: Element, value, pullback):
                 grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+                totals, 0, length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
                 totals[2 * unit], totals[2 * unit + 1],
             )  # fmt: skip
 
@@ -314,7 +347,8 @@ SIGNATURES = {
     "moments": "xdg",
     "statistics": "ddwwwgf",
     "apply": "xxdwwwwgf",
-    "backward": "xxxwwwwwwdgf",
+    "backward": "xxxwwwwwwdwgft",
+    "backward_kept": "xxxwwwwwwdwgft",
     "reduce": "xxwwwwwwdgf",
     "combine": "dwwwwddg",
     "input_gradient": "xxxwwwwwwdgf",
@@ -325,6 +359,7 @@ BUILDERS = {
     "statistics": build_statistics,
     "apply": build_apply,
     "backward": build_backward,
+    "backward_kept": partial(build_backward, kept=True),
     "reduce": build_reduce,
     "combine": build_combine,
     "input_gradient": build_input_gradient,

@@ -115,6 +115,25 @@ def _slab_moments(element: Element):
     return slab_moments
 
 
+@reassociated
+def _total(partials, first, n):
+    total = 0.0
+    for c in range(first, first + n):
+        total += partials[c]
+    return total
+
+
+@reassociated
+def _total_m2(partials, means, m2s, n, rows, centre):
+    """The sum of n channels' M2 about the mean of all."""
+    m2, spread = 0.0, 0.0
+    for c in range(n):
+        delta = partials[means + c] - centre
+        m2 += partials[m2s + c]
+        spread += delta * delta
+    return m2 + rows * spread
+
+
 def _unit_statistics(element: Element):
     keep = publish(element)
 
@@ -123,25 +142,21 @@ def _unit_statistics(element: Element):
         """Combine the channels and slabs under one statistic: the mean of means, then M2 about it."""
         channels, pieces = channel_count(geometry), geometry[PIECES]
         if geometry[PER_BATCH]:
-            tasks, c0, c1 = (0, geometry[SAMPLES] * pieces), unit, unit + 1
+            tasks, first, width = (0, geometry[SAMPLES] * pieces), unit, 1
         else:
-            n, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS]
-            tasks, c1 = (n * pieces, (n + 1) * pieces), c0 + geometry[GROUP_CHANNELS]
+            n, width = unit // geometry[GROUPS], geometry[GROUP_CHANNELS]
+            tasks, first = (n * pieces, (n + 1) * pieces), (unit % geometry[GROUPS]) * width
         total = 0.0
         for task in range(tasks[0], tasks[1]):
             _, _, rows = locate(geometry, task)
-            partial = 0.0
-            for c in range(c0, c1):
-                partial += partials[2 * task * channels + c]
-            total += partial * rows
+            total += rows * _total(partials, 2 * task * channels + first, width)
         # About zero, M2 is the sum of squares.
         centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
         m2 = 0.0
         for task in range(tasks[0], tasks[1]):
             _, _, rows = locate(geometry, task)
-            for c in range(c0, c1):
-                delta = partials[2 * task * channels + c] - centre
-                m2 += partials[(2 * task + 1) * channels + c] + rows * delta * delta
+            means = 2 * task * channels + first
+            m2 += _total_m2(partials, means, means + channels, width, rows, centre)
         inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
         stats[2 * unit], stats[2 * unit + 1] = centre, inverse
 
@@ -209,21 +224,6 @@ def build_statistics(element: Element, value, pullback):
     return statistics
 
 
-def build_prepare(element: Element, value, pullback):
-    """The statistics and the coefficients of samples start to stop; not for statistics over the samples."""
-    unit_statistics, sample_coefficients = _unit_statistics(element), _sample_coefficients(element)
-
-    def prepare(
-        partials, stats, coefficients, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, start, stop
-    ):
-        for n in range(start, stop):
-            for unit in range(n * geometry[GROUPS], (n + 1) * geometry[GROUPS]):
-                unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
-            sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
-
-    return prepare
-
-
 def build_coefficients(element: Element, value, pullback):
     """The coefficients of samples start to stop."""
     sample_coefficients = _sample_coefficients(element)
@@ -249,14 +249,12 @@ def build_apply(element: Element, value, pullback):
 SIGNATURES = {
     "moments": "xdg",
     "statistics": "ddwwwgf",
-    "prepare": "ddwwwwwwwwgf",
     "coefficients": "dwwwwwg",
     "apply": "xxwgf",
 }
 BUILDERS = {
     "moments": build_moments,
     "statistics": build_statistics,
-    "prepare": build_prepare,
     "coefficients": build_coefficients,
     "apply": build_apply,
 }

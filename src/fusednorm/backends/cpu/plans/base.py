@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Function, Kernel, load
 from fusednorm.backends.cpu.geometry import geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
@@ -20,7 +21,7 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -53,8 +54,11 @@ class Plan:
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> Function:
         """A kernel; one that no activation enters is shared by all of them."""
         activation = self.problem.activation
-        name = activation.name if activation and activated else None
-        return load(Kernel(module or self.module, function, self.problem.dtype, name))
+        module = module or self.module
+        if activation is None or not activated:
+            return load(Kernel(module, function, self.problem.dtype))
+        parametric = activation.parameter != FORMULAS[activation.name].default
+        return load(Kernel(module, function, self.problem.dtype, activation.name, parametric))
 
     def dense(self, tensor: Tensor) -> Tensor:
         """A weight, bias, scale, shift or statistic as the kernels read it: contiguous, in the compute dtype."""
@@ -73,7 +77,11 @@ class Plan:
 
     def workspace(self, *counts: int) -> tuple[Tensor, list[int]]:
         """One block of float64 for several arrays of so many elements, and their addresses."""
-        block = torch.empty(sum(counts), dtype=torch.float64)
+        total = sum(counts)
+        if 8 * total < SMALLEST:
+            block = torch.empty(total, dtype=torch.float64)
+        else:
+            block = empty_strided(torch.Size((total,)), (1,), torch.float64)
         addresses, offset = [], block.data_ptr()
         for count in counts:
             addresses.append(offset)
@@ -155,7 +163,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients or None."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
@@ -179,28 +187,28 @@ class BackwardPlan(Plan):
         out: Tensor | None = None,
     ) -> Backward:
         compute = self.compute
+        grad_input = None
         if self.wants_input:
             grad_input = self.output(input) if out is None else out
-        else:
-            grad_input = input.new_empty(0)
         originals = (weight, bias, scale, shift)
         grads = [
-            torch.empty(tensor.shape if tensor is not None and wanted else (0,), dtype=compute)
+            torch.empty(tensor.shape, dtype=compute) if tensor is not None and wanted else None
             for tensor, wanted in zip(originals, output_mask[1:], strict=True)
         ]
-        if input.numel() == 0:
+        if self.tensor_bytes == 0:
             for grad in grads:
-                grad.zero_()
+                if grad is not None:
+                    grad.zero_()
         else:
             held, addresses = self.parameters(weight, bias, scale, shift, mean, rstd)
-            data = (grad_output.data_ptr(), input.data_ptr(), grad_input.data_ptr())
-            wanted = [int(grad.numel() > 0) for grad in grads]
-            self.run(data, addresses[4:], addresses[:4], [grad.data_ptr() for grad in grads], wanted)
-        results = [
-            grad if tensor is None or tensor.dtype is compute else grad.to(tensor.dtype)
-            for grad, tensor in zip(grads, originals, strict=True)
-        ]
-        return grad_input, results[0], results[1], results[2], results[3]
+            data = (grad_output.data_ptr(), input.data_ptr(), _address(grad_input))
+            wanted = [int(grad is not None) for grad in grads]
+            self.run(data, addresses[4:], addresses[:4], [_address(grad) for grad in grads], wanted)
+        for i, tensor in enumerate(originals):
+            grad = grads[i]
+            if grad is not None and tensor is not None and tensor.dtype is not compute:
+                grads[i] = grad.to(tensor.dtype)
+        return grad_input, *grads  # type: ignore[return-value]
 
     def run(
         self,

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.cpu.threads import parallel_for
-from fusednorm.problem import Problem
+from fusednorm.backends.cpu.threads import parallel_for, workers
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: A unit of so many elements at most keeps dz between its two passes.
+KEPT_ELEMENTS = 1 << 20
+
+
+def _keeping_pays(problem: Problem) -> bool:
+    """Whether to keep dz rather than make it again.
+
+    Making it again takes 20 vector operations where the derivative holds an exponential; keeping it moves 8 bytes per
+    element in cache. The backward is 1.15 to 1.3 times faster where dy and x take 2 bytes each, no faster with 4.
+    """
+    activation = problem.activation
+    return activation is not None and activation.derivative_flops > 8 and DTYPE_BYTES[problem.dtype] == 2
 
 
 class PlanesForward(ForwardPlan):
@@ -49,7 +62,9 @@ class PlanesBackward(BackwardPlan):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.backward = self.kernel("backward")
+        self.unit = problem.view.numel // max(1, self.statistics)
+        self.keeps = self.wants_input and self.unit <= KEPT_ELEMENTS and _keeping_pays(problem)
+        self.backward = self.kernel("backward_kept" if self.keeps else "backward")
 
     def run(
         self,
@@ -59,9 +74,11 @@ class PlanesBackward(BackwardPlan):
         grads: list[int],
         wanted: list[int],
     ) -> None:
-        block, (sums,) = self.workspace(2 * self.samples * self.channels)
-        arguments = (*data, *saved, *parameters, sums, self.address, self.parameter)
-        parallel_for(self.backward, arguments, self.statistics, 2 * self.tensor_bytes)
+        threads = workers(self.statistics, 2 * self.tensor_bytes)
+        room = -(-self.unit * threads // 2) if self.keeps else 0  # float32 in a block of float64
+        block, (sums, kept) = self.workspace(2 * self.samples * self.channels, room)
+        arguments = (*data, *saved, *parameters, sums, kept, self.address, self.parameter)
+        parallel_for(self.backward, arguments, self.statistics, threads=threads)
         self.finish(sums, parameters, grads, wanted)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
@@ -57,42 +58,38 @@ class SlabsForward(ForwardPlan):
         self.apply_slabs = self.kernel("apply")
         if self.given is None:
             self.moments = self.kernel("moments", activated=False)
-        if self.given is None and not problem.per_batch:
-            self.prepare = self.kernel("prepare", activated=False)
-        else:
             self.finalize = self.kernel("statistics", activated=False)
-            self.coefficients = self.kernel("coefficients", activated=False)
+        self.coefficients = self.kernel("coefficients", activated=False)
 
     def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         channels, count = self.channels, self.samples * self.channels
         block, workspace = self.workspace(2 * self.tasks * channels, 2 * self.statistics, COEFFICIENTS * count)
         partials, stats, coefficients = workspace
         moments = (data[0], partials, self.address)
-        prepare = (*workspace, *saved, *parameters, self.address, eps)
+        finalize = (partials, stats, *saved, self.address, eps)
+        prepare = (stats, coefficients, *parameters, self.address)
         apply = (*data, coefficients, self.address, self.parameter)
         if self.whole:
             stages = (
                 (self.moments, self.moments.pack(*moments), self.pieces),
-                (self.prepare, self.prepare.pack(*prepare), 1),
+                (self.finalize, self.finalize.pack(*finalize), self.statistics // self.samples),
+                (self.coefficients, self.coefficients.pack(*prepare), 1),
                 (self.apply_slabs, self.apply_slabs.pack(*apply), self.pieces),
             )
             parallel_stages(stages, self.samples, _samples_per_step(self), self.tensor_bytes)
-            return
-        parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
-        if self.problem.per_batch:
-            finalize = (partials, stats, *saved, self.address, eps)
-            parallel_for(self.finalize, finalize, self.statistics, 16 * self.tasks * channels)
-            self.apply(data, stats, parameters)
         else:
-            parallel_for(self.prepare, prepare, self.samples, 16 * self.tasks * channels)
-            parallel_for(self.apply_slabs, apply, self.tasks, 2 * self.tensor_bytes)
+            parallel_for(self.moments, moments, self.tasks, self.tensor_bytes)
+            parallel_for(self.finalize, finalize, self.statistics, 16 * self.tasks * channels)
+            self.apply_statistics(prepare, apply)
 
     def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
-        count = self.samples * self.channels
-        block, (coefficients,) = self.workspace(COEFFICIENTS * count)
-        parallel_for(self.coefficients, (stats, coefficients, *parameters, self.address), self.samples, 32 * count)
-        arguments = (*data, coefficients, self.address, self.parameter)
-        parallel_for(self.apply_slabs, arguments, self.tasks, 2 * self.tensor_bytes)
+        block, (coefficients,) = self.workspace(COEFFICIENTS * self.samples * self.channels)
+        prepare = (stats, coefficients, *parameters, self.address)
+        self.apply_statistics(prepare, (*data, coefficients, self.address, self.parameter))
+
+    def apply_statistics(self, prepare: Sequence[Any], apply: Sequence[Any]) -> None:
+        parallel_for(self.coefficients, prepare, self.samples, 32 * self.samples * self.channels)
+        parallel_for(self.apply_slabs, apply, self.tasks, 2 * self.tensor_bytes)
 
 
 def _samples_per_step(plan: Plan) -> int:

@@ -1,7 +1,12 @@
-"""The activations' formulas as Triton functions, over Triton's own primitives."""
+"""The activations' formulas as Triton functions, over Triton's own primitives, and for 16-bit results over tanh.approx.
+
+The approximation errs by 2**-11 at most, which a bf16 or fp16 result hides: measured on an H200, the exact sigmoid's
+two special functions and division cost up to 11 points of the memory's speed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -53,6 +58,16 @@ def normal_pdf(z):
     return 0.3989422804014327 * tl.exp(-0.5 * z * z)
 
 
+@triton.jit
+def tanh_approximate(z):
+    return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def sigmoid_approximate(z):
+    return 0.5 + 0.5 * tanh_approximate(0.5 * z)
+
+
 _PRIMITIVES = {
     "const": const,
     "where": where,
@@ -62,6 +77,9 @@ _PRIMITIVES = {
     "normal_pdf": normal_pdf,
     "tl": tl,  # the interpreter looks for it in every function
 }
+
+
+_APPROXIMATE = {**_PRIMITIVES, "sigmoid": sigmoid_approximate, "tanh": tanh_approximate}
 
 
 @triton.jit
@@ -74,15 +92,16 @@ def one(z, parameter):
     return tl.full((), 1.0, z.dtype)
 
 
-def _compiled(formula: Any) -> Any:
-    function = bind(formula, _PRIMITIVES)
+def _compiled(formula: Any, primitives: Mapping[str, Any]) -> Any:
+    function = bind(formula, primitives)
     function.__module__ = __name__  # Triton names a kernel's functions by their module
     return triton.jit(function)
 
 
 @cache
-def activation(name: str | None) -> tuple[Any, Any]:
-    """value(z, parameter) and derivative(z, parameter)."""
+def activation(name: str | None, approximate: bool = False) -> tuple[Any, Any]:
+    """value(z, parameter) and derivative(z, parameter); ``approximate`` needs an NVIDIA GPU."""
     if name is None:
         return identity, one
-    return _compiled(FORMULAS[name].value), _compiled(FORMULAS[name].derivative)
+    primitives = _APPROXIMATE if approximate else _PRIMITIVES
+    return _compiled(FORMULAS[name].value, primitives), _compiled(FORMULAS[name].derivative, primitives)

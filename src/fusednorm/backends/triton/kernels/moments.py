@@ -1,7 +1,6 @@
-"""Centred partials (mean, M2) of chunks, and their merge by Chan's formula in a fixed order.
+"""Centred moments (mean, M2, count) and their merge by Chan's formula in a fixed order.
 
-A chunk takes its deviations from a pivot, the mean of its first tile rounded to the input's dtype: one read, no
-cancellation. E[x**2] - E[x]**2 would lose everything where |mean| >> std.
+E[x**2] - E[x]**2 would lose everything where |mean| >> std.
 """
 
 import triton
@@ -9,55 +8,63 @@ import triton.language as tl
 
 
 @triton.jit
-def partial_of(unit, j, G, D, C, chunks, partial_channel, partial_chunk, PER_BATCH: tl.constexpr, LAST: tl.constexpr):
-    """(sample, channel, chunk, offset) of the j-th partial of a unit, in the order in which they lie in memory."""
-    if PER_BATCH:
-        n = j // chunks
-        k = j % chunks
-        c = unit + 0 * j
-    elif LAST:
-        n = unit // G + 0 * j
-        k = j // D
-        c = unit % G * D + j % D
-    else:
-        n = unit // G + 0 * j
-        c = unit % G * D + j // chunks
-        k = j % chunks
-    return n, c, k, n.to(tl.int64) * C * chunks + c * partial_channel + k * partial_chunk
+def add_pair(a, b, c, d):
+    return a + c, b + d
+
+
+@triton.jit
+def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
+    """The moments of two sets together; either may be empty."""
+    count = count_a + count_b
+    share = tl.where(count > 0.0, count_b / count, 0.0)
+    delta = mean_b - mean_a
+    return mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share, count
 
 
 @triton.jit
 def merge(
-    p_partials, unit, J, total, G, D, C, S, chunks, span, partial_channel, partial_chunk,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
+    p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
+    RMS: tl.constexpr, PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(mean, M2, count) of a unit from its J partials; the M2 of all lie ``total`` behind the means."""
+    """(mean, M2, count) of a unit from the partials of its channels and chunks, its samples too with PER_BATCH.
+
+    The M2 of all partials lie ``total`` behind the means.
+    """
     dtype: tl.constexpr = p_partials.dtype.element_ty
     mean = tl.full((), 0.0, dtype)
     m2 = tl.full((), 0.0, dtype)
     count = tl.full((), 0.0, dtype)
-    for start in range(0, J, BLOCK_J):
-        j = start + tl.arange(0, BLOCK_J)
-        _, _, k, o_partial = partial_of(unit, j, G, D, C, chunks, partial_channel, partial_chunk, PER_BATCH, LAST)
-        m_j = j < J
-        b_m2 = tl.load(p_partials + total + o_partial, m_j, 0.0)
-        if RMS:
-            m2 += tl.sum(b_m2, 0)
-            count += tl.sum(tl.where(m_j, tl.minimum(span, S - k * span).to(dtype), 0.0), 0)
-        else:
-            b_mean = tl.load(p_partials + o_partial, m_j, 0.0)
-            b_count = tl.where(m_j, tl.minimum(span, S - k * span), 0).to(dtype)
-            pivot = tl.sum(tl.where(j == start, b_mean, 0.0), 0)
-            block_count = tl.sum(b_count, 0)
-            block_mean = pivot + tl.sum(tl.where(m_j, b_count * (b_mean - pivot), 0.0), 0) / block_count
-            deviation = tl.where(m_j, b_mean - block_mean, 0.0)
-            block_m2 = tl.sum(b_m2, 0) + tl.sum(b_count * deviation * deviation, 0)
-            merged = count + block_count
-            delta = block_mean - mean
-            m2 += block_m2 + delta * delta * count * (block_count / merged)
-            mean += delta * (block_count / merged)
-            count = merged
+    for row in range(0, rows, BLOCK_R):
+        for d in range(0, D, BLOCK_D):
+            o_partial, mask, k, _, _ = partials_of(
+                unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk, PER_BATCH, BLOCK_R, BLOCK_D
+            )
+            b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
+            b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
+            b_count = tl.where(mask, tl.minimum(span, S - k * span), 0).to(dtype)
+            block_mean, block_m2, block_count = tl.reduce((b_mean, b_m2, b_count), 0, chan)
+            mean, m2, count = chan(mean, m2, count, block_mean, block_m2, block_count)
     return mean, m2, count
+
+
+@triton.jit
+def partials_of(
+    unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk,
+    PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of a unit's partials, of BLOCK_D channels each."""
+    o_partial = tl.arange(0, BLOCK_R * BLOCK_D)
+    j = row + o_partial // BLOCK_D
+    o_d = d + o_partial % BLOCK_D
+    if PER_BATCH:
+        n = (j // chunks).to(tl.int64)
+        k = j % chunks
+        o_c = unit * D + o_d
+    else:
+        n = (unit // G + 0 * j).to(tl.int64)
+        k = j
+        o_c = unit % G * D + o_d
+    return n * C * chunks + k * partial_chunk + o_c * partial_channel, (j < rows) & (o_d < D), k, n, o_c
 
 
 @triton.jit

@@ -1,14 +1,15 @@
 """Both memory orders, any size: statistics of all tiles, then the results of all tiles.
 
 A tile is BLOCK_C channels by BLOCK_S positions of one sample. Where the positions are contiguous (channels_first) it is
-long in them, where the channels are (channels_last) it holds whole rows of many channels. Statistics are kept per
-channel and chunk, a chunk being TILES tiles; groups form when the partials merge.
+long in them, where the channels are (channels_last, LAST) it holds whole rows of many channels and its axes are swapped,
+so that the last axis is the contiguous one. A chunk is TILES tiles, one program's share of a pass. Statistics are kept
+per channel and chunk; groups form when these partials merge.
 """
 
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import inverse_deviation, merge
+from fusednorm.backends.triton.kernels.moments import chan, inverse_deviation, merge
 
 
 @triton.jit
@@ -18,6 +19,28 @@ def locate(pid, blocks, chunks, LAST: tl.constexpr):
         return pid // blocks // chunks, pid % blocks, pid // blocks % chunks
     else:
         return pid // chunks // blocks, pid // chunks % blocks, pid % chunks
+
+
+@triton.jit
+def tile_of(b_channels, b_positions, LAST: tl.constexpr):
+    """What channels and what positions contribute to a tile, each along its axis."""
+    if LAST:
+        return b_channels[None, :], b_positions[:, None]
+    else:
+        return b_channels[:, None], b_positions[None, :]
+
+
+@triton.jit
+def offsets_of(o_c, o_s, channel, spatial, LAST: tl.constexpr):
+    b_channel, b_spatial = tile_of(o_c.to(tl.int64) * channel, o_s * spatial, LAST)
+    return b_channel + b_spatial
+
+
+@triton.jit
+def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, LAST: tl.constexpr):
+    """EVEN: the positions need none."""
+    m_channel, m_spatial = tile_of(o_c < C, o_s < S, LAST)
+    return m_channel if EVEN else m_channel & m_spatial
 
 
 @triton.jit
@@ -54,64 +77,70 @@ def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
 
 
 @triton.jit
-def moments(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, partial_channel, partial_chunk, total,
-    RMS: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+def moments_of_planes(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk."""
+    """mean and M2 of each channel over one chunk, which is one tile that stays in registers for both."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
-    n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
+    n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    first = chunk.to(tl.int64) * (BLOCK_S * TILES)
-    o_s = first + tl.arange(0, BLOCK_S)
-    m_c = o_c < C
-    p_tile = p_x + n * x_sample + o_c.to(tl.int64)[:, None] * x_channel + o_s[None, :] * x_spatial
-    mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s < S)[None, :]
-    b_x = tl.load(p_tile, mask, 0.0).to(dtype)
-    count = tl.minimum(S - first, BLOCK_S * TILES).to(dtype)
-    if RMS:
-        second = b_x * b_x
-        for tile in range(1, TILES):
-            mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s + tile * BLOCK_S < S)[None, :]
-            p_tile += BLOCK_S * x_spatial
-            b_x = tl.load(p_tile, mask, 0.0).to(dtype)
-            second += b_x * b_x
-        mean = tl.zeros((BLOCK_C,), dtype)
-        m2 = tl.sum(second, 1)
-    else:
-        pivot = tl.sum(b_x, 1) / tl.minimum(S - first, BLOCK_S).to(dtype)
-        pivot = pivot.to(p_x.dtype.element_ty).to(dtype)
-        one = tl.where(mask, b_x - pivot[:, None], 0.0)
-        two = one * one
-        for tile in range(1, TILES):
-            mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s + tile * BLOCK_S < S)[None, :]
-            p_tile += BLOCK_S * x_spatial
-            b_x = tl.load(p_tile, mask, 0.0).to(dtype)
-            deviation = tl.where(mask, b_x - pivot[:, None], 0.0)
-            one += deviation
-            two += deviation * deviation
-        shift = tl.sum(one, 1) / count
-        mean = pivot + shift
-        m2 = tl.sum(two, 1) - shift * shift * count
-        m2 = tl.where(m2 < 0.0, 0.0, m2)  # a NaN stays
-    o_partial = n * C * chunks + o_c * partial_channel + chunk * partial_chunk
+    o_s = chunk.to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
+    mask = mask_of(o_c, o_s, C, S, EVEN, False)
+    b_x = tl.load(p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, False), mask, 0.0).to(dtype)
+    o_partial = n * C * chunks + o_c * chunks + chunk
     if not RMS:
-        tl.store(p_partials + o_partial, mean, m_c)
-    tl.store(p_partials + total + o_partial, m2, m_c)
+        mean = tl.sum(b_x, 1) / tl.minimum(S - chunk.to(tl.int64) * BLOCK_S, BLOCK_S).to(dtype)
+        b_x = tl.where(mask, b_x - mean[:, None], 0.0)
+        tl.store(p_partials + o_partial, mean, o_c < C)
+    tl.store(p_partials + total + o_partial, tl.sum(b_x * b_x, 1), o_c < C)
+
+
+@triton.jit
+def moments_of_rows(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
+    n = n.to(tl.int64)
+    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    p_tile = p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, True)
+    mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
+    m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
+    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
+        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
+        b_x = tl.load(p_tile, mask, 0.0).to(dtype)
+        if RMS:
+            m2 += b_x * b_x
+        else:
+            delta = tl.where(mask, b_x - mean, 0.0)
+            mean += delta * (tl.full((), 1.0, dtype) / (tile + 1))
+            m2 += delta * (b_x - mean)
+        p_tile += BLOCK_S * x_spatial
+    tiles = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), TILES)
+    _, count = tile_of(o_c, tiles.to(dtype), True)
+    mean, m2, _ = tl.reduce((mean, m2, count + tl.zeros_like(mean)), 0, chan)
+    o_partial = n * C * chunks + chunk * C + o_c
+    if not RMS:
+        tl.store(p_partials + o_partial, mean, o_c < C)
+    tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
 @triton.jit
 def finalize(
-    p_partials, p_mean, p_rstd, p_var, J, total, G, D, C, S, chunks, span, partial_channel, partial_chunk,
-    EPS: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_J: tl.constexpr,
+    p_partials, p_mean, p_rstd, p_var, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
+    EPS: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The statistics of one unit from its partials."""
     unit = tl.program_id(0)
     mean, m2, count = merge(
-        p_partials, unit, J, total, G, D, C, S, chunks, span, partial_channel, partial_chunk,
-        RMS, PER_BATCH, LAST, BLOCK_J,
+        p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
+        RMS, PER_BATCH, BLOCK_R, BLOCK_D,
     )  # fmt: skip
     tl.store(p_rstd + unit, inverse_deviation(m2 / count, EPS))
     if p_mean is not None:
@@ -123,30 +152,40 @@ def finalize(
 @triton.jit
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials,
-    J, total, G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
-    partial_chunks, partial_span, partial_channel, partial_chunk,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
+    total, partial_groups, partial_group_channels, partial_channels, partial_spatial, partial_rows, partial_chunks,
+    partial_span, partial_channel, partial_chunk,
     EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, MERGE: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_J: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
 
-    MERGE, for tiles of one channel: each program merges its unit's partials, and the unit's first keeps the result.
+    MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
+    on the way, and the unit's first program keeps the result.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
-    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, n.to(tl.int64) * C + o_c, o_c, m_c, dtype)
+    wide = n.to(tl.int64)
+    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
+    p_out = p_y + wide * y_sample + offsets_of(o_c, o_s, y_channel, y_spatial, LAST)
+    mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
+    b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
     if MERGE:
-        unit = block if PER_BATCH else n * G + block // D
+        unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
         mean, m2, count = merge(
-            p_partials, unit, J, total, G, D, C, S, partial_chunks, partial_span, partial_channel, partial_chunk,
-            RMS, PER_BATCH, LAST, BLOCK_J,
+            p_partials, unit, total, partial_groups, partial_group_channels, partial_channels, partial_spatial,
+            partial_rows, partial_chunks, partial_span, partial_channel, partial_chunk,
+            RMS, PER_BATCH, BLOCK_R, BLOCK_D,
         )  # fmt: skip
         rstd = inverse_deviation(m2 / count, EPS)
-        leads = (chunk == 0) & ((n == 0) if PER_BATCH else (block % D == 0))
+        leads = (chunk == 0) & (block * BLOCK_C % D == 0)
+        if PER_BATCH:
+            leads &= n == 0
         tl.store(p_rstd + unit, rstd, leads)
         if p_mean is not None:
             tl.store(p_mean + unit, mean, leads)
@@ -155,16 +194,17 @@ def apply(
         gain *= rstd
     else:
         b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
-        mean = b_mean[:, None]
+        mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
-    n = n.to(tl.int64)
-    p_in = p_x + n * x_sample + o_c.to(tl.int64)[:, None] * x_channel + o_s[None, :] * x_spatial
-    p_out = p_y + n * y_sample + o_c.to(tl.int64)[:, None] * y_channel + o_s[None, :] * y_spatial
+    gain, _ = tile_of(gain, o_s, LAST)
+    offset, _ = tile_of(offset, o_s, LAST)
     parameter = tl.full((), PARAMETER, dtype)
-    for tile in range(TILES):
-        mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s + tile * BLOCK_S < S)[None, :]
-        b_x = tl.load(p_in, mask, 0.0).to(dtype)
-        b_y = VALUE((b_x - mean) * gain[:, None] + offset[:, None], parameter)
-        tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)
-        p_in += BLOCK_S * x_spatial
+    for tile in tl.static_range(TILES):
+        b_y = VALUE((b_x - mean) * gain + offset, parameter).to(p_y.dtype.element_ty)
+        m_out = mask
+        if tile + 1 < TILES:  # on its way while this one is stored
+            p_in += BLOCK_S * x_spatial
+            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
+            b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+        tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_spatial

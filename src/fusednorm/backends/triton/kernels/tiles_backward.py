@@ -1,19 +1,19 @@
-"""The backward of tiles.py: p and q per channel and chunk, what follows from them, then the input's gradient."""
+"""The backward of tiles.py: p and q per channel and chunk, then what follows from them and the input's gradient."""
 
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import partial_of
-from fusednorm.backends.triton.kernels.tiles import affine, locate, statistics_of
+from fusednorm.backends.triton.kernels.moments import add_pair, partials_of
+from fusednorm.backends.triton.kernels.tiles import affine, locate, mask_of, offsets_of, statistics_of, tile_of
 
 
 @triton.jit
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
-    total, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    partial_channel, partial_chunk,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
+    total, partial_channel, partial_chunk,
     DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -21,136 +21,251 @@ def reduce(
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
-    mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
-    n = n.to(tl.int64)
-    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, n * C + o_c, o_c, m_c, dtype)
-    p_grad = p_dy + n * dy_sample + o_c.to(tl.int64)[:, None] * dy_channel + o_s[None, :] * dy_spatial
-    p_in = p_x + n * x_sample + o_c.to(tl.int64)[:, None] * x_channel + o_s[None, :] * x_spatial
+    wide = n.to(tl.int64)
+    p_grad = p_dy + wide * dy_sample + offsets_of(o_c, o_s, dy_channel, dy_spatial, LAST)
+    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
+    b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
+    b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
+    mean, _ = tile_of(b_mean, o_s, LAST)
+    gain, _ = tile_of(b_gain * rstd, o_s, LAST)
+    offset, _ = tile_of(b_offset, o_s, LAST)
     parameter = tl.full((), PARAMETER, dtype)
-    p = tl.zeros((BLOCK_C, BLOCK_S), dtype)
-    q = tl.zeros((BLOCK_C, BLOCK_S), dtype)
-    for tile in range(TILES):
-        mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s + tile * BLOCK_S < S)[None, :]
+    p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
+    q = tl.zeros_like(p)
+    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
+        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
-        b_x = tl.load(p_in, mask, 0.0).to(dtype)
-        xhat = (b_x - mean[:, None]) * rstd[:, None]
-        dz = b_dy * DERIVATIVE(xhat * gain[:, None] + offset[:, None], parameter)
+        centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
+        dz = b_dy * DERIVATIVE(centred * gain + offset, parameter)
         p += dz
-        q += dz * xhat
+        q += dz * centred
         p_grad += BLOCK_S * dy_spatial
         p_in += BLOCK_S * x_spatial
-    o_partial = n * C * chunks + o_c * partial_channel + chunk * partial_chunk
-    tl.store(p_partials + o_partial, tl.sum(p, 1), m_c)
-    tl.store(p_partials + total + o_partial, tl.sum(q, 1), m_c)
+    sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
+    o_partial = wide * C * chunks + o_c * partial_channel + chunk * partial_chunk
+    tl.store(p_partials + o_partial, sum_p, m_c)
+    tl.store(p_partials + total + o_partial, sum_q * rstd, m_c)
+
+
+@triton.jit
+def unit_totals(
+    p_partials, p_weight, p_scale, unit, G, D, C, total, rows, chunks, partial_channel, partial_chunk,
+    PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """P = sum A p and Q = sum A q of a unit."""
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    total_p = tl.full((), 0.0, dtype)
+    total_q = tl.full((), 0.0, dtype)
+    for row in range(0, rows, BLOCK_R):
+        for d in range(0, D, BLOCK_D):
+            o_partial, mask, _, n, o_c = partials_of(
+                unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk, PER_BATCH, BLOCK_R, BLOCK_D
+            )
+            b_p = tl.load(p_partials + o_partial, mask, 0.0)
+            b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
+            if p_weight is not None:
+                weight = tl.load(p_weight + o_c, mask, 0.0).to(dtype)
+                b_p *= weight
+                b_q *= weight
+            if p_scale is not None:
+                factor = 1.0 + tl.load(p_scale + n * C + o_c, mask, 0.0).to(dtype)
+                b_p *= factor
+                b_q *= factor
+            block_p, block_q = tl.reduce((b_p, b_q), 0, add_pair)
+            total_p += block_p
+            total_q += block_q
+    return total_p, total_q
+
+
+@triton.jit
+def parameter_gradients(
+    p_partials, p_scale, p_grad_weight, p_grad_bias, block, total, N, C, chunks, partial_channel, partial_chunk,
+    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradients of weight and bias for a block of channels."""
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    for start in range(0, N * chunks, BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        n = (j // chunks).to(tl.int64)
+        mask = (j < N * chunks)[:, None] & m_c[None, :]
+        o_partial = (n * C * chunks + j % chunks * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
+        b_p = tl.load(p_partials + o_partial, mask, 0.0)
+        b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
+        if p_scale is not None:
+            factor = 1.0 + tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
+            b_p *= factor
+            b_q *= factor
+        p += b_p
+        q += b_q
+    grad_bias, grad_weight = tl.reduce((p, q), 0, add_pair)
+    if p_grad_weight is not None:
+        tl.store(p_grad_weight + o_c, grad_weight.to(p_grad_weight.dtype.element_ty), m_c)
+    if p_grad_bias is not None:
+        tl.store(p_grad_bias + o_c, grad_bias.to(p_grad_bias.dtype.element_ty), m_c)
+
+
+@triton.jit
+def modulation_gradients(
+    p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, n, block, total, C, chunks, partial_channel,
+    partial_chunk, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradients of one sample's scale and shift for a block of channels."""
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    for start in range(0, chunks, BLOCK_N):
+        k = start + tl.arange(0, BLOCK_N)
+        mask = (k < chunks)[:, None] & m_c[None, :]
+        o_partial = n * C * chunks + (k * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
+        p += tl.load(p_partials + o_partial, mask, 0.0)
+        q += tl.load(p_partials + total + o_partial, mask, 0.0)
+    sum_p, sum_q = tl.reduce((p, q), 0, add_pair)
+    if p_grad_scale is not None:
+        gain, offset = affine(p_weight, p_bias, None, None, o_c, o_c, m_c, dtype)
+        b_scale = gain * sum_q + offset * sum_p
+        tl.store(p_grad_scale + n * C + o_c, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
+    if p_grad_shift is not None:
+        tl.store(p_grad_shift + n * C + o_c, sum_p.to(p_grad_shift.dtype.element_ty), m_c)
+
+
+@triton.jit
+def parameter_program(
+    pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+    channel_programs, N, C, total, chunks, partial_channel, partial_chunk, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The first programs take a block of channels, the others one sample's."""
+    if pid < channel_programs:
+        parameter_gradients(
+            p_partials, p_scale, p_grad_weight, p_grad_bias, pid, total, N, C, chunks, partial_channel, partial_chunk,
+            BLOCK_C, BLOCK_N,
+        )  # fmt: skip
+    else:
+        blocks = tl.cdiv(C, BLOCK_C)
+        rest = pid - channel_programs
+        modulation_gradients(
+            p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, (rest // blocks).to(tl.int64), rest % blocks,
+            total, C, chunks, partial_channel, partial_chunk, BLOCK_C, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    units, J, K, total, N, G, D, C, chunks, partial_channel, partial_chunk, channel_programs,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    BLOCK_J: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    units, K, G, D, rows, channel_programs, N, C, total, chunks, partial_channel, partial_chunk,
+    RMS: tl.constexpr, PER_BATCH: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What follows from p and q. The first programs take a unit each, the next a block of channels, the last one
-    sample's block of channels: P / K and Q / K, the gradients of weight and bias, those of scale and shift."""
-    dtype: tl.constexpr = p_partials.dtype.element_ty
+    """What follows from p and q: the first programs take a unit each, for P / K and Q / K, the rest the parameters."""
     pid = tl.program_id(0)
     if pid < units:
-        b_p = tl.zeros((BLOCK_J,), dtype)
-        b_q = tl.zeros((BLOCK_J,), dtype)
-        for start in range(0, J, BLOCK_J):
-            j = start + tl.arange(0, BLOCK_J)
-            n, c, _, o_partial = partial_of(pid, j, G, D, C, chunks, partial_channel, partial_chunk, PER_BATCH, LAST)
-            m_j = j < J
-            gain, _ = affine(p_weight, None, p_scale, None, n.to(tl.int64) * C + c, c, m_j, dtype)
-            b_p += gain * tl.load(p_partials + o_partial, m_j, 0.0)
-            b_q += gain * tl.load(p_partials + total + o_partial, m_j, 0.0)
         if p_totals is not None:
+            total_p, total_q = unit_totals(
+                p_partials, p_weight, p_scale, pid, G, D, C, total, rows, chunks, partial_channel, partial_chunk,
+                PER_BATCH, BLOCK_R, BLOCK_D,
+            )  # fmt: skip
             if not RMS:
-                tl.store(p_totals + 2 * pid, tl.sum(b_p, 0) / K)
-            tl.store(p_totals + 2 * pid + 1, tl.sum(b_q, 0) / K)
-    elif pid < units + channel_programs:
-        o_c = (pid - units) * BLOCK_C + tl.arange(0, BLOCK_C)
-        m_c = o_c < C
-        p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-        q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-        for start in range(0, N * chunks, BLOCK_N):
-            j = start + tl.arange(0, BLOCK_N)
-            n = (j // chunks).to(tl.int64)
-            mask = (j < N * chunks)[:, None] & m_c[None, :]
-            o_partial = (n * C * chunks + j % chunks * partial_chunk)[:, None] + o_c[None, :] * partial_channel
-            b_p = tl.load(p_partials + o_partial, mask, 0.0)
-            b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
-            if p_scale is not None:
-                factor = 1.0 + tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
-                b_p *= factor
-                b_q *= factor
-            p += b_p
-            q += b_q
-        if p_grad_weight is not None:
-            tl.store(p_grad_weight + o_c, tl.sum(q, 0).to(p_grad_weight.dtype.element_ty), m_c)
-        if p_grad_bias is not None:
-            tl.store(p_grad_bias + o_c, tl.sum(p, 0).to(p_grad_bias.dtype.element_ty), m_c)
+                tl.store(p_totals + 2 * pid, total_p / K)
+            tl.store(p_totals + 2 * pid + 1, total_q / K)
     else:
-        blocks = tl.cdiv(C, BLOCK_C)
-        n = ((pid - units - channel_programs) // blocks).to(tl.int64)
-        o_c = (pid - units - channel_programs) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
-        m_c = o_c < C
-        p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-        q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-        for start in range(0, chunks, BLOCK_N):
-            k = start + tl.arange(0, BLOCK_N)
-            mask = (k < chunks)[:, None] & m_c[None, :]
-            o_partial = n * C * chunks + (k * partial_chunk)[:, None] + o_c[None, :] * partial_channel
-            p += tl.load(p_partials + o_partial, mask, 0.0)
-            q += tl.load(p_partials + total + o_partial, mask, 0.0)
-        b_p = tl.sum(p, 0)
-        b_q = tl.sum(q, 0)
-        if p_grad_scale is not None:
-            gain, offset = affine(p_weight, p_bias, None, None, o_c, o_c, m_c, dtype)
-            b_scale = gain * b_q + offset * b_p
-            tl.store(p_grad_scale + n * C + o_c, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
-        if p_grad_shift is not None:
-            tl.store(p_grad_shift + n * C + o_c, b_p.to(p_grad_shift.dtype.element_ty), m_c)
+        parameter_program(
+            pid - units, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+            channel_programs, N, C, total, chunks, partial_channel, partial_chunk, BLOCK_C, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit
-def input_gradient(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals,
-    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, programs,
+def input_program(
+    pid, p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
+    K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
     DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, from the end as in tiles.apply; totals None: rstd A dz."""
+    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, with P / K and Q / K from the totals, or merged from partials
+    where a tile's channels belong to one unit; with neither, rstd A dz."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
+    n, block, chunk = locate(pid, blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
-    mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
-    n = n.to(tl.int64)
-    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, n * C + o_c, o_c, m_c, dtype)
+    wide = n.to(tl.int64)
+    p_grad = p_dy + wide * dy_sample + offsets_of(o_c, o_s, dy_channel, dy_spatial, LAST)
+    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
+    p_out = p_dx + wide * dx_sample + offsets_of(o_c, o_s, dx_channel, dx_spatial, LAST)
+    mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
+    b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
+    b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
+    mean, _ = tile_of(b_mean, o_s, LAST)
+    gain, _ = tile_of(b_gain * rstd, o_s, LAST)
+    offset, _ = tile_of(b_offset, o_s, LAST)
     if p_totals is not None:
-        o_unit = o_c if PER_BATCH else n * G + o_c // D
-        total_q = tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0)
+        o_unit = o_c if PER_BATCH else wide * G + o_c // D
+        slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd * rstd, o_s, LAST)
         if p_mean is not None:
-            total_p = tl.load(p_totals + 2 * o_unit, m_c, 0.0)
+            level, _ = tile_of(tl.load(p_totals + 2 * o_unit, m_c, 0.0) * rstd, o_s, LAST)
         else:
-            total_p = tl.zeros_like(total_q)
-    p_grad = p_dy + n * dy_sample + o_c.to(tl.int64)[:, None] * dy_channel + o_s[None, :] * dy_spatial
-    p_in = p_x + n * x_sample + o_c.to(tl.int64)[:, None] * x_channel + o_s[None, :] * x_spatial
-    p_out = p_dx + n * dx_sample + o_c.to(tl.int64)[:, None] * dx_channel + o_s[None, :] * dx_spatial
+            level = tl.zeros_like(slope)
+    elif p_partials is not None:
+        unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
+        total_p, total_q = unit_totals(
+            p_partials, p_weight, p_scale, unit, G, D, C, total, rows, partial_chunks, partial_channel, partial_chunk,
+            PER_BATCH, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
+        slope, _ = tile_of(rstd * rstd * (total_q / K), o_s, LAST)
+        level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
+        if p_mean is None:
+            level = tl.zeros_like(slope)
     parameter = tl.full((), PARAMETER, dtype)
-    for tile in range(TILES):
-        mask = m_c[:, None] if EVEN else m_c[:, None] & (o_s + tile * BLOCK_S < S)[None, :]
-        b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
-        b_x = tl.load(p_in, mask, 0.0).to(dtype)
-        xhat = (b_x - mean[:, None]) * rstd[:, None]
-        b_dx = b_dy * DERIVATIVE(xhat * gain[:, None] + offset[:, None], parameter) * gain[:, None]
-        if p_totals is not None:
-            b_dx -= total_p[:, None] + xhat * total_q[:, None]
-        tl.store(p_out, (b_dx * rstd[:, None]).to(p_dx.dtype.element_ty), mask)
-        p_grad += BLOCK_S * dy_spatial
-        p_in += BLOCK_S * x_spatial
+    for tile in tl.static_range(TILES):
+        centred = b_x - mean
+        b_dx = b_dy * DERIVATIVE(centred * gain + offset, parameter) * gain
+        if p_totals is not None or p_partials is not None:
+            b_dx -= level + centred * slope
+        m_out = mask
+        if tile + 1 < TILES:  # on its way while this one is stored
+            p_grad += BLOCK_S * dy_spatial
+            p_in += BLOCK_S * x_spatial
+            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
+            b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
+            b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+        tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * dx_spatial
+
+
+@triton.jit
+def gradients(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+    parameter_programs, programs, channel_programs, N,
+    K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
+    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient, from the end as in tiles.apply. Without totals, what tiles.combine does is done here too:
+    each program merges its unit's partials, and the first programs take the parameters."""
+    pid = tl.program_id(0)
+    if p_partials is not None:
+        if pid < parameter_programs:
+            parameter_program(
+                pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+                channel_programs, N, C, total, partial_chunks, partial_channel, partial_chunk, CHANNELS, BLOCK_N,
+            )  # fmt: skip
+    if pid >= parameter_programs:
+        input_program(
+            programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift,
+            p_mean, p_rstd, p_totals, p_partials,
+            K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+            dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, partial_channel,
+            partial_chunk, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+        )  # fmt: skip

@@ -6,7 +6,7 @@ A unit's K elements lie in one contiguous run, so element i belongs to the chann
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import inverse_deviation
+from fusednorm.backends.triton.kernels.moments import add_pair, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine
 
 
@@ -30,10 +30,13 @@ def forward(
         # The mean is used in full: what one sum rounded away a second one over the deviations finds.
         mean = tl.sum(b_x, 1) / K
         b_x = tl.where(mask, b_x - mean[:, None], 0.0)
-        rest = tl.sum(b_x, 1) / K
-        b_x = tl.where(mask, b_x - rest[:, None], 0.0)
+        rest, square = tl.reduce((b_x, b_x * b_x), 1, add_pair)
+        rest /= K
+        variance = square / K - rest * rest
+        b_x -= rest[:, None]
         tl.store(p_mean + o_u, mean + rest, m_u)
-    variance = tl.sum(b_x * b_x, 1) / K
+    else:
+        variance = tl.sum(b_x * b_x, 1) / K
     rstd = inverse_deviation(variance, EPS)
     tl.store(p_rstd + o_u, rstd, m_u)
     if p_var is not None:
@@ -53,40 +56,76 @@ def forward(
 @triton.jit
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
-    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     """Rows of one group and one position: STEPS times BLOCK_U rows, and the sums over them of p and q per element."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)
     m_k = o_k < K
-    gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
     parameter = tl.full((), PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
+    o_u = pid * STEPS * BLOCK_U + tl.arange(0, BLOCK_U)
+    if not RELOAD:
+        gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+    if PREFETCH:
+        mask = (o_u < rows)[:, None] & m_k[None, :]
+        n = o_u.to(tl.int64)[:, None]
+        n_dy = tl.load(p_dy + n * dy_sample + o_k[None, :], mask, 0.0)
+        n_x = tl.load(p_x + n * x_sample + o_k[None, :], mask, 0.0)
     for step in range(STEPS):
-        o_u = (pid * STEPS + step) * BLOCK_U + tl.arange(0, BLOCK_U)
         m_u = o_u < rows
         mask = m_u[:, None] & m_k[None, :]
         n = o_u.to(tl.int64)[:, None]
-        b_dy = tl.load(p_dy + n * dy_sample + o_k[None, :], mask, 0.0).to(dtype)
-        b_x = tl.load(p_x + n * x_sample + o_k[None, :], mask, 0.0).to(dtype)
-        rstd = tl.load(p_rstd + o_u, m_u, 0.0)
+        rstd = tl.load(p_rstd + o_u, m_u, 0.0)[:, None]
         if p_mean is not None:
-            b_x -= tl.load(p_mean + o_u, m_u, 0.0)[:, None]
-        xhat = tl.where(mask, b_x * rstd[:, None], 0.0)
-        dz = b_dy * DERIVATIVE(xhat * gain[None, :] + offset[None, :], parameter)
-        if p_partials is not None:
-            p += dz
-            q += dz * xhat
+            mean = tl.load(p_mean + o_u, m_u, 0.0)[:, None]
+        if PREFETCH:
+            b_dy = n_dy
+            b_x = n_x
+            o_v = o_u + BLOCK_U
+            m_v = ((o_v < rows) & (step + 1 < STEPS))[:, None] & m_k[None, :]
+            v = o_v.to(tl.int64)[:, None]
+            n_dy = tl.load(p_dy + v * dy_sample + o_k[None, :], m_v, 0.0)
+            n_x = tl.load(p_x + v * x_sample + o_k[None, :], m_v, 0.0)
+        else:
+            b_dy = tl.load(p_dy + n * dy_sample + o_k[None, :], mask, 0.0)
+            b_x = tl.load(p_x + n * x_sample + o_k[None, :], mask, 0.0)
+        if RELOAD:
+            gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+        b_x = b_x.to(dtype)
+        if p_mean is not None:
+            b_x -= mean
+        xhat = tl.where(mask, b_x * rstd, 0.0)
+        dz = b_dy.to(dtype) * DERIVATIVE(xhat * gain[None, :] + offset[None, :], parameter)
         if p_dx is not None:
-            dz *= gain[None, :]
-            b_dx = dz - xhat * (tl.sum(dz * xhat, 1) / K)[:, None]
+            adz = dz * gain[None, :]
             if p_mean is not None:
-                b_dx -= (tl.sum(dz, 1) / K)[:, None]
-            tl.store(p_dx + n * dx_sample + o_k[None, :], (b_dx * rstd[:, None]).to(p_dx.dtype.element_ty), mask)
+                sum_p, sum_q = tl.reduce((adz, adz * xhat), 1, add_pair)
+            else:
+                sum_q = tl.sum(adz * xhat, 1)
+            if RELOAD:
+                b_dy = tl.load(p_dy + n * dy_sample + o_k[None, :], mask, 0.0, eviction_policy="evict_first")
+                b_x = tl.load(p_x + n * x_sample + o_k[None, :], mask, 0.0, eviction_policy="evict_first").to(dtype)
+                if p_mean is not None:
+                    b_x -= mean
+                xhat = tl.where(mask, b_x * rstd, 0.0)
+                gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+                dz = b_dy.to(dtype) * DERIVATIVE(xhat * gain[None, :] + offset[None, :], parameter)
+                adz = dz * gain[None, :]
+            b_dx = adz - xhat * (sum_q / K)[:, None]
+            if p_mean is not None:
+                b_dx -= (sum_p / K)[:, None]
+            tl.store(p_dx + n * dx_sample + o_k[None, :], (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+        if p_partials is not None:
+            q += dz * xhat
+            if BIAS:
+                p += dz
+        o_u += BLOCK_U
     if p_partials is not None:
         o_partial = pid.to(tl.int64) * K + o_k
-        tl.store(p_partials + o_partial, tl.sum(p, 0), m_k)
         tl.store(p_partials + total + o_partial, tl.sum(q, 0), m_k)
+        if BIAS:
+            tl.store(p_partials + o_partial, tl.sum(p, 0), m_k)

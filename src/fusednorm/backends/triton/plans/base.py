@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,6 +36,11 @@ def folded(problem: Problem) -> Problem:
     return replace(problem, view=one, layout=first, output_layout=output, grad_layout=grad)
 
 
+def approximates() -> bool:
+    """Whether the device has the instructions of approximate activations: NVIDIA's have, the interpreter has not."""
+    return torch.version.hip is None and torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
+
+
 class Plan:
     """Dtypes, shapes, the activation's functions, allocation."""
 
@@ -45,7 +51,12 @@ class Plan:
         self.shape, self.strides, self.dense = torch.Size(problem.shape), problem.output_strides, problem.dense
         self.rms, self.empty = problem.rms, view.numel == 0
         self.statistics_shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
-        self.value, self.derivative = activation(used.name if used else None)
+        # What is stored in 16 bits hides an approximate activation; a gradient of fp32 weights does not.
+        stored = {problem.weight_dtype, problem.bias_dtype} - {None, "float16", "bfloat16"}
+        short = problem.dtype in ("float16", "bfloat16") and approximates()
+        name = used.name if used else None
+        self.value, self.derivative = activation(name, short)
+        self.sum_derivative = activation(name, short and not stored)[1]
         self.parameter = float(used.parameter or 0.0) if used else 0.0
 
     def output(self, input: Tensor) -> Tensor:

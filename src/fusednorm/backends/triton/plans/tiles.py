@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Tiles, power_of_two
+from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, folded
-from fusednorm.problem import Layout, Problem
+from fusednorm.problem import Layout, Problem, View
 
-#: Partials of a unit that every program of the output can merge for itself; beyond that one more launch does it.
-MERGED = 2048
 #: Partials that one step of a merge takes.
 MERGE_BLOCK = 1024
+#: Tiles of a pass that reads whose loads are in flight together.
+UNROLL = 4
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -27,78 +27,99 @@ def _steps(layout: Layout | None) -> tuple[int, int, int]:
     return layout.sample, layout.channel, layout.spatial
 
 
-class Geometry:
-    """A problem cut into tiles, in the integers and constants that the kernels take."""
+class Pass:
+    """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
 
-    def __init__(self, problem: Problem, config: Tiles) -> None:
-        view, self.config, self.problem = problem.view, config, problem
-        self.samples, self.units = view.samples, problem.statistics
-        self.groups, self.group_channels, self.spatial = view.groups, view.group_channels, view.spatial
-        self.channels = view.channels
+    def __init__(self, problem: Problem, view: View, config: Tiles) -> None:
         self.last = problem.layout.order == "channels_last"
-        self.blocks = -(-view.channels // config.channels)
-        self.chunks, self.span = self.chunks_of(config.tiles), config.positions * config.tiles
-        rows = view.samples if problem.per_batch else view.group_channels
-        self.partials = rows * self.chunks
-        self.total = view.samples * view.channels * self.chunks
-        self.steps = (1, view.channels) if self.last else (self.chunks, 1)
+        self.span = config.positions * config.tiles
+        self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
+        self.programs = view.samples * self.blocks * self.chunks
+        self.warps = config.warps
+        self.tile = {
+            "EVEN": view.spatial % self.span == 0,
+            "BLOCK_C": config.channels,
+            "BLOCK_S": config.positions,
+        }
+        self.tiles = {"TILES": config.tiles}
+        self.unrolled = {"TILES": config.tiles, "UNROLL": min(UNROLL, config.tiles)}
         self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
-    def chunks_of(self, tiles: int) -> int:
-        return -(-self.spatial // (self.config.positions * tiles))
 
-    def block(self, tiles: int) -> dict[str, Any]:
-        config = self.config
-        even = self.spatial % (config.positions * tiles) == 0
-        return {"EVEN": even, "BLOCK_C": config.channels, "BLOCK_S": config.positions, "TILES": tiles}
+class Partials:
+    """The partials that a pass leaves: two planes of one number for each sample, channel and chunk."""
 
-    @cached_property
-    def merge_block(self) -> int:
-        return min(power_of_two(self.partials), MERGE_BLOCK)
+    def __init__(self, problem: Problem, view: View, source: Pass) -> None:
+        self.total = view.samples * view.channels * source.chunks
+        self.steps = (1, view.channels) if source.last else (source.chunks, 1)
+        self.rows = source.chunks * (view.samples if problem.per_batch else 1)
+        self.count, self.per_batch = self.rows * view.group_channels, problem.per_batch
+        columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
+        self.block = {"BLOCK_R": min(power_of_two(self.rows), MERGE_BLOCK // columns), "BLOCK_D": columns}
+
+
+def _grouped(problem: Problem) -> Problem:
+    """A group as one channel of all its positions, where its elements follow one another."""
+    view, layout = problem.view, problem.layout
+    flat = layout.order == "channels_first" and layout.channel == view.spatial and not problem.per_batch
+    if not flat or view.group_channels == 1:
+        return problem
+    one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
+    return replace(problem, view=one, layout=replace(layout, channel=view.group_channels * layout.channel))
 
 
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
-    def __init__(self, problem: Problem, config: Tiles) -> None:
+    def __init__(self, problem: Problem, config: Passes) -> None:
         super().__init__(problem)
-        self.problem = problem = folded(problem)
-        self.geometry = geometry = Geometry(problem, config)
+        problem = folded(problem)
+        source = _grouped(problem)
+        view, seen = problem.view, source.view
+        self.problem, self.source = problem, source
+        self.statistics, self.results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
+        self.partials = Partials(source, seen, self.statistics)
         self.given = problem.direction == "inference"
-        self.merges = not self.given and config.channels == 1 and geometry.partials <= MERGED
+        within = view.group_channels % config.output.channels == 0
+        self.merges = not self.given and within and self.partials.count <= merged(problem)
         self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
 
     def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
-        problem, geometry = self.problem, self.geometry
-        config, tiles = geometry.config, geometry.config.output_tiles
-        chunks = geometry.chunks_of(tiles)
-        sizes = (geometry.groups, geometry.group_channels, geometry.channels, geometry.spatial)
+        problem, view, seen = self.problem, self.problem.view, self.source.view
+        statistics, results, partials = self.statistics, self.results, self.partials
+        numbers = (
+            partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
+            statistics.chunks, statistics.span, *partials.steps,
+        )  # fmt: skip
+        rows = statistics.last
         moments = Launch(
-            forward_kernels.moments,
-            geometry.samples * geometry.blocks * geometry.chunks,
-            (*sizes[2:], *_steps(problem.layout), geometry.blocks, geometry.chunks, *geometry.steps, geometry.total),
-            {"RMS": self.rms, "LAST": geometry.last, **geometry.block(config.tiles)},
-            config.warps,
-        )
+            forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
+            statistics.programs,
+            (
+                seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
+                partials.total,
+            ),
+            {"RMS": self.rms, **statistics.tile, **(statistics.unrolled if rows else {})},
+            statistics.warps,
+        )  # fmt: skip
         finalize = Launch(
             forward_kernels.finalize,
-            geometry.units,
-            (geometry.partials, geometry.total, *sizes, geometry.chunks, geometry.span, *geometry.steps),
-            {"EPS": eps, "RMS": self.rms, **geometry.order, "BLOCK_J": geometry.merge_block},
+            problem.statistics,
+            numbers,
+            {"EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
         )
-        programs = geometry.samples * geometry.blocks * chunks
         apply = Launch(
             forward_kernels.apply,
-            programs,
+            results.programs,
             (
-                geometry.partials, geometry.total, *sizes, *_steps(problem.layout), *_steps(problem.output_layout),
-                geometry.blocks, chunks, programs, geometry.chunks, geometry.span, *geometry.steps,
+                view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
+                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers,
             ),
             {
                 "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, "MERGE": self.merges,
-                **geometry.order, **geometry.block(tiles), "BLOCK_J": geometry.merge_block,
+                **results.order, **results.tile, **results.tiles, **partials.block,
             },
-            config.warps,
+            results.warps,
         )  # fmt: skip
         return self.launches.setdefault(eps, (moments, finalize, apply))
 
@@ -113,7 +134,7 @@ class TilesForward(ForwardPlan):
         moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
         partials = None
         if not self.given:
-            partials = torch.empty(2 * self.geometry.total, dtype=self.compute, device=x.device)
+            partials = torch.empty(2 * self.partials.total, dtype=self.compute, device=x.device)
             moments(x, partials)
             if not self.merges:
                 finalize(partials, *saved)
@@ -123,40 +144,53 @@ class TilesForward(ForwardPlan):
 class TilesBackward(BackwardPlan):
     """p and q of all chunks, what follows from them, the input's gradient of all chunks."""
 
-    def __init__(self, problem: Problem, config: Tiles) -> None:
+    def __init__(self, problem: Problem, config: Passes) -> None:
         super().__init__(problem)
         self.training = problem.training
         problem = folded(problem)
-        self.geometry = geometry = Geometry(problem, config)
-        tiles = config.output_tiles
-        chunks = geometry.chunks_of(tiles)
-        sizes = (geometry.groups, geometry.group_channels, geometry.channels, geometry.spatial)
-        derivative = {"DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **geometry.order}
+        view = problem.view
+        reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
+        self.view, self.chunks = view, reduction.chunks
+        self.partials = partials = Partials(problem, view, reduction)
+        sizes = (view.groups, view.group_channels, view.channels, view.spatial)
         inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
-            geometry.samples * geometry.blocks * geometry.chunks,
-            (geometry.total, *sizes, *inputs, geometry.blocks, geometry.chunks, *geometry.steps),
-            {**derivative, **geometry.block(config.tiles)},
-            config.warps,
-        )
-        programs = geometry.samples * geometry.blocks * chunks
-        self.input_gradient = Launch(
-            backward_kernels.input_gradient,
-            programs,
-            (*sizes, *inputs, *_steps(problem.output_layout), geometry.blocks, chunks, programs),
-            {**derivative, **geometry.block(tiles)},
-            config.warps,
-        )
-        self.units = geometry.units if self.wants_input and self.training else 0
-        self.reduced = problem.reduced
-        self.combines: dict[tuple[bool, bool], Launch] = {}
+            reduction.programs,
+            (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
+            {
+                "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order, **reduction.tile,
+                **reduction.unrolled,
+            },
+            reduction.warps,
+        )  # fmt: skip
+        self.units = problem.statistics if self.wants_input and self.training else 0
+        within = view.group_channels % config.output.channels == 0
+        self.merges = self.units > 0 and within and partials.count <= merged(problem)
+        self.arguments = (
+            problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
+            partials.rows, partials.total, reduction.chunks, *partials.steps,
+        )  # fmt: skip
+        self.constants = {
+            "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order, **results.tile,
+            **results.tiles, **partials.block,
+        }  # fmt: skip
+        self.results, self.per_batch, self.reduced = results, problem.per_batch, problem.reduced
+        self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
 
-    def combine(self, parameters: bool, modulation: bool) -> Launch:
-        return self.combines.setdefault(
-            (parameters, modulation),
-            combine_launch(self.geometry, self.units, self.reduced, self.rms, parameters, modulation),
+    def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
+        """What combines the partials for these parameters, and the input's gradient, which does it too where it can."""
+        sums = ParameterSums(self.view, self.chunks, parameters, modulation)
+        programs = sums.programs if self.merges else 0
+        combine = combine_launch(self.view, self.chunks, self.partials, self.units, self.reduced, self.rms, sums)
+        gradients = Launch(
+            backward_kernels.gradients,
+            self.results.programs + programs,
+            (programs, self.results.programs, sums.channel_programs, self.view.samples, *self.arguments),
+            {**self.constants, "CHANNELS": sums.channels, "BLOCK_N": sums.rows},
+            self.results.warps,
         )
+        return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
     def run(
         self,
@@ -166,37 +200,48 @@ class TilesBackward(BackwardPlan):
         parameters: Sequence[Tensor | None],
         grads: Sequence[Tensor | None],
     ) -> None:
-        totals, device = None, dx.device if dx is not None else data[1].device
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
+        combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
+        partials = totals = None
         if self.units or wanted[0] or wanted[1]:
-            partials = torch.empty(2 * self.geometry.total, dtype=self.compute, device=device)
+            device = data[1].device
+            partials = torch.empty(2 * self.partials.total, dtype=self.compute, device=device)
             self.reduce(*data, *parameters, *saved, partials)
-            if self.units:
-                totals = torch.empty(2 * self.units, dtype=self.compute, device=device)
-            combine = self.combines.get(wanted) or self.combine(*wanted)
-            combine(partials, *parameters[:3], totals, *grads)
+            if not self.merges:
+                totals = torch.empty(2 * self.units, dtype=self.compute, device=device) if self.units else None
+                combine(partials, *parameters[:3], totals, *grads)
         if dx is not None:
-            self.input_gradient(*data, dx, *parameters, *saved, totals)
+            gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
+
+
+class ParameterSums:
+    """The programs that sum p and q into the parameters' gradients, by blocks of channels."""
+
+    def __init__(self, view: View, chunks: int, parameters: bool, modulation: bool) -> None:
+        rows = view.samples * chunks
+        # Eight fp32 values are the least that memory moves; more rows than registers hold are a loop.
+        self.channels, self.rows = (
+            min(power_of_two(view.channels), 8 if rows > 64 else 16),
+            min(power_of_two(rows), 256),
+        )
+        blocks = -(-view.channels // self.channels)
+        self.channel_programs = blocks if parameters else 0
+        self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
 
 
 def combine_launch(
-    geometry: Any, units: int, reduced: int, rms: bool, parameters: bool = True, modulation: bool = False
+    view: View, chunks: int, partials: Any, units: int, reduced: int, rms: bool, sums: ParameterSums
 ) -> Launch:
     """The launch that turns p and q into P / K and Q / K of so many units and into the parameters' gradients."""
-    channels, rows = geometry.channels, geometry.samples * geometry.chunks
-    # Few partials a channel: many channels a program. Many: few channels, so that enough programs share them.
-    block = min(power_of_two(channels), 16)
-    depth = min(power_of_two(rows), 128)
-    blocks = -(-channels // block)
-    first = blocks if parameters else 0
     return Launch(
         backward_kernels.combine,
-        units + first + (geometry.samples * blocks if modulation else 0),
+        units + sums.programs,
         (
-            units, geometry.partials, reduced, geometry.total, geometry.samples, geometry.groups,
-            geometry.group_channels, channels, geometry.chunks, *geometry.steps, first,
+            units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
+            view.channels, partials.total, chunks, *partials.steps,
         ),
         {
-            "RMS": rms, **geometry.order, "BLOCK_J": geometry.merge_block, "BLOCK_C": block, "BLOCK_N": depth,
+            "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
+            "BLOCK_N": sums.rows,
         },
     )  # fmt: skip

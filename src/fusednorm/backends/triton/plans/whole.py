@@ -12,8 +12,8 @@ from fusednorm.backends.triton.config import Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.triton.plans.tiles import combine_launch
-from fusednorm.problem import Layout, Problem
+from fusednorm.backends.triton.plans.tiles import ParameterSums, combine_launch
+from fusednorm.problem import Layout, Problem, View
 
 
 class WholeForward(ForwardPlan):
@@ -56,6 +56,9 @@ class WholeForward(ForwardPlan):
         launch(x, y, *parameters, *saved)
 
 
+PREFETCH = RELOAD = False
+
+
 class RowsBackward(BackwardPlan):
     """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
 
@@ -71,18 +74,18 @@ class RowsBackward(BackwardPlan):
             programs,
             (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
             {
-                "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "K": view.channels,
-                "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
+                "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "BIAS": problem.bias_dtype is not None,
+                "K": view.channels, "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
+                "PREFETCH": PREFETCH, "RELOAD": RELOAD,
             },
             config.warps,
         )  # fmt: skip
         # The programs' sums are laid out as the partials of so many samples of one chunk.
-        sums = SimpleNamespace(
-            channels=view.channels, samples=programs, chunks=1, partials=1, total=self.total, groups=1,
-            group_channels=view.channels, steps=(1, view.channels), merge_block=1,
-            order={"PER_BATCH": False, "LAST": True},
-        )  # fmt: skip
-        self.combine = combine_launch(sums, 0, 1, self.rms)
+        view = View(programs, 1, view.channels, 1)
+        partials = SimpleNamespace(
+            total=self.total, steps=(1, view.channels), rows=1, per_batch=False, block={"BLOCK_R": 1, "BLOCK_D": 1}
+        )
+        self.combine = combine_launch(view, 1, partials, 0, 1, self.rms, ParameterSums(view, 1, True, False))
 
     def run(
         self,
