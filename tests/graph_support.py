@@ -184,7 +184,7 @@ def _saved_backward(d: Describer) -> None:
     x, scale, bias = _affine(d, "groupnorm")
     mean, inv_variance = _statistics(d, "groupnorm")
     z, _, _ = d.graph.groupnorm(x, scale, bias, num_groups=4, mean=mean, inv_variance=inv_variance)
-    dz = d.graph.pointwise("gelu_backward", d.data("dy"), z)
+    dz = d.graph.pointwise("silu_backward", d.data("dy"), z)
     dx, dscale, dbias = d.graph.groupnorm_backward(dz, x, scale, mean, inv_variance, num_groups=4)
     d.outputs(dx=dx, dscale=dscale, dbias=dbias)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from cpu_support import fresh_process
 from graph_support import GRAPHS, NODES, PATTERNS, described, run
 from torch import Tensor
 
@@ -42,18 +45,51 @@ def test_every_plan_of_every_pattern_verifies(name: str, dtype: torch.dtype, lay
             assert again.verify(run(again, plan.name)), plan.name
 
 
-def test_a_gpu_runs_every_graph(gpu_device: str) -> None:
-    for name in GRAPHS:
-        for dtype in DTYPES:
-            for layout in ("nchw", "nhwc"):
-                graph = described(name, dtype, layout, device=gpu_device)
-                found = graph.verify(run(graph))
-                assert found.ok, (name, dtype, layout, str(found))
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", GRAPHS)
+def test_every_graph_verifies_on_a_gpu(name: str) -> None:
+    for dtype in DTYPES:
+        for layout in ("nchw", "nhwc"):
+            graph = described(name, dtype, layout, device="cuda")
+            found = graph.verify(run(graph))
+            assert found.ok, (name, dtype, layout, str(found))
+            again = described(name, dtype, layout, device="cuda").build()
+            pack = run(graph)
+            for plan in again.plans:
+                if plan.reason is None:
+                    again.build_plans(plan.name)
+                    again.execute(pack)
+                    assert again.verify(pack), (name, dtype, layout, plan.name)
 
 
-@pytest.fixture(params=[pytest.param("cuda", marks=pytest.mark.gpu)])
-def gpu_device(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+@pytest.mark.gpu
+def test_a_gpu_gives_the_functional_bits() -> None:
+    pack = run(described("norm_activation", torch.bfloat16, "nhwc", device="cuda"))
+    scale, bias = pack["scale"].flatten(), pack["bias"].flatten()
+    assert _same(pack["y"], fusednorm.group_norm(pack["x"], 4, scale, bias, activation="silu"))
+
+
+INTERPRETED = """
+import json, sys
+sys.path.insert(0, {tests!r})
+import fusednorm
+from graph_support import described, run
+import torch
+found = []
+with fusednorm.use_instance("triton.tiles"):
+    for name in ("norm_activation", "groupnorm_given", "rmsnorm_given", "saved_backward", "batchnorm_chain"):
+        graph = described(name, torch.float32, "nhwc", (2, 8, 3, 5))
+        verification = graph.verify(run(graph))
+        found += [] if verification.ok else [(name, str(verification))]
+print(json.dumps(found))
+"""
+
+
+def test_graphs_on_triton_kernels_in_the_interpreter() -> None:
+    triton = pytest.importorskip("triton")
+    if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
+        pytest.skip("the interpreter of triton < 3.8 fails with numpy >= 2.4")
+    assert fresh_process(INTERPRETED.format(tests=str(Path(__file__).parent)), TRITON_INTERPRET="1") == []
 
 
 # --- the functional API's bits ---
@@ -215,6 +251,16 @@ def test_ranks_other_than_four() -> None:
                 continue
             graph = described(name, dims=dims)
             assert graph.verify(run(graph)), (name, dims)
+
+
+def test_statistics_alone() -> None:
+    graph = Graph(torch.bfloat16)
+    _, mean, _ = graph.groupnorm(graph.tensor((2, 8, 4, 4), name="x"), num_groups=4)
+    mean.set_output().set_name("mean").set_dtype(torch.float64)
+    pack = run(graph)
+    assert graph.verify(pack)
+    _, expected, _ = ops.group_norm_forward(pack["x"], 4, None, None, 1e-5)
+    assert torch.equal(pack["mean"].view(2, 4), expected.double())
 
 
 def test_without_scale_and_bias() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -36,8 +37,10 @@ def _overlap(pack: Pack) -> None:
     pack["x"], pack["y"] = block[:-4].view(DIMS), block[4:].view(DIMS)
 
 
-def _negated(x: Tensor) -> Tensor:
-    return torch.complex(x, x).conj().imag.as_strided(x.shape, x.stride())
+def _nested(x: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch's first form of them is a prototype
+        return torch.nested.nested_tensor([x[0], x[1]])
 
 
 SPOILED: dict[str, tuple[Callable[[Pack], Any], str]] = {
@@ -57,10 +60,9 @@ SPOILED: dict[str, tuple[Callable[[Pack], Any], str]] = {
     "dtype": (_swap("bias", Tensor.double), "dtype float64; expected float32"),
     "device": (_swap("y", lambda y: y.to("meta")), "it is on meta; expected cpu"),
     "subclass": (_swap("x", lambda x: x.as_subclass(type("Mine", (Tensor,), {}))), "it is a Mine"),
-    "negated": (
-        _swap("x", lambda x: torch.complex(x, x).conj().imag.as_strided(x.shape, x.stride())),
-        "strides|negated|dims",
-    ),
+    "sparse": (_swap("x", Tensor.to_sparse), "expected a dense torch.Tensor"),
+    "nested": (_swap("x", _nested), "expected a dense torch.Tensor"),
+    "negated": (_swap("x", torch._neg_view), "its values are negated lazily"),
     "in place": (_in_place, "'x' and 'y' share memory|'y' and 'x' share memory"),
     "overlap": (_overlap, "share memory; expected an output in memory of its own"),
 }

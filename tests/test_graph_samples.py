@@ -62,7 +62,7 @@ def test_options(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert text.count("Running") == 1
     assert " ms" in text
-    assert "verification" not in text.replace("verifications failed", "")
+    assert "verif" not in text
     for wrong in (("--dims", "a,b"), ("--dims", "2,5,3,3"), ("--dtype", "int8")):
         with pytest.raises(SystemExit) as error:
             _run("groupnorm_swish_fwd", *wrong)

@@ -15,7 +15,7 @@ from graph_support import GRAPHS, described, run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusednorm.graph import Graph, GraphFormatError, draw
+from fusednorm.graph import Graph, GraphFormatError, UnsupportedGraphError, draw
 
 SOURCES = str(Path(__file__).parents[1] / "src")
 
@@ -67,12 +67,14 @@ print(graph.plan.name, len(expected))
 
 
 def test_a_device_can_take_the_place_of_the_saved_one() -> None:
-    text = described("add", device="cuda").to_json() if torch.cuda.is_available() else _as_cuda(described("add"))
+    text = described("add", device="cuda").to_json()
     assert Graph.from_json(text, device="cpu").device == torch.device("cpu")
-
-
-def _as_cuda(graph: Graph) -> str:
-    return graph.to_json().replace('"device": "cpu"', '"device": "cuda"')
+    planned = described("add").build().to_json()
+    assert Graph.from_json(planned, device="cpu").saved_plan == "torch"
+    assert Graph.from_json(planned, device="meta").saved_plan is None
+    if not torch.cuda.is_available():
+        with pytest.raises(UnsupportedGraphError, match="torch finds no GPU; give device='cpu'"):
+            Graph.from_json(text).build()
 
 
 # --- damage ---
@@ -89,7 +91,8 @@ def _set(*path: Any, value: Any) -> Any:
 
 
 DAMAGED = {
-    "newer": (_set("version", value=2), "version is 2; this fusednorm reads versions 1 to 1; install a newer one"),
+    "newer": (_set("version", value=2), "has version 2 and this fusednorm reads up to 1; install a newer"),
+    "no version": (_set("version", value=0), "version is 0; expected 1 to 1"),
     "version as text": (_set("version", value="1"), "version is a str; expected int"),
     "other format": (_set("format", value="onnx"), "format is 'onnx'; expected 'fusednorm.graph'"),
     "no nodes": (lambda data: data.pop("nodes"), "at the file: nodes is missing"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import logging
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from fusednorm.graph import (
     UnsupportedGraphError,
     draw,
 )
+from fusednorm.graph import graph as graph_module
+from fusednorm.graph import tensors as tensors_module
 from fusednorm.graph.tuning import cache_directory
 
 # --- stages ---
@@ -132,13 +135,20 @@ def test_numeric_notes() -> None:
     assert described("norm_activation", torch.bfloat16).build().plan.accumulation == "float32"
 
 
+def test_examples_in_the_docstrings() -> None:
+    for module in (graph_module, tensors_module):
+        results = doctest.testmod(module)
+        assert results.attempted > 0
+        assert results.failed == 0
+
+
 # --- fusion ---
 
 FUSED = {
     "norm_activation": ["groupnorm + silu"],
     "norm_add_activation": ["groupnorm", "add", "silu"],
     "activation_backward_norm_backward": ["groupnorm + silu", "silu_backward + groupnorm_backward"],
-    "saved_backward": ["groupnorm + gelu_backward + groupnorm_backward"],
+    "saved_backward": ["groupnorm + silu_backward + groupnorm_backward"],
     "batchnorm_chain": ["batchnorm_inference + relu_backward + batchnorm_backward"],
 }
 
@@ -155,6 +165,10 @@ def test_what_is_fused(name: str) -> None:
 
 def test_an_addition_behind_a_norm_is_not_fused_and_explained() -> None:
     graph = described("norm_add_activation").build()
+    assert [one.label for one in described("norm_activation").build("unfused:cpu.planes").explain().operations] == [
+        "groupnorm",
+        "silu",
+    ]
     assert "no addition between the norm and the activation" in graph.explain().not_fused[0].reason
     z = torch.empty(DIMS)
     assert graph.get_workspace_size() == z.numel() * 4  # z alone: the sum is formed where the result goes

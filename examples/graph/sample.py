@@ -76,7 +76,8 @@ def run(
             wrong += not _run(title, describe, case, options)
         except GraphError as error:
             parser.error(str(error))
-    print(f"All runs of {title} verified." if options.verify and not wrong else f"{wrong} verifications failed.")
+    verdict = "done" if not options.verify else f"done, {wrong} failed" if wrong else "verified"
+    print(f"All runs of {title} {verdict}.")
     return int(wrong > 0)
 
 

@@ -241,9 +241,9 @@ def make_plan(problem: Problem, name: str | None = None) -> Plan:
 def _native_forward(plan: Plan, problem: Problem) -> Plan:
     """A forward plan for an input whose strides fit neither memory order: it runs on a contiguous copy."""
 
-    def run(input: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    def run(input: Tensor, *arguments: Any, saved_in: Any = (None, None)) -> tuple[Any, ...]:
         *parameters, out, statistics = arguments
-        output, *saved = plan(input.contiguous(), *parameters, None, statistics)
+        output, *saved = plan(input.contiguous(), *parameters, None, statistics, saved_in)
         if out is None:
             out = empty_output(input, problem.family, problem.num_groups, problem.channel_dim)
         return out.copy_(output), *saved

@@ -322,11 +322,11 @@ def update_running(
     running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int, momentum: float | Tensor
 ) -> None:
     """Move running statistics towards a call's by ``momentum``; ``var`` is biased over ``count`` elements."""
-    _move(running_mean, mean, momentum)
-    _move(running_var, var * (count / (count - 1)), momentum)
+    move_running(running_mean, mean, momentum)
+    move_running(running_var, var * (count / (count - 1)), momentum)
 
 
-def _move(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:
+def move_running(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:
     if isinstance(momentum, Tensor):
         momentum = momentum.to(statistic.dtype)
     if running.dtype == statistic.dtype:

@@ -12,10 +12,11 @@ from fusednorm.problem import Problem
 class Instance(Protocol):
     """One way to run a problem.
 
-    A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out, statistics) and returns
-    (output, mean, rstd, var), None for what the family does not have; without ``statistics`` the last three may be
-    None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask,
-    out=None) and returns five gradients, those that are not wanted empty or None; ``out`` receives the input's.
+    A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) and
+    returns (output, mean, rstd, var), None for what the family does not have; without ``statistics`` the last three may
+    be None. ``out`` and the mean and rstd of ``saved_in``, dense and in the compute dtype, are written where they are
+    not None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask,
+    out) and returns five gradients, those that are not wanted empty or None; ``out`` receives the input's.
     """
 
     @property

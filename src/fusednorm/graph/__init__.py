@@ -4,11 +4,11 @@ tensors.py         a graph's tensors            nodes.py          every kind of 
 building.py        tensors and nodes            validation.py     mistakes, and what is inferred
 fusion.py          which nodes run as one       plans.py          the combinations of instances
 lowering.py        a plan as steps over slots   pointwise.py      the steps that torch runs
-packs.py           the tensors of an execution  graph.py          Graph: the stages, execute
-tuning.py          autotune and its cache       judging.py        the float64 reference and the verdicts
+packs.py           the tensors of an execution  workspace.py      the memory of virtual tensors
+graph.py           Graph: the stages, execute   tuning.py         autotune and its cache
+judging.py         the reference, the verdicts  drawing.py        inputs for a graph
 serialization.py   JSON                         diagrams.py       explain and Mermaid
-drawing.py         inputs for a graph           errors.py         GraphError and its kinds
-logs.py            FUSEDNORM_LOG_LEVEL and FUSEDNORM_LOG_FILE
+errors.py          GraphError and its kinds     logs.py           logging as the environment asks
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from fusednorm.graph.errors import InvalidGraphError, StageError, UnknownPlanErr
 from fusednorm.graph.judging import Verification, evaluate, verify
 from fusednorm.graph.lowering import Program
 from fusednorm.graph.nodes import Node
-from fusednorm.graph.packs import PackReader, VariantPack, Workspace
+from fusednorm.graph.packs import PackReader, VariantPack
 from fusednorm.graph.plans import ExecutionPlan, create_plans
 from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
+from fusednorm.graph.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
@@ -115,9 +116,18 @@ class Graph(GraphBuilder):
         logger.info("graph %s: %s: " + message, self.name, stage, *values)
 
     @property
+    def declared_device(self) -> torch.device:
+        """The device that was given, or seen first, or the CPU."""
+        return self._given_device or (self._devices[0] if self._devices else torch.device("cpu"))
+
+    @property
     def device(self) -> torch.device:
-        """Where the graph runs."""
-        device = self._given_device or (self._devices[0] if self._devices else torch.device("cpu"))
+        """Where the graph runs; UnsupportedGraphError where torch has no such device."""
+        device = self.declared_device
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise UnsupportedGraphError(
+                f"graph {self.name!r}: its device is {device} and torch finds no GPU; give device='cpu'"
+            )
         if device.type == "cuda" and device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
         return device
@@ -249,7 +259,7 @@ class Graph(GraphBuilder):
         assert self._reader is not None
         program = plan.build(self._reader.tensors, self.device)
         self._plan, self._program = plan, program
-        self._workspace = Workspace(self.name, program, self.device)
+        self._workspace = Workspace(self.name, program.scratch, program.workspace_bytes, self.device)
 
     def _rank(self, seconds: dict[str, float]) -> None:
         """Tuned plans first, from the fastest; those without a time keep their order behind them."""
@@ -355,7 +365,7 @@ class Graph(GraphBuilder):
     def explain(self) -> Explanation:
         """What was fused and what was not, and why; the plans, and the numerics of the chosen one. ``print`` it."""
         self._needs("explain", "build_operation_graph")
-        operations = self._operations[0][1]
+        operations = self._operations[0][1] if self._plan is None else self._plan.operations
         return Explanation(self.name, operations.operations, operations.remarks, tuple(self._plans), self._plan)
 
     def to_mermaid(self) -> str:

@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.functional import update_running
+from fusednorm.functional import move_running
 from fusednorm.graph import pointwise
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import group_count
-from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, extent, same_strides
+from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, same_strides
+from fusednorm.graph.workspace import Scratch, place
 from fusednorm.problem import Direction, Problem
 
-ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and more than any vector load asks for
 Values = list[Any]
 
 
@@ -35,23 +35,6 @@ class Step:
 
     label: str
     run: Callable[[Values], Any]
-
-
-@dataclass
-class Scratch:
-    """A tensor in the workspace, and the steps between which it holds something."""
-
-    slot: int
-    dims: Dims
-    strides: Dims
-    dtype: torch.dtype
-    first: int = -1
-    last: int = -1
-    offset: int = 0
-
-    @property
-    def bytes(self) -> int:
-        return extent(self.dims, self.strides) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -245,13 +228,16 @@ class Lowering:
                 plan(values[x], values[weight], values[bias], None, None, None, None, eps, values[y], False)
 
         else:
-            keep, writes = self.kept_statistics(operation, found.problem)
+            mean, rstd, keep, writes = self.kept_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
-                _, mean, rstd, var = plan(
-                    values[x], values[weight], values[bias], None, None, None, None, eps, values[y], True
-                )
-                keep(values, mean, rstd, var)
+                saved_in = (values[mean], values[rstd])
+                _, *statistics = plan(
+                    values[x], values[weight], values[bias], None, None, None, None, eps, values[y], True,
+                    saved_in=saved_in,
+                )  # fmt: skip
+                if keep is not None:
+                    keep(values, statistics)
 
             used += writes
         self.emit(label, run, *used)
@@ -272,34 +258,44 @@ class Lowering:
         zero = torch.zeros(problem.statistics, dtype=getattr(torch, problem.compute_dtype), device=self.device)
         return lambda values: (zero, values[inverse].double().pow(-2)), [inverse]
 
-    def kept_statistics(self, operation: Operation, problem: Problem) -> tuple[Callable[..., None], list[int]]:
-        """What writes the statistics that are asked for, and the slots it touches."""
+    def kept_statistics(
+        self, operation: Operation, problem: Problem
+    ) -> tuple[int, int, Callable[[Values, Sequence[Tensor]], None] | None, list[int]]:
+        """The slots into which the kernels write mean and rstd, what is done with the statistics, and all its slots."""
         given, results = operation.inputs, operation.outputs
-        places = [(self.slot(results.get(port)), results.get(port)) for port in ("mean", "inv_variance")]
-        writes = [(index, slot, tensor.dims or ()) for index, (slot, tensor) in enumerate(places) if tensor is not None]
-        running = [
-            (self.slot(given.get(f"prev_running_{what}")), self.slot(results.get(f"next_running_{what}")))
-            for what in ("mean", "variance")
-        ]
-        moves = any(target >= 0 for _, target in running)
+        direct, writes = [-1, -1], []
+        for index, port in enumerate(("mean", "inv_variance")):
+            tensor = results.get(port)
+            if tensor is not None and tensor.dtype == getattr(torch, problem.compute_dtype):
+                direct[index] = self.slot(tensor)
+            elif tensor is not None:
+                writes.append((index, self.slot(tensor), tensor.dims or ()))
+        # The mean moves by the mean, the variance by the unbiased variance of the batch.
         count = problem.reduced if problem.view.numel else 0
-        momentum = operation.node.attributes.get("momentum", 0.0)
+        momentum = float(operation.node.attributes.get("momentum", 0.0)) if count else 0.0
+        moves = []
+        for index, what, factor in ((0, "mean", 1.0), (2, "variance", count / max(count - 1, 1))):
+            target = results.get(f"next_running_{what}")
+            if target is not None:
+                source = self.slot(given[f"prev_running_{what}"])
+                moves.append((index, source, self.slot(target), target.dims or (), factor))
 
-        def keep(values: Values, *statistics: Tensor) -> None:
+        def keep(values: Values, statistics: Sequence[Tensor]) -> None:
             for index, slot, dims in writes:
                 values[slot].copy_(statistics[index].view(dims))
-            if moves:
-                # As the functional call does it, on copies; one that is not asked for is moved on the side.
-                following = [
-                    values[previous].clone() if target < 0 else values[target].copy_(values[previous])
-                    for previous, target in running
-                ]
-                if count:
-                    flat = [tensor.view(-1) for tensor in following]
-                    update_running(flat[0], flat[1], statistics[0], statistics[2], count, momentum)
+            for index, source, target, dims, factor in moves:
+                statistic = statistics[index].view(dims)
+                if index:
+                    statistic = statistic * factor
+                running, result = values[source], values[target]
+                if running.dtype is statistic.dtype and result.dtype is statistic.dtype:
+                    torch.lerp(running, statistic, momentum, out=result)
+                else:
+                    move_running(result.copy_(running), statistic, momentum)
 
-        touched = [slot for _, slot, _ in writes] + [slot for pair in running for slot in pair]
-        return keep, [slot for slot in touched if slot >= 0]
+        touched = [slot for _, slot, _ in writes] + [slot for one in moves for slot in one[1:3]]
+        touched += [slot for slot in direct if slot >= 0]
+        return direct[0], direct[1], keep if writes or moves else None, touched
 
     def backward(self, operation: Operation, instance: str) -> None:
         found = problem_of(operation, self.device)
@@ -381,18 +377,3 @@ class Lowering:
             self.emit(f"{node.name} in torch", run, *slots, out)
         if copied:
             self.finish(result, out)
-
-
-def place(scratch: Sequence[Scratch]) -> int:
-    """Offsets in the workspace, shared by what is never alive at once; the bytes that it needs."""
-    placed: list[Scratch] = []
-    for one in sorted(scratch, key=lambda one: -one.bytes):
-        one.offset = 0
-        alive = [other for other in placed if other.first <= one.last and one.first <= other.last]
-        for other in sorted(alive, key=lambda other: other.offset):
-            if one.offset + one.bytes <= other.offset:
-                break
-            end = other.offset + other.bytes
-            one.offset = max(one.offset, -(-end // ALIGNMENT) * ALIGNMENT)
-        placed.append(one)
-    return max((one.offset + one.bytes for one in scratch), default=0)

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusednorm.graph.errors import VariantPackError
-from fusednorm.graph.lowering import ALIGNMENT, Program
 from fusednorm.graph.tensors import TensorAttributes, dtype_name, extent, same_strides
 from fusednorm.tensors import is_dense
 
@@ -32,6 +31,7 @@ class PackReader:
         ]
         self.empty: list[Any] = [None] * len(self.tensors)
         self.outputs = range(len(self.tensors) - outputs, len(self.tensors))
+        self.apart: list[int] = []  # addresses that were found to be apart; the sizes are always the same
         self.bytes = [
             extent(tensor.dims or (), tensor.strides or ()) * (tensor.dtype.itemsize if tensor.dtype else 0)
             for tensor in tensors
@@ -47,24 +47,34 @@ class PackReader:
         except (KeyError, TypeError, AttributeError):
             self.refuse_keys(pack)
         complete = len(pack) == len(values)
-        for slot, dims, strides, dtype in self.expected:
-            tensor = values[slot]
-            if (
-                (type(tensor) is Tensor or type(tensor) is Parameter)
-                and tensor.shape == dims
-                and tensor.stride() == strides
-                and tensor.dtype is dtype
-                and tensor.device == device
-                and not tensor.is_neg()
-            ):
-                continue
-            complete = False
-            if tensor is not None:
-                self.refuse(slot, tensor)
+        slot = 0
+        try:
+            for slot, dims, strides, dtype in self.expected:
+                tensor = values[slot]
+                if (
+                    (type(tensor) is Tensor or type(tensor) is Parameter)
+                    and tensor.shape == dims
+                    and tensor.stride() == strides
+                    and tensor.dtype is dtype
+                    and tensor.device == device
+                    and not tensor.is_neg()
+                ):
+                    continue
+                complete = False
+                if tensor is not None:
+                    self.refuse(slot, tensor)
+        except VariantPackError:
+            raise
+        except RuntimeError as error:  # sparse and nested tensors have no strides, or no sizes
+            where = f"graph {self.graph!r}, tensor {self.tensors[slot].name!r}"
+            raise VariantPackError(f"{where}: {error}; expected a dense torch.Tensor") from None
         if not complete:
             self.refuse_count(pack, values, outputs)
         if outputs:
-            self.check_apart(values)
+            addresses = [tensor.data_ptr() for tensor in values]
+            if addresses != self.apart:
+                self.check_apart(values)
+                self.apart = addresses
         return values
 
     def check_apart(self, values: Sequence[Tensor]) -> None:
@@ -133,7 +143,9 @@ class PackReader:
             raise VariantPackError(
                 f"{where}: it is on {tensor.device}; expected {self.device}; move it, or make the graph for its device"
             )
-        if tensor.layout is not torch.strided or tuple(tensor.shape) != expected.dims:
+        if tensor.layout is not torch.strided:
+            raise VariantPackError(f"{where}: layout {tensor.layout}; expected a dense torch.Tensor; use to_dense()")
+        if tuple(tensor.shape) != expected.dims:
             raise VariantPackError(f"{where}: dims {tuple(tensor.shape)}; expected {expected.dims}")
         if not same_strides(expected.dims, tensor.stride(), expected.strides):
             raise VariantPackError(
@@ -150,47 +162,3 @@ def _hashable(key: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-class Workspace:
-    """The virtual tensors of a program as views of one block of memory."""
-
-    def __init__(self, graph: str, program: Program, device: torch.device) -> None:
-        self.graph, self.program, self.device = graph, program, device
-        self.last: tuple[Tensor | None, int, list[Any]] = (None, 0, [])
-
-    def views(self, workspace: Tensor | None) -> list[Any]:
-        """The tensors by slot after those of the pack, then None for what is absent."""
-        if not self.program.scratch:
-            return [None]
-        kept, address, views = self.last
-        if workspace is not None and workspace is kept and workspace.data_ptr() == address:
-            return views
-        own = workspace is None
-        if workspace is None:
-            workspace = torch.empty(self.program.workspace_bytes + ALIGNMENT, dtype=torch.uint8, device=self.device)
-        self.check(workspace)
-        views = [self.view(workspace, one) for one in self.program.scratch] + [None]
-        if not own:
-            self.last = (workspace, workspace.data_ptr(), views)
-        return views
-
-    def view(self, workspace: Tensor, one: Any) -> Tensor:
-        block = workspace[one.offset : one.offset + one.bytes].view(one.dtype)
-        return block.as_strided(one.dims, one.strides, block.storage_offset())
-
-    def check(self, workspace: Tensor) -> None:
-        needed = self.program.workspace_bytes
-        good = isinstance(workspace, Tensor) and workspace.is_contiguous() and workspace.dtype is torch.uint8
-        if not good or workspace.dim() != 1 or workspace.device != self.device or workspace.numel() < needed:
-            came = type(workspace).__name__
-            if isinstance(workspace, Tensor):
-                came = f"{dtype_name(workspace.dtype)} of shape {tuple(workspace.shape)} on {workspace.device}"
-            raise VariantPackError(
-                f"graph {self.graph!r}: the workspace is {came}; expected at least {needed} bytes, e.g. "
-                f"torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device={str(self.device)!r})"
-            )
-        if workspace.data_ptr() % 16:
-            raise VariantPackError(
-                f"graph {self.graph!r}: the workspace is not aligned; expected a multiple of 16 bytes"
-            )

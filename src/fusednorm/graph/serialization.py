@@ -57,7 +57,7 @@ def as_dict(graph: Graph) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         "name": graph.name,
-        "device": graph.device.type,
+        "device": graph.declared_device.type,
         **{key: dtype_name(getattr(graph, key)) for key in _DTYPES},
         "tensors": tensors,
         "nodes": nodes,
@@ -84,10 +84,13 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     if root.get("format", str) != FORMAT:
         raise root.wrong(f"format is {root.value['format']!r}; expected {FORMAT!r}; it is no saved graph")
     version = root.get("version", int)
-    if version > VERSION or version < 1:
-        raise root.wrong(
-            f"version is {version}; this fusednorm reads versions 1 to {VERSION}; install a newer one, or save it again"
+    if version > VERSION:
+        raise GraphFormatError(
+            f"the saved graph has version {version} and this fusednorm reads up to {VERSION}; install a newer "
+            "fusednorm, or save the graph again with this one"
         )
+    if version < 1:
+        raise root.wrong(f"version is {version}; expected 1 to {VERSION}")
     saved = root.get("device", str)
     if device is None and saved not in ("cpu", "cuda"):
         raise root.wrong(f"device is {saved!r}; expected 'cpu' or 'cuda'; give device=...")
@@ -104,7 +107,7 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     plan = root.value.get("plan")
     if plan is not None and not isinstance(plan, str):
         raise root.wrong(f"plan is {plan!r}; expected a name or null")
-    graph.saved_plan = plan
+    graph.saved_plan = plan if graph.declared_device.type == saved else None  # another device has other kernels
     return graph
 
 

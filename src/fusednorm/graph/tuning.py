@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fusednorm.graph.lowering import ALIGNMENT
 from fusednorm.graph.packs import VariantPack
 from fusednorm.graph.serialization import as_dict
+from fusednorm.graph.workspace import ALIGNMENT
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
@@ -40,7 +40,7 @@ def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -
         if plan.reason is not None:
             continue
         graph._select(plan)
-        needed = graph._workspace.program.workspace_bytes
+        needed = graph._workspace.size
         memory = workspace
         if needed and (memory is None or memory.numel() < needed):
             memory = torch.empty(needed + ALIGNMENT, dtype=torch.uint8, device=graph.device)
@@ -82,8 +82,10 @@ def _key(graph: Graph) -> dict[str, Any]:
         described.pop(key)
     device = graph.device
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    plans = sorted(plan.name for plan in graph._plans if plan.reason is None)
     versions = {"fusednorm": __version__, "torch": str(torch.__version__)}
-    return {"graph": described, "device": name, "threads": torch.get_num_threads(), "versions": versions}
+    threads = torch.get_num_threads()
+    return {"graph": described, "device": name, "threads": threads, "versions": versions, "plans": plans}
 
 
 def _processor() -> str:

@@ -95,7 +95,7 @@ class Plan:
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics) -> (output, mean, rstd, var).
+    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var).
 
     What the family does not have, and without ``statistics`` all but the output, is None.
     """
@@ -123,13 +123,16 @@ class ForwardPlan(Plan):
         eps: float,
         out: Tensor | None = None,
         statistics: bool = True,
+        saved_in: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Forward:
         output = self.output(input) if out is None else out
-        saved_mean = saved_rstd = variance = None
+        saved_mean, saved_rstd = saved_in
+        variance = None
         saved = self.discard
         if statistics or self.statistics > DISCARDED:
-            saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute)
-            if not self.problem.rms:
+            if saved_rstd is None:
+                saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute)
+            if saved_mean is None and not self.problem.rms:
                 saved_mean = torch.empty_like(saved_rstd)
             if self.has_variance:
                 variance = torch.empty_like(saved_rstd)

@@ -83,7 +83,7 @@ def _elsewhere(tensor: Tensor) -> bool:
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics) -> (output, mean, rstd, var)."""
+    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var)."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -101,9 +101,10 @@ class ForwardPlan(Plan):
         eps: float,
         out: Tensor | None = None,
         statistics: bool = True,
+        saved_in: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> Forward:
         if _elsewhere(input):
-            arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics)
+            arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in)
             return _on_its_device(self, input, arguments)
         output = self.output(input) if out is None else out
         if mean is not None and var is not None:
@@ -111,8 +112,13 @@ class ForwardPlan(Plan):
             saved_rstd = var.to(self.compute).add(eps).rsqrt_()
             saved_var: Tensor | None = None
         else:
-            saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
-            saved_mean = None if self.rms else torch.empty_like(saved_rstd)
+            saved_mean, given_rstd = saved_in
+            if given_rstd is None:
+                saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
+            else:
+                saved_rstd = given_rstd
+            if saved_mean is None and not self.rms:
+                saved_mean = torch.empty_like(saved_rstd)
             saved_var = torch.empty_like(saved_rstd) if self.has_variance else None
         if not self.empty:
             parameters = (
