@@ -7,6 +7,12 @@ import triton
 import triton.language as tl
 
 
+@triton.constexpr_function
+def compute_dtype(dtype):
+    """The dtype of sums and statistics of an input."""
+    return tl.float64 if dtype == tl.float64 else tl.float32
+
+
 @triton.jit
 def add_pair(a, b, c, d):
     return a + c, b + d

@@ -9,7 +9,7 @@ per channel and chunk; groups form when these partials merge.
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import chan, inverse_deviation, merge
+from fusednorm.backends.triton.kernels.moments import chan, compute_dtype, inverse_deviation, merge
 
 
 @triton.jit
@@ -162,9 +162,9 @@ def apply(
     """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
-    on the way, and the unit's first program keeps the result.
+    on the way, and the unit's first program keeps the result where somebody wants it.
     """
-    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
@@ -186,7 +186,8 @@ def apply(
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
             leads &= n == 0
-        tl.store(p_rstd + unit, rstd, leads)
+        if p_rstd is not None:
+            tl.store(p_rstd + unit, rstd, leads)
         if p_mean is not None:
             tl.store(p_mean + unit, mean, leads)
         if p_var is not None:

@@ -93,19 +93,17 @@ def parameter_gradients(
         n = (j // chunks).to(tl.int64)
         mask = (j < N * chunks)[:, None] & m_c[None, :]
         o_partial = (n * C * chunks + j % chunks * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
-        b_p = tl.load(p_partials + o_partial, mask, 0.0)
-        b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
+        factor = 1.0
         if p_scale is not None:
-            factor = 1.0 + tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
-            b_p *= factor
-            b_q *= factor
-        p += b_p
-        q += b_q
-    grad_bias, grad_weight = tl.reduce((p, q), 0, add_pair)
-    if p_grad_weight is not None:
-        tl.store(p_grad_weight + o_c, grad_weight.to(p_grad_weight.dtype.element_ty), m_c)
+            factor += tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
+        if p_grad_bias is not None:
+            p += tl.load(p_partials + o_partial, mask, 0.0) * factor
+        if p_grad_weight is not None:
+            q += tl.load(p_partials + total + o_partial, mask, 0.0) * factor
     if p_grad_bias is not None:
-        tl.store(p_grad_bias + o_c, grad_bias.to(p_grad_bias.dtype.element_ty), m_c)
+        tl.store(p_grad_bias + o_c, tl.sum(p, 0).to(p_grad_bias.dtype.element_ty), m_c)
+    if p_grad_weight is not None:
+        tl.store(p_grad_weight + o_c, tl.sum(q, 0).to(p_grad_weight.dtype.element_ty), m_c)
 
 
 @triton.jit

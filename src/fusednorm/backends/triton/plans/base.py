@@ -15,6 +15,8 @@ from fusednorm.problem import Layout, Problem, View
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+#: mean, rstd and variance, each where the problem has it and somebody wants it.
+Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def folded(problem: Problem) -> Problem:
@@ -83,7 +85,12 @@ def _elsewhere(tensor: Tensor) -> bool:
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics) -> (output, mean, rstd, var)."""
+    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics) -> (output, mean, rstd, var).
+
+    ``keeps_statistics``: the kernels pass the statistics through memory whether the caller wants them or not.
+    """
+
+    keeps_statistics: bool
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -108,12 +115,14 @@ class ForwardPlan(Plan):
         output = self.output(input) if out is None else out
         if mean is not None and var is not None:
             saved_mean: Tensor | None = mean.to(self.compute, copy=True)
-            saved_rstd = var.to(self.compute).add(eps).rsqrt_()
+            saved_rstd: Tensor | None = var.to(self.compute).add(eps).rsqrt_()
             saved_var: Tensor | None = None
-        else:
+        elif statistics or self.keeps_statistics:
             saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
             saved_mean = None if self.rms else torch.empty_like(saved_rstd)
             saved_var = torch.empty_like(saved_rstd) if self.has_variance else None
+        else:
+            saved_rstd = saved_mean = saved_var = None
         if not self.empty:
             parameters = (
                 self.read(weight),
@@ -133,7 +142,7 @@ class ForwardPlan(Plan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         raise NotImplementedError

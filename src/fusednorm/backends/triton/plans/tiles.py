@@ -13,13 +13,11 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, folded
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes.
 MERGE_BLOCK = 1024
-#: Tiles of a pass that reads whose loads are in flight together.
-UNROLL = 4
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -42,7 +40,7 @@ class Pass:
             "BLOCK_S": config.positions,
         }
         self.tiles = {"TILES": config.tiles}
-        self.unrolled = {"TILES": config.tiles, "UNROLL": min(UNROLL, config.tiles)}
+        self.unrolled = {"TILES": config.tiles, "UNROLL": config.unroll}
         self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
 
@@ -82,6 +80,7 @@ class TilesForward(ForwardPlan):
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and self.partials.count <= merged(problem)
+        self.keeps_statistics = not self.merges
         self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
 
     def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
@@ -128,7 +127,7 @@ class TilesForward(ForwardPlan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
@@ -220,7 +219,8 @@ class ParameterSums:
     def __init__(self, view: View, chunks: int, parameters: bool, modulation: bool) -> None:
         rows = view.samples * chunks
         # Eight fp32 values are the least that memory moves; more rows than registers hold are a loop.
-        self.channels, self.rows = min(power_of_two(view.channels), 8 if rows > 64 else 16), min(power_of_two(rows), 256)
+        few = rows > 64 and view.channels < 2048
+        self.channels, self.rows = min(power_of_two(view.channels), 8 if few else 16), min(power_of_two(rows), 256)
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
         self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)

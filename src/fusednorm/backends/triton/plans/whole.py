@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Whole, power_of_two
+from fusednorm.backends.triton.config import Rows, Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved
 from fusednorm.backends.triton.plans.tiles import ParameterSums, combine_launch
 from fusednorm.problem import Layout, Problem, View
 
@@ -24,6 +24,7 @@ class WholeForward(ForwardPlan):
         view, output = problem.view, problem.output_layout
         assert output is not None
         self.launches: dict[float, Launch] = {}
+        self.keeps_statistics = False
 
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
@@ -32,6 +33,7 @@ class WholeForward(ForwardPlan):
         self.scalars = (problem.statistics, *group(problem.layout), *group(output))
         self.warps = config.warps
         self.constants = {
+            "RMS": self.rms,
             "VALUE": self.value,
             "PARAMETER": self.parameter,
             "G": view.groups,
@@ -46,7 +48,7 @@ class WholeForward(ForwardPlan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         launch = self.launches.get(eps)
@@ -56,13 +58,10 @@ class WholeForward(ForwardPlan):
         launch(x, y, *parameters, *saved)
 
 
-PREFETCH = RELOAD = False
-
-
 class RowsBackward(BackwardPlan):
     """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
 
-    def __init__(self, problem: Problem, config: Whole) -> None:
+    def __init__(self, problem: Problem, config: Rows) -> None:
         super().__init__(problem)
         view = problem.view
         assert problem.grad_layout is not None and problem.output_layout is not None
@@ -76,7 +75,7 @@ class RowsBackward(BackwardPlan):
             {
                 "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "BIAS": problem.bias_dtype is not None,
                 "K": view.channels, "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
-                "PREFETCH": PREFETCH, "RELOAD": RELOAD,
+                "PREFETCH": config.prefetch, "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
