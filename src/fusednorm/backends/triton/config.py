@@ -17,8 +17,8 @@ LARGE_UNIT = 1 << 20
 #: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
 
-#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes of
-#: bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 for each of its channels.
+#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes
+#: of bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 of each of its channels.
 READ_CHANNELS, WRITE_CHANNELS = 64, 128
 #: Elements from which a pass over channels_last is bound by memory alone.
 MANY_ELEMENTS = 1 << 26
@@ -110,9 +110,10 @@ def _rows_of_channels(problem: Problem) -> Passes:
     write = min(power_of_two(view.channels), WRITE_CHANNELS)
     columns, writes = samples * -(-view.channels // read), 2048 // share // write
     if not problem.backward:
-        positions = 512 // read
+        warps = 4 if view.numel >= MANY_ELEMENTS else 2
+        positions = 256 * warps // read
         tiles = _forward_tiles(-(-spatial // positions), columns)
-        return Passes(Tiles(read, positions, tiles, 2, min(tiles, 8) if tiles <= 8 else 4), Tiles(write, writes))
+        return Passes(Tiles(read, positions, tiles, warps, tiles if tiles <= 8 else 4), Tiles(write, writes))
     positions = 2048 // share // read
     tiles = _backward_tiles(-(-spatial // positions), columns)
     reduction = Tiles(read, positions, tiles, 4, tiles if tiles <= 4 else 2)
@@ -120,10 +121,10 @@ def _rows_of_channels(problem: Problem) -> Passes:
 
 
 def _forward_tiles(count: int, columns: int) -> int:
-    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs, up to 64 for
-    2000, from (2, 320, 128, 128) to (1, 256, 512, 512)."""
+    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs and up to 128 for
+    2000 were fastest from (2, 320, 128, 128) to (1, 128, 1024, 1024)."""
     total = columns * count
-    return _shares(count, max(min(16, total // 1000), min(64, total // 2000)))
+    return _shares(count, max(min(16, total // 1000), min(128, total // 1024 if total > 60000 else total // 2000)))
 
 
 def _backward_tiles(count: int, columns: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusednorm.backends.triton.config import rows_backward_for, passes_for, whole_forward_for
+from fusednorm.backends.triton.config import passes_for, rows_backward_for, whole_forward_for
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread

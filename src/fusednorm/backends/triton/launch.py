@@ -16,12 +16,22 @@ class Launch:
     Triton's own launch binds and specializes every argument each time. Here only the alignment of the tensors, and
     which of them are None, can differ between two calls, so each such case's compiled kernel is kept and started
     directly, with addresses in place of tensors: Triton asks the driver about each tensor's memory, and believes an
-    address.
+    address. A kernel whose constants say OVERLAP and that ``follows`` another one starts before that has ended.
     """
 
-    def __init__(self, kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int = 4) -> None:
-        self.kernel, self.programs, self.scalars = kernel, programs, scalars
-        self.constants, self.warps = constants, warps
+    def __init__(
+        self,
+        kernel: Any,
+        programs: int,
+        scalars: Scalars,
+        constants: dict[str, Any],
+        warps: int = 4,
+        follows: bool = False,
+    ) -> None:
+        self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
+        self.options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": True}
+        if follows and constants["OVERLAP"]:
+            self.options["launch_pdl"] = True
         self.tail = (*scalars, *constants.values())
         self.compiled: dict[int, tuple[Any, ...]] = {}
 
@@ -41,6 +51,6 @@ class Launch:
     def compile(self, case: int, tensors: tuple[Tensor | None, ...]) -> None:
         """The first call of a case, by Triton's own launch."""
         launch = self.kernel[(self.programs, 1, 1)]
-        compiled = launch(*tensors, *self.scalars, **self.constants, num_warps=self.warps, enable_fp_fusion=True)
+        compiled = launch(*tensors, *self.scalars, **self.constants, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             self.compiled[case] = compiled.run, compiled.function, compiled.packed_metadata

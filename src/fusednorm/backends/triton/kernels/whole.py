@@ -5,6 +5,7 @@ A unit's K elements lie in one contiguous run, so element i belongs to the chann
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine
@@ -71,16 +72,18 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.
 @triton.jit
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
-    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     """Rows of one group and one position: STEPS times BLOCK_U rows, and the sums over them of p and q per element.
 
-    PREFETCH: the next rows are on their way while these are computed. RELOAD: the sums over the rows fill the registers,
-    so that a row is read again, from the L1, once P and Q are known.
+    PREFETCH: the next rows are on their way while these are computed. RELOAD: the sums over the rows fill the
+    registers, so that a row is read again, from the L1, once P and Q are known.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     pid = tl.program_id(0)
+    if OVERLAP:
+        gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
     parameter = tl.full((), PARAMETER, dtype)
@@ -95,7 +98,7 @@ def rows_backward(
     if not RELOAD:
         gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
     for step in range(STEPS):
-        p_grad, p_in, p_out = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k, p_dx + n * dx_sample + o_k
+        p_grad, p_in, o_out = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k, n * dx_sample + o_k
         rstd = tl.load(p_rstd + n, n < rows, 0.0)
         mean = tl.load(p_mean + n, n < rows, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         m_out = mask
@@ -122,7 +125,7 @@ def rows_backward(
             b_dx = dz * gain - xhat * (slope / K)[:, None]
             if p_mean is not None:
                 b_dx -= (level / K)[:, None]
-            tl.store(p_out, (b_dx * rstd).to(p_dx.dtype.element_ty), m_out)
+            tl.store(p_dx + o_out, (b_dx * rstd).to(p_dx.dtype.element_ty), m_out)
         if p_partials is not None:
             q += dz * xhat
             if BIAS:

@@ -43,6 +43,11 @@ def approximates() -> bool:
     return torch.version.hip is None and torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
 
+def overlaps() -> bool:
+    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on."""
+    return approximates() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 class Plan:
     """Dtypes, shapes, the activation's functions, allocation."""
 
@@ -59,6 +64,7 @@ class Plan:
         name = used.name if used else None
         self.value, self.derivative = activation(name, short)
         self.sum_derivative = activation(name, short and not stored)[1]
+        self.overlap = {"OVERLAP": overlaps()}
         self.parameter = float(used.parameter or 0.0) if used else 0.0
 
     def output(self, input: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from fusednorm.backends.triton.config import Rows, Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved
-from fusednorm.backends.triton.plans.tiles import ParameterSums, combine_launch
+from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Layout, Problem, View
 
 
@@ -73,18 +72,16 @@ class RowsBackward(BackwardPlan):
             programs,
             (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
             {
-                "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "BIAS": problem.bias_dtype is not None,
-                "K": view.channels, "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
-                "PREFETCH": config.prefetch, "RELOAD": config.reload,
+                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
+                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
+                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "PREFETCH": config.prefetch,
+                "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
         # The programs' sums are laid out as the partials of so many samples of one chunk.
-        view = View(programs, 1, view.channels, 1)
-        partials = SimpleNamespace(
-            total=self.total, steps=(1, view.channels), rows=1, per_batch=False, block={"BLOCK_R": 1, "BLOCK_D": 1}
-        )
-        self.combine = combine_launch(view, 1, partials, 0, 1, self.rms, ParameterSums(view, 1, True, False))
+        partials = Partials(View(programs, 1, view.channels, 1), 1, last=True, per_batch=False)
+        self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
     def run(
         self,
