@@ -110,9 +110,10 @@ def _rows_of_channels(problem: Problem) -> Passes:
     write = min(power_of_two(view.channels), WRITE_CHANNELS)
     columns, writes = samples * -(-view.channels // read), 2048 // share // write
     if not problem.backward:
-        warps = 4 if view.numel >= MANY_ELEMENTS else 2
+        many = view.numel >= MANY_ELEMENTS
+        warps = 4 if many else 2
         positions = 256 * warps // read
-        tiles = _forward_tiles(-(-spatial // positions), columns)
+        tiles = _forward_tiles(-(-spatial // positions), columns, many)
         return Passes(Tiles(read, positions, tiles, warps, tiles if tiles <= 8 else 4), Tiles(write, writes))
     positions = 2048 // share // read
     tiles = _backward_tiles(-(-spatial // positions), columns)
@@ -120,11 +121,11 @@ def _rows_of_channels(problem: Problem) -> Passes:
     return Passes(reduction, Tiles(write, writes, 1 if view.numel >= MANY_ELEMENTS else 2))
 
 
-def _forward_tiles(count: int, columns: int) -> int:
-    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs and up to 128 for
-    2000 were fastest from (2, 320, 128, 128) to (1, 128, 1024, 1024)."""
+def _forward_tiles(count: int, columns: int, many: bool) -> int:
+    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs, or up to 64 for
+    2000, were fastest from (2, 320, 128, 128) to (32, 512, 64, 64), and up to 128 for 1000 beyond."""
     total = columns * count
-    return _shares(count, max(min(16, total // 1000), min(128, total // 1024 if total > 60000 else total // 2000)))
+    return _shares(count, min(128, total // 1000) if many else max(min(16, total // 1000), min(64, total // 2000)))
 
 
 def _backward_tiles(count: int, columns: int) -> int:
