@@ -162,6 +162,16 @@ def test_compile_fullgraph() -> None:
     assert torch.equal(gradient, torch.autograd.grad(norm(x).sum(), x)[0])
 
 
+def test_compile_dynamic_shapes() -> None:
+    norm = fusednorm.nn.GroupNorm(8, 64, activation="silu").cuda()
+    compiled = torch.compile(norm, fullgraph=True, dynamic=True)
+    for size in (12, 16, 21):
+        x = torch.randn(2, 64, size, size + 1, device="cuda", requires_grad=True)
+        assert torch.equal(compiled(x), norm(x))
+        gradient = torch.autograd.grad(compiled(x).sum(), x)[0]
+        assert torch.equal(gradient, torch.autograd.grad(norm(x).sum(), x)[0])
+
+
 def test_more_than_2_31_elements() -> None:
     x = torch.randn(1, 2, (1 << 30) + 8, device="cuda", dtype=torch.bfloat16)
     y = fusednorm.group_norm(x, 1)

@@ -15,8 +15,8 @@ from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded
 from fusednorm.problem import Layout, Problem, View
 
-#: Partials that one step of a merge takes.
-MERGE_BLOCK = 1024
+#: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
+MERGE_BLOCK, MERGE_WARPS = 4096, 16
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -53,7 +53,11 @@ class Partials:
         self.rows = chunks * (view.samples if per_batch else 1)
         self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
-        self.block = {"BLOCK_R": min(power_of_two(self.rows), MERGE_BLOCK // columns), "BLOCK_D": columns}
+        rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
+        self.block, self.warps = (
+            {"BLOCK_R": rows, "BLOCK_D": columns},
+            max(4, rows * columns * MERGE_WARPS // MERGE_BLOCK),
+        )
 
 
 def _grouped(problem: Problem) -> Problem:
@@ -106,6 +110,7 @@ class TilesForward(ForwardPlan):
             problem.statistics,
             numbers,
             {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            partials.warps,
             follows=True,
         )
         apply = Launch(
@@ -244,5 +249,6 @@ def combine_launch(
             **overlap, "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
             "BLOCK_N": sums.rows,
         },
+        partials.warps if units else 4,
         follows=True,
     )  # fmt: skip
