@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from fusednorm.backends.triton.instances import TILES, WHOLE  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
+from fusednorm.backends.triton.plans import base  # noqa: E402
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -28,14 +33,27 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
-#: Between them every kernel, order, dtype and branch: (instance, family, groups, shape, dtype, activation, NHWC).
-CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool], ...] = (
-    (TILES, "group_norm", 32, (2, 320, 64, 64), torch.bfloat16, "silu", False),
-    (TILES, "group_norm", 32, (2, 320, 64, 64), torch.float16, "gelu", True),
-    (TILES, "batch_norm", 32, (8, 32, 28, 28), torch.float32, "gelu_tanh", True),
-    (WHOLE, "layer_norm", 1, (256, 8192), torch.bfloat16, "", False),
-    (WHOLE, "rms_norm", 1, (256, 96), torch.float64, "tanh", False),
+#: Between them every kernel, and every kind of tile, dtype and branch that the heuristic can choose:
+#: (instance, family, groups, shape, dtype, activation, NHWC, modulated).
+CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool, bool], ...] = (
+    (TILES, "group_norm", 32, (2, 320, 64, 64), torch.bfloat16, "silu", False, False),
+    (TILES, "group_norm", 32, (2, 320, 128, 128), torch.bfloat16, "silu", True, False),
+    (TILES, "group_norm", 32, (1, 128, 1024, 1024), torch.bfloat16, "silu", False, False),
+    (TILES, "group_norm", 32, (1, 128, 1024, 1024), torch.bfloat16, "silu", True, False),
+    (TILES, "group_norm", 8, (2, 24, 33, 31), torch.float16, "gelu", False, True),
+    (TILES, "group_norm", 8, (2, 24, 33, 31), torch.float32, "gelu_tanh", True, True),
+    (TILES, "batch_norm", 0, (8, 32, 28, 28), torch.float32, "silu", False, False),
+    (TILES, "batch_norm", 0, (8, 32, 28, 28), torch.float64, "tanh", True, False),
+    (WHOLE, "layer_norm", 1, (256, 128), torch.bfloat16, "", False, False),
+    (WHOLE, "layer_norm", 1, (256, 4096), torch.bfloat16, "", False, False),
+    (WHOLE, "layer_norm", 1, (256, 8192), torch.float32, "", False, False),
+    (WHOLE, "layer_norm", 1, (256, 16384), torch.bfloat16, "", False, False),
+    (WHOLE, "rms_norm", 1, (256, 96), torch.float64, "tanh", False, False),
 )
+#: Bytes that a thread may spill: 24 registers of rows of 16384 elements, which are fastest so.
+MOST_SPILLED = 128
+#: A multiprocessor's shared memory for one program, and a unit's LDS on AMD.
+MOST_SHARED = {"cuda": 99 << 10, "hip": 64 << 10}
 
 
 class _Recorder:
@@ -48,12 +66,12 @@ class _Recorder:
 
 
 def _run(case: tuple[Any, ...]) -> None:
-    instance, family, groups, shape, dtype, activation, last = case
+    instance, family, groups, shape, dtype, activation, last, modulated = case
     memory = torch.channels_last if last else torch.contiguous_format
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
     rows = family in ("layer_norm", "rms_norm")
     weight = torch.empty(shape[-1] if rows else shape[1], dtype=dtype, device="meta")
-    scale = None if rows else torch.empty(shape[:2], dtype=dtype, device="meta")
+    scale = None if not modulated else torch.empty(shape[:2], dtype=dtype, device="meta")
     bias = None if family == "rms_norm" else weight
     common = (weight, bias, scale, scale, family, groups, 1, activation_of(activation, 1.0) if activation else None)
     forward: Problem = forward_problem(x, *common)
@@ -82,21 +100,40 @@ def _source(launch: Launch, tensors: tuple[torch.Tensor | None, ...]) -> Any:
     return ASTSource(launch.kernel, signature, constants, attributes)
 
 
+def _resources(compiled: Any, target: GPUTarget) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it spills to memory."""
+    if target.backend == "hip":
+        text = compiled.asm["amdgcn"]
+        registers, spills = (int(re.findall(rf"\.vgpr_{name}: +(\d+)", text)[0]) for name in ("count", "spill_count"))
+        return registers, 4 * spills
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[0]) for name in ("REG", "STACK"))
+    return registers, stack
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiles(target: str, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
+    gpu = TARGETS[target]
     recorder = _Recorder(monkeypatch)
+    monkeypatch.setattr(base, "approximates", lambda: gpu.backend == "cuda")
+    monkeypatch.setattr(base, "overlaps", lambda: gpu.backend == "cuda" and gpu.arch >= 90)
     for case in CASES:
         _run(case)
     assert {launch.kernel.fn.__name__ for launch, _ in recorder.found} == {
-        "moments", "finalize", "apply", "reduce", "combine", "input_gradient", "forward", "rows_backward",
+        "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "combine", "gradients", "forward",
+        "rows_backward",
     }  # fmt: skip
     for launch, tensors in recorder.found:
-        compiled = triton.compile(
-            _source(launch, tensors),
-            target=TARGETS[target],
-            options={"num_warps": launch.warps, "enable_fp_fusion": True},
-        )
-        shared = compiled.metadata.shared
-        record_property(f"{target} {compiled.metadata.name}", f"{shared} bytes of shared memory")
-        print(target, launch.kernel.fn.__name__, f"{launch.warps} warps, {shared} bytes of shared memory")
-        assert shared <= 64 << 10  # the LDS of AMD's multiprocessors
+        compiled = triton.compile(_source(launch, tensors), target=gpu, options=launch.options)
+        shared, (registers, spilled) = compiled.metadata.shared, _resources(compiled, gpu)
+        warps, first = launch.options["num_warps"], tensors[0]
+        name = f"{launch.kernel.fn.__name__} {warps} warps {first.dtype if first is not None else ''}"
+        report = f"{registers} registers, {spilled} bytes spilled, {shared} bytes of shared memory"
+        record_property(f"{target} {name}", report)
+        print(target, name, report)
+        assert shared <= MOST_SHARED[gpu.backend]
+        assert spilled <= MOST_SPILLED, (name, report)

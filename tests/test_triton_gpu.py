@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,26 @@ def test_graph_capture() -> None:
     assert torch.equal(y, fusednorm.group_norm(x, 8, weight, bias, activation="silu"))
 
 
+def test_calls_in_a_row() -> None:
+    """Kernels that start before the ones before them have ended read what those wrote."""
+    xs = [torch.randn(2, 64, 32, 32, device="cuda", requires_grad=True) for _ in range(8)]
+
+    def chain(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x
+        for _ in range(6):
+            y = fusednorm.group_norm(y, 4, activation="silu")
+        return y.detach(), torch.autograd.grad(y, x, x.detach())[0]
+
+    expected = [chain(x) for x in xs]
+    for x in xs:
+        chain(x)
+    torch.cuda.synchronize()
+    results = [chain(x) for _ in range(20) for x in xs]
+    for place, (y, gradient) in enumerate(results):
+        assert torch.equal(y, expected[place % 8][0])
+        assert torch.equal(gradient, expected[place % 8][1])
+
+
 def test_streams() -> None:
     inputs = [torch.randn(4, 64, 64, 64, device="cuda") for _ in range(4)]
     expected = [fusednorm.group_norm(x, 8) for x in inputs]
@@ -141,6 +162,16 @@ def test_compile_fullgraph() -> None:
     assert torch.equal(gradient, torch.autograd.grad(norm(x).sum(), x)[0])
 
 
+def test_compile_dynamic_shapes() -> None:
+    norm = fusednorm.nn.GroupNorm(8, 64, activation="silu").cuda()
+    compiled = torch.compile(norm, fullgraph=True, dynamic=True)
+    for size in (12, 16, 21):
+        x = torch.randn(2, 64, size, size + 1, device="cuda", requires_grad=True)
+        assert torch.equal(compiled(x), norm(x))
+        gradient = torch.autograd.grad(compiled(x).sum(), x)[0]
+        assert torch.equal(gradient, torch.autograd.grad(norm(x).sum(), x)[0])
+
+
 def test_more_than_2_31_elements() -> None:
     x = torch.randn(1, 2, (1 << 30) + 8, device="cuda", dtype=torch.bfloat16)
     y = fusednorm.group_norm(x, 1)
@@ -148,6 +179,23 @@ def test_more_than_2_31_elements() -> None:
     torch.testing.assert_close(y[..., -8:].double(), tail, rtol=1e-2, atol=1e-2)
     gradient = fusednorm.ops.group_norm_backward(x, x, torch.zeros(1, 1).cuda(), torch.ones(1, 1).cuda(), 1, None, None)
     assert float(gradient[0][..., -8:].abs().max()) < 0.1
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_peak_memory(layout: torch.memory_format) -> None:
+    """Forward and backward with the activation take no more than torch's group norm alone."""
+    x = torch.randn(2, 320, 128, 128, device="cuda", dtype=torch.bfloat16).contiguous(memory_format=layout)
+    leaves = (x.requires_grad_(), *(torch.randn(320, device="cuda").bfloat16().requires_grad_() for _ in range(2)))
+    grad = torch.randn_like(x)
+
+    def peak(norm: Callable[[], torch.Tensor]) -> int:
+        torch.autograd.grad(norm(), leaves, grad)
+        torch.cuda.reset_peak_memory_stats()
+        torch.autograd.grad(norm(), leaves, grad)
+        return torch.cuda.max_memory_allocated()
+
+    ours = peak(lambda: fusednorm.group_norm(x, 32, *leaves[1:], activation="silu"))
+    assert ours <= 1.001 * peak(lambda: torch.nn.functional.group_norm(x, 32, *leaves[1:]))
 
 
 def test_every_instance_says_why_not() -> None:

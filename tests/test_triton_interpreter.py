@@ -26,7 +26,10 @@ for instance, family, shape, groups, dtype, layout, activation, modulated in (
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False),
+    ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float32", "nchw", None, False),
     ("triton.whole", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False),
+    ("triton.whole", "layer_norm", (5, 600), 1, "float16", "rows", None, False),
+    ("triton.whole", "layer_norm", (2, 8200), 1, "float16", "rows", None, False),
     ("triton.whole", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
 ):
     workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)

@@ -17,14 +17,13 @@ LARGE_UNIT = 1 << 20
 #: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
 
-#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes of
-#: bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 for each of its channels.
+#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes
+#: of bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 of each of its channels.
 READ_CHANNELS, WRITE_CHANNELS = 64, 128
-#: Programs of each pass that the device runs at once: 8 of the statistics and 6 of the backward's sums on each of 132
-#: multiprocessors.
-STATISTICS_SLOTS, SUMS_SLOTS = 1056, 792
-#: Tiles of one program at most; elements from which a pass over channels_last is bound by memory alone.
-MOST_TILES, MANY_ELEMENTS = 256, 1 << 26
+#: Elements from which a pass over channels_last is bound by memory alone.
+MANY_ELEMENTS = 1 << 26
+#: Multiprocessors of the device that all this was measured on.
+PROCESSORS = 132
 
 
 def power_of_two(number: int) -> int:
@@ -34,12 +33,14 @@ def power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program."""
+    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program; tiles whose loads
+    are in flight together."""
 
     channels: int
     positions: int
     tiles: int = 1
     warps: int = 4
+    unroll: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,21 @@ class Passes:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """Units to a program, warps, and the programs that share the rows of a backward."""
+    """Units to a program, and warps."""
 
     units: int
     warps: int
-    programs: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A backward of rows: rows to a step, warps, programs that share the rows, and the two orders of its loads."""
+
+    units: int
+    warps: int
+    programs: int
+    prefetch: bool = False
+    reload: bool = False
 
 
 def passes_for(problem: Problem) -> Passes:
@@ -90,42 +101,62 @@ def _plane(problem: Problem, elements: int) -> Tiles:
 
 
 def _rows_of_channels(problem: Problem) -> Passes:
-    """channels_last: tiles of whole rows of many channels; the programs that read keep to one wave of the device."""
+    """channels_last: tiles of whole rows of many channels."""
     view, share = problem.view, 4 if problem.dtype == "float64" else 1
-    many = view.numel >= MANY_ELEMENTS
     samples, spatial = view.samples, view.spatial
     if problem.per_batch and not problem.modulated:
         samples, spatial = 1, samples * spatial
     read = min(power_of_two(view.channels), READ_CHANNELS)
     write = min(power_of_two(view.channels), WRITE_CHANNELS)
-    if problem.backward:
-        positions, warps, slots = 2048 // share // read, 4, SUMS_SLOTS
-    else:
+    columns, writes = samples * -(-view.channels // read), 2048 // share // write
+    if not problem.backward:
+        many = view.numel >= MANY_ELEMENTS
         warps = 4 if many else 2
-        positions, slots = 256 * warps // read, STATISTICS_SLOTS
-    tiles = _tiles(-(-spatial // positions), samples * -(-view.channels // read), slots)
-    output = Tiles(write, 2048 // share // write, 1 if many or not problem.backward else 2)
-    return Passes(Tiles(read, positions, tiles, warps), output)
+        positions = 256 * warps // read
+        tiles = _forward_tiles(-(-spatial // positions), columns, many)
+        return Passes(Tiles(read, positions, tiles, warps, tiles if tiles <= 8 else 4), Tiles(write, writes))
+    positions = 2048 // share // read
+    tiles = _backward_tiles(-(-spatial // positions), columns)
+    reduction = Tiles(read, positions, tiles, 4, tiles if tiles <= 4 else 2)
+    return Passes(reduction, Tiles(write, writes, 1 if view.numel >= MANY_ELEMENTS else 2))
 
 
-def _tiles(count: int, columns: int, slots: int) -> int:
-    """Tiles of each program that read ``columns`` times ``count`` of them soonest, a program starting in the time of
-    one, where so many run at once."""
+def _forward_tiles(count: int, columns: int, many: bool) -> int:
+    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs, or up to 64 for
+    2000, were fastest from (2, 320, 128, 128) to (32, 512, 64, 64), and up to 128 for 1000 beyond."""
+    total = columns * count
+    return _shares(count, min(128, total // 1000) if many else max(min(16, total // 1000), min(64, total // 2000)))
 
-    def waves(tiles: int) -> int:
-        return -(-columns * -(-count // tiles) // slots)
 
-    return min(range(1, min(count, MOST_TILES) + 1), key=lambda tiles: (waves(tiles) * (tiles + 1), tiles))
+def _backward_tiles(count: int, columns: int) -> int:
+    """The same for p and q: 4 at once, or up to 64 two by two for 500 programs, 185 us against 209 on
+    (1, 256, 512, 512) and 36 against 42 on (2, 320, 128, 128)."""
+    total = columns * count
+    return _shares(count, min(64, total // 500) if total > 12000 else min(4, total // 500))
+
+
+def _shares(count: int, most: int) -> int:
+    """Equal shares of so many tiles where that is possible: a share without a remainder needs no masks, 47 us against
+    57 on (16, 320, 64, 64)."""
+    most = max(1, min(most, count))
+    even = next(tiles for tiles in range(most, 0, -1) if count % tiles == 0)
+    return even if 2 * even >= most else most
 
 
 def whole_forward_for(problem: Problem) -> Whole:
+    """16 elements a thread and 32 of a large unit: 16384 x 4096 in bf16 takes 67 us on 4 warps and 157 on 32."""
     block = power_of_two(problem.reduced)
-    units = max(1, min(2048 // block, power_of_two(problem.statistics)))
-    return Whole(units, max(1, min(16, block * units // 1024)))
+    elements = max(block, 2048 if block < 512 else 1024)
+    units = min(elements // block, power_of_two(problem.statistics))
+    return Whole(units, max(1, min(16, block * units // (512 if block < 4096 else 1024))))
 
 
-def rows_backward_for(problem: Problem) -> Whole:
-    block = power_of_two(problem.view.channels)
-    units = max(1, 2048 // block)
-    warps = max(1, min(32, block * units // 512))
-    return Whole(units, warps, programs=132 * max(1, 16 // warps))
+def rows_backward_for(problem: Problem) -> Rows:
+    """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
+    from the L1 155. Rows on their way gain 13 % from 512 elements on."""
+    block, wide = power_of_two(problem.view.channels), problem.dtype in ("float32", "float64")
+    if block > (2048 if problem.dtype == "float64" else 8192):
+        return Rows(1, 16, PROCESSORS, reload=True)
+    elements = max(block, 2048 if problem.dtype == "float64" else 4096)
+    warps = elements // (256 if problem.dtype == "float64" else 512)
+    return Rows(elements // block, warps, PROCESSORS * (16 // warps), prefetch=block >= 512 and not wide)

@@ -208,7 +208,7 @@ class BackwardPlan(Plan):
             grad = grads[i]
             if grad is not None and tensor is not None and tensor.dtype is not compute:
                 grads[i] = grad.to(tensor.dtype)
-        return grad_input, *grads  # type: ignore[return-value]
+        return grad_input, grads[0], grads[1], grads[2], grads[3]
 
     def run(
         self,

@@ -7,6 +7,12 @@ import triton
 import triton.language as tl
 
 
+@triton.constexpr_function
+def compute_dtype(dtype):
+    """The dtype of sums and statistics of an input."""
+    return tl.float64 if dtype == tl.float64 else tl.float32
+
+
 @triton.jit
 def add_pair(a, b, c, d):
     return a + c, b + d
@@ -41,7 +47,7 @@ def merge(
             )
             b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
-            b_count = tl.where(mask, tl.minimum(span, S - k * span), 0).to(dtype)
+            b_count = tl.where(mask, tl.minimum(span, S - k.to(tl.int64) * span), 0).to(dtype)
             block_mean, block_m2, block_count = tl.reduce((b_mean, b_m2, b_count), 0, chan)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, block_count)
     return mean, m2, count

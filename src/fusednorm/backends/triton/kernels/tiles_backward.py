@@ -2,6 +2,7 @@
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, partials_of
 from fusednorm.backends.triton.kernels.tiles import affine, locate, mask_of, offsets_of, statistics_of, tile_of
@@ -12,10 +13,13 @@ def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
     total, partial_channel, partial_chunk,
-    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, UNROLL: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
+    if OVERLAP:
+        gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -93,19 +97,17 @@ def parameter_gradients(
         n = (j // chunks).to(tl.int64)
         mask = (j < N * chunks)[:, None] & m_c[None, :]
         o_partial = (n * C * chunks + j % chunks * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
-        b_p = tl.load(p_partials + o_partial, mask, 0.0)
-        b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
+        factor = 1.0
         if p_scale is not None:
-            factor = 1.0 + tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
-            b_p *= factor
-            b_q *= factor
-        p += b_p
-        q += b_q
-    grad_bias, grad_weight = tl.reduce((p, q), 0, add_pair)
-    if p_grad_weight is not None:
-        tl.store(p_grad_weight + o_c, grad_weight.to(p_grad_weight.dtype.element_ty), m_c)
+            factor += tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
+        if p_grad_bias is not None:
+            p += tl.load(p_partials + o_partial, mask, 0.0) * factor
+        if p_grad_weight is not None:
+            q += tl.load(p_partials + total + o_partial, mask, 0.0) * factor
     if p_grad_bias is not None:
-        tl.store(p_grad_bias + o_c, grad_bias.to(p_grad_bias.dtype.element_ty), m_c)
+        tl.store(p_grad_bias + o_c, tl.sum(p, 0).to(p_grad_bias.dtype.element_ty), m_c)
+    if p_grad_weight is not None:
+        tl.store(p_grad_weight + o_c, tl.sum(q, 0).to(p_grad_weight.dtype.element_ty), m_c)
 
 
 @triton.jit
@@ -158,11 +160,14 @@ def parameter_program(
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     units, K, G, D, rows, channel_programs, N, C, total, chunks, partial_channel, partial_chunk,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What follows from p and q: the first programs take a unit each, for P / K and Q / K, the rest the parameters."""
     pid = tl.program_id(0)
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
     if pid < units:
         if p_totals is not None:
             total_p, total_q = unit_totals(
@@ -184,8 +189,8 @@ def input_program(
     pid, p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
-    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, with P / K and Q / K from the totals, or merged from partials
@@ -207,6 +212,8 @@ def input_program(
     mean, _ = tile_of(b_mean, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
+    if OVERLAP:
+        gdc_wait()
     if p_totals is not None:
         o_unit = o_c if PER_BATCH else wide * G + o_c // D
         slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd * rstd, o_s, LAST)
@@ -248,15 +255,17 @@ def gradients(
     parameter_programs, programs, channel_programs, N,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
-    DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient, from the end as in tiles.apply. Without totals, what tiles.combine does is done here too:
     each program merges its unit's partials, and the first programs take the parameters."""
     pid = tl.program_id(0)
-    if p_partials is not None:
+    if p_partials is not None:  # noqa: SIM102 (one is known when compiling, the other is not)
         if pid < parameter_programs:
+            if OVERLAP:
+                gdc_wait()
             parameter_program(
                 pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
                 channel_programs, N, C, total, partial_chunks, partial_channel, partial_chunk, CHANNELS, BLOCK_N,
@@ -267,5 +276,6 @@ def gradients(
             p_mean, p_rstd, p_totals, p_partials,
             K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
             dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, partial_channel,
-            partial_chunk, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+            partial_chunk, OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
+            BLOCK_D,
         )  # fmt: skip

@@ -14,7 +14,9 @@ from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.problem import Layout, Problem, View
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-Backward = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+#: mean, rstd and variance, each where the problem has it and somebody wants it.
+Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
 def folded(problem: Problem) -> Problem:
@@ -41,6 +43,11 @@ def approximates() -> bool:
     return torch.version.hip is None and torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
 
+def overlaps() -> bool:
+    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on."""
+    return approximates() and torch.cuda.get_device_capability() >= (9, 0)
+
+
 class Plan:
     """Dtypes, shapes, the activation's functions, allocation."""
 
@@ -57,6 +64,7 @@ class Plan:
         name = used.name if used else None
         self.value, self.derivative = activation(name, short)
         self.sum_derivative = activation(name, short and not stored)[1]
+        self.overlap = {"OVERLAP": overlaps()}
         self.parameter = float(used.parameter or 0.0) if used else 0.0
 
     def output(self, input: Tensor) -> Tensor:
@@ -83,7 +91,12 @@ def _elsewhere(tensor: Tensor) -> bool:
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var)."""
+    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var).
+
+    ``keeps_statistics``: the kernels pass the statistics through memory whether the caller wants them or not.
+    """
+
+    keeps_statistics: bool
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -109,9 +122,9 @@ class ForwardPlan(Plan):
         output = self.output(input) if out is None else out
         if mean is not None and var is not None:
             saved_mean: Tensor | None = mean.to(self.compute, copy=True)
-            saved_rstd = var.to(self.compute).add(eps).rsqrt_()
+            saved_rstd: Tensor | None = var.to(self.compute).add(eps).rsqrt_()
             saved_var: Tensor | None = None
-        else:
+        elif statistics or self.keeps_statistics:
             saved_mean, given_rstd = saved_in
             if given_rstd is None:
                 saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=input.device)
@@ -120,6 +133,8 @@ class ForwardPlan(Plan):
             if saved_mean is None and not self.rms:
                 saved_mean = torch.empty_like(saved_rstd)
             saved_var = torch.empty_like(saved_rstd) if self.has_variance else None
+        else:
+            saved_rstd = saved_mean = saved_var = None
         if not self.empty:
             parameters = (
                 self.read(weight),
@@ -139,14 +154,14 @@ class ForwardPlan(Plan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         raise NotImplementedError
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients."""
+    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients or None."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -168,10 +183,9 @@ class BackwardPlan(Plan):
         if _elsewhere(input):
             arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out)
             return _on_its_device(self, input, arguments)
+        grad_input = None
         if self.wants_input:
             grad_input = self.output(input) if out is None else out
-        else:
-            grad_input = input.new_empty(0)
         grads = [
             torch.empty(tensor.shape, dtype=tensor.dtype, device=input.device) if tensor is not None and want else None
             for tensor, want in zip((weight, bias, scale, shift), output_mask[1:], strict=True)
@@ -184,14 +198,12 @@ class BackwardPlan(Plan):
                 self.read(shift, self.dtype),
             )
             saved = (None if self.rms else self.read(mean, self.compute), self.read(rstd, self.compute))
-            target = grad_input if self.wants_input else None
-            self.run((grad_output, input), target, saved, parameters, grads)
+            self.run((grad_output, input), grad_input, saved, parameters, grads)
         else:
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
-        first, second, third, fourth = (input.new_empty(0) if grad is None else grad for grad in grads)
-        return grad_input, first, second, third, fourth
+        return grad_input, grads[0], grads[1], grads[2], grads[3]
 
     def run(
         self,

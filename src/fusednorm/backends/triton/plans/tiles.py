@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,13 +12,11 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, folded
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded
 from fusednorm.problem import Layout, Problem, View
 
-#: Partials that one step of a merge takes.
-MERGE_BLOCK = 1024
-#: Tiles of a pass that reads whose loads are in flight together.
-UNROLL = 4
+#: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
+MERGE_BLOCK, MERGE_WARPS = 4096, 16
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -42,20 +39,25 @@ class Pass:
             "BLOCK_S": config.positions,
         }
         self.tiles = {"TILES": config.tiles}
-        self.unrolled = {"TILES": config.tiles, "UNROLL": min(UNROLL, config.tiles)}
+        self.unrolled = {"TILES": config.tiles, "UNROLL": config.unroll}
         self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
 
 class Partials:
     """The partials that a pass leaves: two planes of one number for each sample, channel and chunk."""
 
-    def __init__(self, problem: Problem, view: View, source: Pass) -> None:
-        self.total = view.samples * view.channels * source.chunks
-        self.steps = (1, view.channels) if source.last else (source.chunks, 1)
-        self.rows = source.chunks * (view.samples if problem.per_batch else 1)
-        self.count, self.per_batch = self.rows * view.group_channels, problem.per_batch
+    def __init__(self, view: View, chunks: int, *, last: bool, per_batch: bool) -> None:
+        self.view, self.chunks, self.per_batch = view, chunks, per_batch
+        self.total = view.samples * view.channels * chunks
+        self.steps = (1, view.channels) if last else (chunks, 1)
+        self.rows = chunks * (view.samples if per_batch else 1)
+        self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
-        self.block = {"BLOCK_R": min(power_of_two(self.rows), MERGE_BLOCK // columns), "BLOCK_D": columns}
+        rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
+        self.block, self.warps = (
+            {"BLOCK_R": rows, "BLOCK_D": columns},
+            max(4, rows * columns * MERGE_WARPS // MERGE_BLOCK),
+        )
 
 
 def _grouped(problem: Problem) -> Problem:
@@ -78,10 +80,11 @@ class TilesForward(ForwardPlan):
         view, seen = problem.view, source.view
         self.problem, self.source = problem, source
         self.statistics, self.results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
-        self.partials = Partials(source, seen, self.statistics)
+        self.partials = Partials(seen, self.statistics.chunks, last=self.statistics.last, per_batch=problem.per_batch)
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and self.partials.count <= merged(problem)
+        self.keeps_statistics = not self.merges
         self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
 
     def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
@@ -99,14 +102,16 @@ class TilesForward(ForwardPlan):
                 seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
                 partials.total,
             ),
-            {"RMS": self.rms, **statistics.tile, **(statistics.unrolled if rows else {})},
+            {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.unrolled if rows else {})},
             statistics.warps,
         )  # fmt: skip
         finalize = Launch(
             forward_kernels.finalize,
             problem.statistics,
             numbers,
-            {"EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            partials.warps,
+            follows=True,
         )
         apply = Launch(
             forward_kernels.apply,
@@ -116,10 +121,11 @@ class TilesForward(ForwardPlan):
                 *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers,
             ),
             {
-                "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, "MERGE": self.merges,
-                **results.order, **results.tile, **results.tiles, **partials.block,
+                **self.overlap, "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter,
+                "MERGE": self.merges, **results.order, **results.tile, **results.tiles, **partials.block,
             },
             results.warps,
+            follows=not self.given,
         )  # fmt: skip
         return self.launches.setdefault(eps, (moments, finalize, apply))
 
@@ -128,7 +134,7 @@ class TilesForward(ForwardPlan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
@@ -150,8 +156,7 @@ class TilesBackward(BackwardPlan):
         problem = folded(problem)
         view = problem.view
         reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
-        self.view, self.chunks = view, reduction.chunks
-        self.partials = partials = Partials(problem, view, reduction)
+        self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=problem.per_batch)
         sizes = (view.groups, view.group_channels, view.channels, view.spatial)
         inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
@@ -159,8 +164,8 @@ class TilesBackward(BackwardPlan):
             reduction.programs,
             (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
             {
-                "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order, **reduction.tile,
-                **reduction.unrolled,
+                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order,
+                **reduction.tile, **reduction.unrolled,
             },
             reduction.warps,
         )  # fmt: skip
@@ -172,23 +177,24 @@ class TilesBackward(BackwardPlan):
             partials.rows, partials.total, reduction.chunks, *partials.steps,
         )  # fmt: skip
         self.constants = {
-            "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order, **results.tile,
-            **results.tiles, **partials.block,
+            **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order,
+            **results.tile, **results.tiles, **partials.block,
         }  # fmt: skip
-        self.results, self.per_batch, self.reduced = results, problem.per_batch, problem.reduced
+        self.results, self.samples, self.reduced = results, view.samples, problem.reduced
         self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
 
     def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
         """What combines the partials for these parameters, and the input's gradient, which does it too where it can."""
-        sums = ParameterSums(self.view, self.chunks, parameters, modulation)
+        sums = ParameterSums(self.partials, parameters, modulation)
         programs = sums.programs if self.merges else 0
-        combine = combine_launch(self.view, self.chunks, self.partials, self.units, self.reduced, self.rms, sums)
+        combine = combine_launch(self.partials, self.units, self.reduced, self.rms, sums, self.overlap)
         gradients = Launch(
             backward_kernels.gradients,
             self.results.programs + programs,
-            (programs, self.results.programs, sums.channel_programs, self.view.samples, *self.arguments),
+            (programs, self.results.programs, sums.channel_programs, self.samples, *self.arguments),
             {**self.constants, "CHANNELS": sums.channels, "BLOCK_N": sums.rows},
             self.results.warps,
+            follows=self.units > 0 or parameters or modulation,
         )
         return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
@@ -217,31 +223,32 @@ class TilesBackward(BackwardPlan):
 class ParameterSums:
     """The programs that sum p and q into the parameters' gradients, by blocks of channels."""
 
-    def __init__(self, view: View, chunks: int, parameters: bool, modulation: bool) -> None:
-        rows = view.samples * chunks
+    def __init__(self, partials: Partials, parameters: bool, modulation: bool) -> None:
+        view, rows = partials.view, partials.view.samples * partials.chunks
         # Eight fp32 values are the least that memory moves; more rows than registers hold are a loop.
-        self.channels, self.rows = (
-            min(power_of_two(view.channels), 8 if rows > 64 else 16),
-            min(power_of_two(rows), 256),
-        )
+        few = rows > 64 and view.channels < 2048
+        self.channels, self.rows = min(power_of_two(view.channels), 8 if few else 16), min(power_of_two(rows), 256)
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
         self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
 
 
 def combine_launch(
-    view: View, chunks: int, partials: Any, units: int, reduced: int, rms: bool, sums: ParameterSums
+    partials: Partials, units: int, reduced: int, rms: bool, sums: ParameterSums, overlap: dict[str, bool]
 ) -> Launch:
     """The launch that turns p and q into P / K and Q / K of so many units and into the parameters' gradients."""
+    view = partials.view
     return Launch(
         backward_kernels.combine,
         units + sums.programs,
         (
             units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
-            view.channels, partials.total, chunks, *partials.steps,
+            view.channels, partials.total, partials.chunks, *partials.steps,
         ),
         {
-            "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
+            **overlap, "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
             "BLOCK_N": sums.rows,
         },
+        partials.warps if units else 4,
+        follows=True,
     )  # fmt: skip

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Whole, power_of_two
+from fusednorm.backends.triton.config import Rows, Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.triton.plans.tiles import ParameterSums, combine_launch
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved
+from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Layout, Problem, View
 
 
@@ -24,6 +23,7 @@ class WholeForward(ForwardPlan):
         view, output = problem.view, problem.output_layout
         assert output is not None
         self.launches: dict[float, Launch] = {}
+        self.keeps_statistics = False
 
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
@@ -32,6 +32,7 @@ class WholeForward(ForwardPlan):
         self.scalars = (problem.statistics, *group(problem.layout), *group(output))
         self.warps = config.warps
         self.constants = {
+            "RMS": self.rms,
             "VALUE": self.value,
             "PARAMETER": self.parameter,
             "G": view.groups,
@@ -46,7 +47,7 @@ class WholeForward(ForwardPlan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
-        saved: tuple[Tensor | None, Tensor, Tensor | None],
+        saved: Saved,
         eps: float,
     ) -> None:
         launch = self.launches.get(eps)
@@ -56,13 +57,10 @@ class WholeForward(ForwardPlan):
         launch(x, y, *parameters, *saved)
 
 
-PREFETCH = RELOAD = False
-
-
 class RowsBackward(BackwardPlan):
     """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
 
-    def __init__(self, problem: Problem, config: Whole) -> None:
+    def __init__(self, problem: Problem, config: Rows) -> None:
         super().__init__(problem)
         view = problem.view
         assert problem.grad_layout is not None and problem.output_layout is not None
@@ -74,18 +72,16 @@ class RowsBackward(BackwardPlan):
             programs,
             (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
             {
-                "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, "BIAS": problem.bias_dtype is not None,
-                "K": view.channels, "BLOCK_U": config.units, "BLOCK_K": power_of_two(view.channels), "STEPS": steps,
-                "PREFETCH": PREFETCH, "RELOAD": RELOAD,
+                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
+                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
+                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "PREFETCH": config.prefetch,
+                "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
         # The programs' sums are laid out as the partials of so many samples of one chunk.
-        view = View(programs, 1, view.channels, 1)
-        partials = SimpleNamespace(
-            total=self.total, steps=(1, view.channels), rows=1, per_batch=False, block={"BLOCK_R": 1, "BLOCK_D": 1}
-        )
-        self.combine = combine_launch(view, 1, partials, 0, 1, self.rms, ParameterSums(view, 1, True, False))
+        partials = Partials(View(programs, 1, view.channels, 1), 1, last=True, per_batch=False)
+        self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
     def run(
         self,

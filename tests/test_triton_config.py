@@ -1,0 +1,57 @@
+"""The heuristics of the Triton backend are pure functions of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from fusednorm.backends.triton.config import _shares, merged, passes_for, rows_backward_for, whole_forward_for
+from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.problem import Problem
+
+
+def _problems(shape: tuple[int, ...], groups: int, dtype: torch.dtype, last: bool) -> tuple[Problem, Problem]:
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
+    common: tuple[Any, ...] = (None, None, None, None, "group_norm", groups, 1, None)
+    return forward_problem(x, *common), backward_problem(x, x, *common)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((2, 320, 128, 128), 32), ((1, 128, 1024, 1024), 32), ((3, 7, 5, 3), 7), ((2, 24, 33, 31), 8)]
+)
+def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dtype) -> None:
+    for problem in _problems(shape, groups, dtype, last):
+        for tiles in (passes_for(problem).reduction, passes_for(problem).output):
+            for number in (tiles.channels, tiles.positions, tiles.warps):
+                assert number == 1 << (number.bit_length() - 1)
+            assert tiles.channels * tiles.positions <= 8192
+            assert tiles.tiles >= tiles.unroll >= 1
+            if not last:  # a program's channels belong to one group, so that it can merge that group's partials
+                assert problem.view.group_channels % tiles.channels == 0
+
+
+def test_shares_are_equal_where_they_can_be() -> None:
+    assert _shares(512, 40) == 32
+    assert _shares(392, 25) == 14
+    assert _shares(509, 40) == 40
+    assert _shares(3, 40) == 3
+
+
+def test_one_program_per_unit_of_few_partials() -> None:
+    forward, backward = _problems((2, 320, 128, 128), 32, torch.bfloat16, False)
+    assert merged(forward) > merged(backward) > 0
+
+
+def test_rows() -> None:
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(x, x, None, None, None, None, "layer_norm", 1, 1, None)
+    assert rows_backward_for(problem).prefetch
+    wide = replace(problem, dtype="float32")
+    assert not rows_backward_for(wide).prefetch
+    assert whole_forward_for(replace(problem, direction="forward")).warps == 4
