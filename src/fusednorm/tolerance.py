@@ -90,7 +90,8 @@ def judge(
     on the way were rounded to a dtype that the user chose for them; the factor applies to its error too.
 
     ``plain`` is in the compute dtype, not yet rounded to that of ``got``. For an fp64 result the judge is no more exact
-    than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units.
+    than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units; and the
+    roundings are allowed twice, once for each of the two.
     """
     if got.shape != expected.shape:
         return Verdict(float("inf"), 0.0, 0.0, f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
@@ -115,6 +116,8 @@ def judge(
     if allowance.intermediates and input_dtype is not None:
         eps = max(eps, torch.finfo(input_dtype).eps)
     unit = allowance.roundings * (eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
+    if info.bits == 64:
+        unit *= 2
     floor = allowance.roundings * info.tiny * info.eps / 2
     magnitude = expected.abs()
     top = max(spread, float(magnitude.max()) if magnitude.numel() else 0.0)
