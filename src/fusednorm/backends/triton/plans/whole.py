@@ -72,7 +72,7 @@ class RowsBackward(BackwardPlan):
             programs,
             (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
+                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
                 "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "PREFETCH": config.prefetch,
                 "RELOAD": config.reload,
