@@ -57,6 +57,12 @@ def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
         Activation(name, 2.0)
 
 
+@pytest.mark.parametrize("value", ["a", math.nan, math.inf])
+def test_a_parameter_is_a_finite_number(value: Any) -> None:
+    with pytest.raises(ValueError, match="parameter of 'silu'.*finite number"):
+        Activation("silu", value)
+
+
 @pytest.mark.parametrize("value", [1, torch.nn.SiLU(), F.silu, ("silu", 1.0)], ids=lambda value: type(value).__name__)
 def test_anything_else_is_a_type_error(value: Any) -> None:
     with pytest.raises(TypeError, match=f"got {type(value).__name__}"):

@@ -232,3 +232,54 @@ def test_a_mean_of_a_thousand_deviations_verifies() -> None:
         pack["x"] += 1000
         graph.execute(pack)
         assert graph.verify(pack), name
+
+
+def relu_between(x: Tensor, y: Tensor) -> Graph:
+    graph = Graph("float32")
+    graph.pointwise("relu", graph.tensor_like(x, name="x")).set_output().set_name("y").set_strides(y.stride())
+    return graph.build()
+
+
+def test_tensors_with_holes_may_interleave_but_not_meet() -> None:
+    base = torch.randn(2, 12, 5, 5)
+    x, beside, over = base[:, :6], base[:, 6:], base[:, 4:10]
+    expected = x.relu()
+    with pytest.raises(VariantPackError, match="share memory"):
+        relu_between(x, over).execute({"x": x, "y": over})
+    relu_between(x, beside).execute({"x": x, "y": beside})
+    assert torch.equal(beside, expected)
+
+
+def test_a_tensor_that_autograd_saved_does_not_change_unseen() -> None:
+    x, y, leaf = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8, requires_grad=True)
+    graph = relu_between(x, y)
+    loss = (leaf * y).sum()
+    graph.execute({"x": x, "y": y})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with pytest.raises(VariantPackError, match="requires gradients"):
+        graph.execute({"x": x, "y": leaf})
+
+
+def test_another_default_device_does_not_matter() -> None:
+    x = torch.randn(2, 64, 16, 16)
+    y, expected = torch.empty_like(x), torch.nn.functional.group_norm(x, 2)
+    graph = Graph("float32")
+    graph.groupnorm(graph.tensor_like(x, name="x"), num_groups=2)[0].set_output().set_name("y")
+    graph.build()
+    with torch.device("meta"):
+        graph.execute({"x": x, "y": y})
+        assert graph.verify({"x": x, "y": y}).ok
+    assert torch.allclose(y, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_result_that_another_node_reads_is_judged_as_rounded(seed: int) -> None:
+    graph = Graph("bfloat16")
+    x, r = graph.tensor((64, 512), name="x"), graph.tensor((64, 512), name="r")
+    h = graph.pointwise("add", x, r).set_output().set_name("h")
+    graph.rmsnorm(h, graph.tensor((512,), name="scale"))[0].set_output().set_name("y")
+    pack = draw(graph.build(), seed)
+    graph.execute(pack)
+    verification = graph.verify(pack)
+    assert verification.ok, str(verification)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import builtins
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import isfinite
+from numbers import Real
 from types import FunctionType
 from typing import Any
 
@@ -141,8 +143,11 @@ class Activation:
             raise ValueError(f"activation: {self.name!r} is unknown; expected None or one of {known}")
         if self.parameter is not None and formula.parameter is None:
             raise ValueError(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
+        parameter = formula.default if self.parameter is None else self.parameter
+        if not isinstance(parameter, Real) or not isfinite(parameter):
+            raise ValueError(f"activation: the parameter of {name!r} is {parameter!r}; expected a finite number")
         object.__setattr__(self, "name", name)
-        object.__setattr__(self, "parameter", float(formula.default if self.parameter is None else self.parameter))
+        object.__setattr__(self, "parameter", float(parameter))
 
     @property
     def flops(self) -> int:

@@ -201,7 +201,6 @@ def rms_norm(
 
     y = phi(x rstd weight), rstd = (mean(x²) + eps)^(-1/2).
 
-
     Args:
         input: (*, *normalized_shape).
         normalized_shape: the sizes of the trailing dimensions, as a tuple.

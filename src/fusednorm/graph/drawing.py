@@ -22,7 +22,7 @@ def draw(graph: Graph, seed: int = 0) -> dict[str, Tensor]:
     Data is standard normal, a scale 1 ± 0.2, a bias and a mean ± 0.2, a variance or its inverse root 1 ± 0.1 and
     positive.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(seed)
     taken = {tensor: port for node in graph.nodes for port, tensor in node.inputs.items()}
     pack = {tensor.name: _filled(tensor, taken[tensor], generator, graph.device) for tensor in graph.inputs}
     return pack | {tensor.name: _empty(tensor, graph.device) for tensor in graph.outputs}
@@ -38,10 +38,10 @@ def _filled(tensor: TensorAttributes, port: str, generator: torch.Generator, dev
     drawn = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     around, spread = _DISTRIBUTIONS.get(port, (0.0, 1.0))
     if overlaps_itself(tensor.dims, tensor.strides):  # an expanded input: every element of its memory once
-        memory = torch.randn(extent(tensor.dims, tensor.strides), generator=generator, dtype=drawn)
+        memory = torch.randn(extent(tensor.dims, tensor.strides), generator=generator, dtype=drawn, device="cpu")
         memory = (memory * spread + around).to(tensor.dtype).to(device)
         return memory.as_strided(tensor.dims, tensor.strides)
-    values = torch.randn(tensor.dims, generator=generator, dtype=drawn) * spread + around
+    values = torch.randn(tensor.dims, generator=generator, dtype=drawn, device="cpu") * spread + around
     if port in _POSITIVE:
         values = values.abs() + 0.1
     return _empty(tensor, device).copy_(values)

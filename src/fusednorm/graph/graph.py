@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 STAGES = ("validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans")
 DEBUG = logging.DEBUG
 _grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+_increment_version = torch.autograd.graph.increment_version
 
 
 class Graph(GraphBuilder):
@@ -300,6 +301,9 @@ class Graph(GraphBuilder):
             else:
                 for step in program.steps:
                     step.run(values)
+            # Kernels write behind autograd's back: a tensor that it saved must not change unseen.
+            written = [values[slot] for slot in self._reader.outputs]
+            _increment_version([tensor for tensor in written if not tensor.is_inference()])
         finally:
             _set_grad_enabled(recording)
 

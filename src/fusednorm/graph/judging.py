@@ -42,17 +42,19 @@ class Verification:
 def evaluate(
     order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], dtype: torch.dtype, rounded: bool = False
 ) -> Tensors:
-    """Every tensor of a graph in ``dtype`` on the CPU; ``rounded`` rounds the virtual ones to their own dtypes."""
+    """Every tensor of a graph in ``dtype`` on the CPU; ``rounded``: nodes read results in their own dtypes."""
     values: Tensors = {tensor: value.detach().cpu() for tensor, value in given.items()}
+    read = dict(values)
     with torch.no_grad():
         for node in order:
-            for port, value in _node(node, {port: values[one] for port, one in node.inputs.items()}, dtype).items():
+            for port, value in _node(node, {port: read[one] for port, one in node.inputs.items()}, dtype).items():
                 if port not in node.outputs:
                     continue
                 tensor = node.outputs[port]
                 assert tensor.dims is not None and tensor.dtype is not None
                 value = value.reshape(tensor.dims).to(dtype)
-                values[tensor] = value.to(tensor.dtype).to(dtype) if rounded and tensor.is_virtual else value
+                values[tensor] = value
+                read[tensor] = value.to(tensor.dtype).to(dtype) if rounded else value
     return values
 
 

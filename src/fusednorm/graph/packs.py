@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import Parameter
@@ -13,7 +14,6 @@ from fusednorm.graph.errors import VariantPackError
 from fusednorm.graph.tensors import TensorAttributes, dtype_name, extent, same_strides
 from fusednorm.tensors import is_dense
 
-Key = int | str | TensorAttributes
 VariantPack = Mapping[Any, Tensor]
 
 
@@ -71,6 +71,9 @@ class PackReader:
         if not complete:
             self.refuse_count(pack, values, outputs)
         if outputs:
+            for slot in self.outputs:
+                if values[slot].requires_grad:
+                    self.refuse_gradient(slot)
             addresses = [tensor.data_ptr() for tensor in values]
             if addresses != self.apart:
                 self.check_apart(values)
@@ -79,27 +82,26 @@ class PackReader:
 
     def check_apart(self, values: Sequence[Tensor]) -> None:
         """No output shares memory with another tensor."""
-        sized = enumerate(zip(values, self.bytes, strict=True))
-        spans = sorted([(tensor.data_ptr(), size, slot) for slot, (tensor, size) in sized if size])
-        end, owner = 0, -1
-        first_output = self.outputs.start
-        for start, size, slot in spans:
-            if start < end and (slot >= first_output or owner >= first_output):
-                self.refuse_overlap(values, owner, slot)
-            if start + size > end:
-                end, owner = start + size, slot
+        spans = [(tensor.data_ptr(), tensor.data_ptr() + size) for tensor, size in zip(values, self.bytes, strict=True)]
+        for one in self.outputs:
+            for other in range(one):
+                first, last = max(spans[one][0], spans[other][0]), min(spans[one][1], spans[other][1])
+                if first < last and _share_memory(values[one], values[other]):
+                    self.refuse_overlap(other, one)
 
     # --- errors ---
 
-    def refuse_overlap(self, values: Sequence[Tensor], one: int, other: int) -> None:
-        """Refuse two tensors whose ranges of memory meet, unless one has holes in which the other may lie."""
-        both = (values[one], values[other])
-        if both[0].data_ptr() != both[1].data_ptr() and not all(is_dense(tensor) for tensor in both):
-            return
+    def refuse_overlap(self, one: int, other: int) -> NoReturn:
         names = f"{self.tensors[one].name!r} and {self.tensors[other].name!r}"
         raise VariantPackError(
             f"graph {self.graph!r}: the tensors {names} share memory; expected an output in memory of its own; "
             "give it another tensor"
+        )
+
+    def refuse_gradient(self, slot: int) -> NoReturn:
+        raise VariantPackError(
+            f"graph {self.graph!r}, tensor {self.tensors[slot].name!r}: it requires gradients; expected an output that "
+            "autograd does not follow; give tensor.detach()"
         )
 
     def refuse_keys(self, pack: Any) -> NoReturn:
@@ -154,6 +156,30 @@ class PackReader:
             )
         if tensor.is_neg():
             raise VariantPackError(f"{where}: its values are negated lazily; expected plain memory; use resolve_neg()")
+
+
+class _Bytes:
+    """A tensor's memory as numpy describes it; nothing is read."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        size = tensor.element_size()
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": tuple(tensor.shape),
+            "strides": tuple(stride * size for stride in tensor.stride()),
+            "typestr": f"|V{size}",
+            "data": (tensor.data_ptr(), False),
+        }
+
+
+def _share_memory(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors whose ranges of memory meet have a byte in common; where that is hard to say, they do."""
+    if is_dense(one) and is_dense(other):
+        return True
+    try:
+        return np.shares_memory(np.asarray(_Bytes(one)), np.asarray(_Bytes(other)), max_work=1 << 20)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 
 def _hashable(key: Any) -> bool:

@@ -28,7 +28,10 @@ _free: deque[mmap.mmap] = deque()
 @cache
 def limit() -> int:
     """Bytes kept for reuse at most: FUSEDNORM_BUFFER_CACHE_MB, 512 by default; 0 keeps none."""
-    return int(os.environ.get("FUSEDNORM_BUFFER_CACHE_MB", "512")) << 20
+    megabytes = os.environ.get("FUSEDNORM_BUFFER_CACHE_MB", "512")
+    if not megabytes.isdecimal():
+        raise ValueError(f"FUSEDNORM_BUFFER_CACHE_MB is {megabytes!r}; expected a number of megabytes, 0 to keep none")
+    return int(megabytes) << 20
 
 
 def empty_cache() -> None:
@@ -64,12 +67,14 @@ def empty_strided(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtyp
     """torch.empty_strided for a dense tensor, from kept blocks where it is large."""
     size = shape.numel() * dtype.itemsize
     if size < SMALLEST or limit() == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty_strided(shape, strides, dtype=dtype)
+        return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
     block = _take(size)
     array = np.frombuffer(block, np.uint8, size)
     # The storage holds the array, and the array's end is the end of the tensor and of all its views.
     weakref.finalize(array, _release, block).atexit = False
-    tensor = torch.empty(0, dtype=dtype).set_(torch.from_numpy(array).untyped_storage(), 0, shape, strides)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(
+        torch.from_numpy(array).untyped_storage(), 0, shape, strides
+    )
     deterministic: Any = torch.utils.deterministic  # a module whose attributes are properties
     if torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory:
         tensor.fill_(torch.nan)

@@ -37,7 +37,7 @@ def _power_of_two(coefficients):
 
     @exact
     def exp2(t):
-        """2**t for t in [-126, 126]; NaN stays NaN.
+        """2**t for t in [-126, 128.5), infinity from 127.5; NaN stays NaN.
 
         The power is a factor and no sum of bits, which would make numbers of NaNs with a payload. Callers scale by
         log2(e) themselves: that error, t units in the last place, is absolute in their results.
@@ -127,7 +127,7 @@ def _primitives_32(precision):
 
     @rewritten
     def sigmoid(z):
-        t = at_least(F(-87.0), z) * F(-_LOG2E)
+        t = at_least(F(-89.0), z) * F(-_LOG2E)  # at most 128.4: a sigmoid of 0
         return F(1.0) / (F(1.0) + exp2(at_least(F(-126.0), t)))
 
     @exact

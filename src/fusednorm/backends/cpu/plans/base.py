@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import parallel_for
 from fusednorm.problem import DTYPE_BYTES, Problem
 
+CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -79,7 +80,7 @@ class Plan:
         """One block of float64 for several arrays of so many elements, and their addresses."""
         total = sum(counts)
         if 8 * total < SMALLEST:
-            block = torch.empty(total, dtype=torch.float64)
+            block = torch.empty(total, dtype=torch.float64, device=CPU)
         else:
             block = empty_strided(torch.Size((total,)), (1,), torch.float64)
         addresses, offset = [], block.data_ptr()
@@ -107,7 +108,9 @@ class ForwardPlan(Plan):
         if problem.direction == "inference":
             self.given = self.kernel("given", activated=False, module="affine")
         # Statistics that nobody asked for go here, from every thread, and are never read: 2 us for small inputs.
-        self.discarded = torch.empty(3 * self.statistics if self.statistics <= DISCARDED else 0, dtype=self.compute)
+        self.discarded = torch.empty(
+            3 * self.statistics if self.statistics <= DISCARDED else 0, dtype=self.compute, device=CPU
+        )
         step = self.discarded.element_size() * self.statistics
         self.discard = tuple(self.discarded.data_ptr() + i * step for i in range(3))
 
@@ -131,7 +134,7 @@ class ForwardPlan(Plan):
         saved = self.discard
         if statistics or self.statistics > DISCARDED:
             if saved_rstd is None:
-                saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute)
+                saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=CPU)
             if saved_mean is None and not self.problem.rms:
                 saved_mean = torch.empty_like(saved_rstd)
             if self.has_variance:
@@ -192,7 +195,7 @@ class BackwardPlan(Plan):
             grad_input = self.output(input) if out is None else out
         originals = (weight, bias, scale, shift)
         grads = [
-            torch.empty(tensor.shape, dtype=compute) if tensor is not None and wanted else None
+            torch.empty(tensor.shape, dtype=compute, device=CPU) if tensor is not None and wanted else None
             for tensor, wanted in zip(originals, output_mask[1:], strict=True)
         ]
         if self.tensor_bytes == 0:

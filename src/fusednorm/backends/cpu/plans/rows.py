@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import parallel_for
 from fusednorm.problem import Problem
 
 
 def _constants(plan: Plan) -> tuple[Tensor, Tensor]:
     """The weight and the bias of a problem that has none: the row kernels always read both."""
-    return torch.ones(plan.channels, dtype=plan.compute), torch.zeros(plan.channels, dtype=plan.compute)
+    ones = torch.ones(plan.channels, dtype=plan.compute, device=CPU)
+    return ones, torch.zeros_like(ones)
 
 
 class RowsForward(ForwardPlan):
