@@ -59,7 +59,7 @@ def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
 
 @pytest.mark.parametrize("value", ["a", math.nan, math.inf])
 def test_a_parameter_is_a_finite_number(value: Any) -> None:
-    with pytest.raises(ValueError, match="parameter of 'silu'.*finite number"):
+    with pytest.raises(ValueError, match=r"parameter of 'silu'.*finite number"):
         Activation("silu", value)
 
 
