@@ -250,6 +250,12 @@ def test_large_negative_values_vanish(dtype: torch.dtype, name: str) -> None:
     assert bool((derivative.abs() <= 2.0**-125 * z.abs()).all())
 
 
+def test_silu_of_the_largest_negative_number_is_zero() -> None:
+    value, derivative = ours(torch.tensor([-torch.finfo(torch.float32).max, -1e20, -90.0]), "silu")
+    assert torch.equal(value, torch.zeros(3))
+    assert torch.equal(derivative, torch.zeros(3))
+
+
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_tanh", "hardswish", "relu", "leaky_relu"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_large_positive_values_pass(dtype: torch.dtype, name: str) -> None:

@@ -436,3 +436,14 @@ def test_a_process_ends_in_peace_with_live_and_dead_outputs() -> None:
         """
     )
     assert found == "end"
+
+
+@pytest.mark.parametrize("megabytes", ["abc", "-1", ""])
+def test_a_size_that_is_no_number_is_named(megabytes: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEDNORM_BUFFER_CACHE_MB", megabytes)
+    memory.limit.cache_clear()
+    try:
+        with pytest.raises(ValueError, match=r"FUSEDNORM_BUFFER_CACHE_MB is .*megabytes"):
+            memory.limit()
+    finally:
+        memory.limit.cache_clear()

@@ -279,6 +279,14 @@ def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> Non
     assert all(same_bits(part, gradient) for part, gradient in zip(parts, whole[1:], strict=True))
 
 
+@pytest.mark.parametrize("strides", [(0, 2, 1, 1), (4, 2, 7, 1), (1, 2, 0, 1)])
+def test_strides_along_one_element_are_the_fakes_too(strides: tuple[int, ...]) -> None:
+    x = torch.randn(8).as_strided((1, 2, 1, 2), strides)
+    with FakeTensorMode() as mode:
+        fake = ops.empty_output(mode.from_tensor(x), "instance_norm", 0, 1)
+    assert fusednorm.instance_norm(x).stride() == fake.stride() == strides
+
+
 def test_memory_with_holes_is_read_by_its_strides_alone() -> None:
     """in_memory puts NaN between the elements, so the tests above would see a read beside them."""
     placed = in_memory(torch.ones(2, 3), steps=(2, 2), offset=1)

@@ -16,6 +16,7 @@ from cpu_support import activation_for, fresh_process, in_child, layout_for, nee
 from torch.utils.data import DataLoader, Dataset
 
 import fusednorm
+from fusednorm import ops
 from fusednorm.backends.cpu import compiler, threads
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
@@ -375,3 +376,21 @@ AT_THE_END = """
 def test_calls_after_the_main_thread_has_ended(team: str) -> None:
     """Python starts no threads then, but a thread that outlives the main one may call, and a function of atexit."""
     assert fresh_process(AT_THE_END, TEAM=team) == [True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_what_a_worker_keeps_is_its_own(dtype: torch.dtype) -> None:
+    """The backward of 16-bit inputs keeps dz of a unit between its passes, in memory that each worker has."""
+    x, grad_output = torch.randn(8, 64, 48, 48).to(dtype), torch.randn(8, 64, 48, 48).to(dtype)
+    weight, bias = torch.randn(64), torch.randn(64)
+    _, mean, rstd = ops.group_norm_forward(x, 32, weight, bias, 1e-5, activation="silu")
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3, 2):
+            torch.set_num_threads(count)
+            results.append(ops.group_norm_backward(grad_output, x, mean, rstd, 32, weight, bias, activation="silu"))
+    finally:
+        torch.set_num_threads(before)
+    for result in results[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))

@@ -252,7 +252,9 @@ def test_tensors_with_holes_may_interleave_but_not_meet() -> None:
 
 def test_a_tensor_that_autograd_saved_does_not_change_unseen() -> None:
     x, y, leaf = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8, requires_grad=True)
-    graph = relu_between(x, y)
+    graph = Graph("float32")  # a kernel of the library; torch's own operations say what they write
+    graph.groupnorm(graph.tensor_like(x, name="x"), num_groups=2)[0].set_output().set_name("y")
+    graph.build()
     loss = (leaf * y).sum()
     graph.execute({"x": x, "y": y})
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -262,7 +264,7 @@ def test_a_tensor_that_autograd_saved_does_not_change_unseen() -> None:
 
 
 def test_another_default_device_does_not_matter() -> None:
-    x = torch.randn(2, 64, 16, 16)
+    x = torch.randn(2, 64, 64, 64)  # few large groups, whose plan needs memory beside its results
     y, expected = torch.empty_like(x), torch.nn.functional.group_norm(x, 2)
     graph = Graph("float32")
     graph.groupnorm(graph.tensor_like(x, name="x"), num_groups=2)[0].set_output().set_name("y")

@@ -171,13 +171,8 @@ class _Norm(torch.autograd.Function):
         direct = (
             not statistics  # nobody saw mean and rstd, so they are what the forward made
             and not _grad_enabled()
-            and _direct(input)
             and _readable(grad_output)
-            and _plain(input)
-            and (weight is None or _plain(weight))
-            and (bias is None or _plain(bias))
-            and (scale is None or _plain(scale))
-            and (shift is None or _plain(shift))
+            and _straight(input, weight, bias, scale, shift)
         )
         run = dispatch.run_backward if direct else _gradients
         a, b, c, d, e = run(
@@ -302,6 +297,20 @@ def _direct(tensor: Tensor) -> bool:
     )
 
 
+def _straight(
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None
+) -> bool:
+    """True where these may go straight to the backend."""
+    return (
+        _plain(input)
+        and (weight is None or _plain(weight))
+        and (bias is None or _plain(bias))
+        and (scale is None or _plain(scale))
+        and (shift is None or _plain(shift))
+        and _direct(input)
+    )
+
+
 def norm_forward(
     input: Tensor,
     weight: Tensor | None,
@@ -325,14 +334,7 @@ def norm_forward(
     given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
     if torch.compiler.is_dynamo_compiling():
         return _forward_op(input, weight, bias, scale, shift, *given)
-    if not (
-        _plain(input)
-        and (weight is None or type(weight) is Parameter or _plain(weight))
-        and (bias is None or type(bias) is Parameter or _plain(bias))
-        and (scale is None or _plain(scale))
-        and (shift is None or _plain(shift))
-        and _direct(input)
-    ):
+    if not _straight(input, weight, bias, scale, shift):
         run = _composite_forward if _transformed() else _forward_op
         return run(input, weight, bias, scale, shift, *given)
     if _grad_enabled() and (

@@ -9,8 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +18,7 @@ from torch import Tensor
 from fusednorm.graph.packs import VariantPack
 from fusednorm.graph.serialization import as_dict
 from fusednorm.graph.workspace import ALIGNMENT
+from fusednorm.storage import cache_root, replace_file
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
@@ -58,16 +57,8 @@ def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -
 
 
 def cache_directory() -> Path:
-    """The folder of the rankings: in FUSEDNORM_CACHE_DIR, or in the user's cache folder."""
-    root = os.environ.get("FUSEDNORM_CACHE_DIR")
-    if not root:
-        from platformdirs import user_cache_dir
-
-        try:
-            root = user_cache_dir("fusednorm", appauthor=False)
-        except RuntimeError:  # there is no home: nothing is found or kept below the null device
-            root = os.devnull
-    return Path(root) / "graph-plans"
+    """The folder of the rankings, below the cache's root."""
+    return cache_root() / "graph-plans"
 
 
 def _key(graph: Graph) -> dict[str, Any]:
@@ -126,14 +117,6 @@ def write(graph: Graph, seconds: dict[str, float]) -> None:
     ranking = [{"plan": name, "seconds": value} for name, value in seconds.items()]
     content = json.dumps({"version": VERSION, "graph": graph.name, "ranking": ranking}, indent=1)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            try:
-                file.write(content)
-                file.close()
-                os.replace(file.name, path)
-            except OSError:
-                os.unlink(file.name)
-                raise
+        replace_file(path, content.encode())
     except OSError as error:
         logger.info("the tuning cache %s cannot be written (%s); each process tunes anew", path.parent, error)

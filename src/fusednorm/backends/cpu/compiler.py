@@ -19,7 +19,6 @@ import logging
 import os
 import platform
 import struct
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
+from fusednorm.storage import cache_root, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -209,16 +209,8 @@ def _entry(symbol: str, function: str, signature: str) -> str:
 
 
 def cache_directory() -> Path:
-    """The folder of this machine's objects: FUSEDNORM_CACHE_DIR or the user's cache folder, then a digest."""
-    root = os.environ.get("FUSEDNORM_CACHE_DIR")
-    if not root:
-        from platformdirs import user_cache_dir
-
-        try:
-            root = user_cache_dir("fusednorm", appauthor=False)
-        except RuntimeError:  # there is no home: nothing is found or kept below the null device
-            root = os.devnull
-    return Path(root) / f"cpu-{_digest()}"
+    """The folder of this machine's objects: below the cache's root, named by a digest."""
+    return cache_root() / f"cpu-{_digest()}"
 
 
 @cache
@@ -256,14 +248,6 @@ def _write(kernel: Kernel, entry: tuple[str, str, bytes]) -> None:
     content = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
     directory = cache_directory()
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=directory, delete=False) as file:
-            try:
-                file.write(content)
-                file.close()
-                os.replace(file.name, directory / kernel.name)
-            except OSError:
-                os.unlink(file.name)
-                raise
+        replace_file(directory / kernel.name, content)
     except OSError as error:
         logger.info("the kernel cache %s cannot be written (%s); each process compiles its kernels", directory, error)
