@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cpu_support import ACTIVATIONS, DTYPES, faults, run
+from cpu_support import ACTIVATIONS, DTYPES, backward, faults, forward, run
 
 import fusednorm
-from fusednorm.bench.workloads import Init, LayoutName, Workload, draw
+from fusednorm.bench.operations import problem_of
+from fusednorm.bench.workloads import Init, Inputs, LayoutName, Workload, draw
 from fusednorm.dispatch import backward_problem, forward_problem, instances
+from fusednorm.problem import Direction
 
 pytestmark = pytest.mark.gpu
 
@@ -36,15 +38,25 @@ WORKLOADS = (
 LAYOUTS: tuple[LayoutName, ...] = ("nchw", "nhwc", "channel_dim=-1")
 
 
+def able(workload: Workload, inputs: Inputs, direction: Direction) -> set[str | None]:
+    """The Triton instances that can run the workload in this direction, and None for the default one."""
+    candidates = instances(problem_of(direction, workload, inputs))
+    return {None, *(c.instance.name for c in candidates if c.reason is None and c.instance.name.startswith("triton"))}
+
+
 def check(workload: Workload, init: Init = "normal") -> None:
     """Every Triton instance that can run the workload, and the default one."""
     inputs = draw(workload, init, device="cuda")
-    for name in (None, "triton.tiles"):
-        results = run(workload, inputs, name)
-        asked = "forward_backward" if workload.training else "inference"
-        if not workload.training:
-            results = {key: results[key] for key in ("output", "mean", "rstd")}
-        assert faults(workload, inputs, results, asked) == [], (workload.key, init, name)
+    if not workload.training:
+        for name in able(workload, inputs, "inference"):
+            assert faults(workload, inputs, forward(workload, inputs, name), "inference") == [], (workload.key, name)
+        return
+    backwards = able(workload, inputs, "backward")
+    for name in able(workload, inputs, "forward") | backwards:
+        results = forward(workload, inputs, name)
+        back = name if name in backwards else None
+        results |= backward(workload, inputs, results["mean"], results["rstd"], back)
+        assert faults(workload, inputs, results) == [], (workload.key, init, name)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

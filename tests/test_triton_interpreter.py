@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 import sys
 sys.path.insert(0, {tests!r})
-from cpu_support import faults, run
+from cpu_support import backward, faults, forward
 from fusednorm.bench.workloads import Workload, draw
 
 found = []
@@ -27,14 +27,21 @@ for instance, family, shape, groups, dtype, layout, activation, modulated in (
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float32", "nchw", None, False),
-    ("triton.whole", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False),
-    ("triton.whole", "layer_norm", (5, 600), 1, "float16", "rows", None, False),
-    ("triton.whole", "layer_norm", (2, 8200), 1, "float16", "rows", None, False),
-    ("triton.whole", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
+    ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False),
+    ("triton.rows", "layer_norm", (5, 600), 1, "float16", "rows", None, False),
+    ("triton.rows", "layer_norm", (2, 8200), 1, "float16", "rows", None, False),
+    ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
+    ("triton.rows", "rms_norm", (2, 2100), 1, "float64", "rows", "silu", False),
+    ("triton.whole", "layer_norm", (5, 600), 1, "float32", "rows", "hardswish", False),
+    ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False),
+    ("triton.whole", "group_norm", (2, 12, 3, 3), 4, "float32", "nchw", "silu", True),
 ):
     workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)
     inputs = draw(workload)
-    found += [(workload.key, fault) for fault in faults(workload, inputs, run(workload, inputs, instance))]
+    results = forward(workload, inputs, instance)
+    back = None if instance == "triton.whole" else instance
+    results |= backward(workload, inputs, results["mean"], results["rstd"], back)
+    found += [(instance, workload.key, fault) for fault in faults(workload, inputs, results)]
 print(json.dumps(found))
 """
 

@@ -17,11 +17,15 @@ LARGE_UNIT = 1 << 20
 #: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
 
-#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128. 256 bytes
-#: of bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean and an M2 of each of its channels.
+#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128 where the
+#: channels divide by them. 256 bytes of bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean
+#: and an M2, or p and q, of each of its channels.
 READ_CHANNELS, WRITE_CHANNELS = 64, 128
+#: What the passes over channels_last that read have on its way to shared memory, in tiles. With few warps and deep
+#: stages they took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
+FORWARD_STAGES, BACKWARD_STAGES = 6, 4
 #: Elements from which a pass over channels_last is bound by memory alone.
-MANY_ELEMENTS = 1 << 26
+MANY_ELEMENTS = 1 << 24
 #: Multiprocessors of the device that all this was measured on.
 PROCESSORS = 132
 
@@ -33,14 +37,14 @@ def power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program; tiles whose loads
-    are in flight together."""
+    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program; tiles that are in
+    flight together."""
 
     channels: int
     positions: int
     tiles: int = 1
     warps: int = 4
-    unroll: int = 1
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,14 @@ class Whole:
     """Units to a program, and warps."""
 
     units: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowSteps:
+    """A forward of rows: elements of a row to a step, and warps."""
+
+    elements: int
     warps: int
 
 
@@ -107,32 +119,19 @@ def _rows_of_channels(problem: Problem) -> Passes:
     if problem.per_batch and not problem.modulated:
         samples, spatial = 1, samples * spatial
     read = min(power_of_two(view.channels), READ_CHANNELS)
-    write = min(power_of_two(view.channels), WRITE_CHANNELS)
-    columns, writes = samples * -(-view.channels // read), 2048 // share // write
-    if not problem.backward:
-        many = view.numel >= MANY_ELEMENTS
-        warps = 4 if many else 2
-        positions = 256 * warps // read
-        tiles = _forward_tiles(-(-spatial // positions), columns, many)
-        return Passes(Tiles(read, positions, tiles, warps, tiles if tiles <= 8 else 4), Tiles(write, writes))
-    positions = 2048 // share // read
-    tiles = _backward_tiles(-(-spatial // positions), columns)
-    reduction = Tiles(read, positions, tiles, 4, tiles if tiles <= 4 else 2)
-    return Passes(reduction, Tiles(write, writes, 1 if view.numel >= MANY_ELEMENTS else 2))
+    write = min(power_of_two(view.channels), WRITE_CHANNELS if view.channels % WRITE_CHANNELS == 0 else READ_CHANNELS)
+    columns, many = samples * -(-view.channels // read), view.numel >= MANY_ELEMENTS
+    warps, stages, most = (2, BACKWARD_STAGES, 32) if problem.backward else (1, FORWARD_STAGES, 128)
+    positions = max(1, 512 * warps // share // read)
+    tiles = _tiles_of_a_program(-(-spatial // positions), columns, most)
+    reduction = Tiles(read, positions, tiles, warps, stages)
+    return Passes(reduction, Tiles(write, 2048 // share // write, 4 if problem.backward and many else 2))
 
 
-def _forward_tiles(count: int, columns: int, many: bool) -> int:
-    """Tiles of each program that sums ``columns`` times ``count`` of them: up to 16 for 1000 programs, or up to 64 for
-    2000, were fastest from (2, 320, 128, 128) to (32, 512, 64, 64), and up to 128 for 1000 beyond."""
-    total = columns * count
-    return _shares(count, min(128, total // 1000) if many else max(min(16, total // 1000), min(64, total // 2000)))
-
-
-def _backward_tiles(count: int, columns: int) -> int:
-    """The same for p and q: 4 at once, or up to 64 two by two for 500 programs, 185 us against 209 on
-    (1, 256, 512, 512) and 36 against 42 on (2, 320, 128, 128)."""
-    total = columns * count
-    return _shares(count, min(64, total // 500) if total > 12000 else min(4, total // 500))
+def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
+    """Tiles of each program that sums ``columns`` times ``count`` of them: enough for 1000 programs, which fill the
+    device, and at least 8, so that the first ones' way from memory is not all that a program does."""
+    return _shares(count, min(most, max(8, columns * count // 1000)))
 
 
 def _shares(count: int, most: int) -> int:
@@ -151,12 +150,19 @@ def whole_forward_for(problem: Problem) -> Whole:
     return Whole(units, max(1, min(16, block * units // (512 if block < 4096 else 1024))))
 
 
+def rows_forward_for(problem: Problem) -> RowSteps:
+    """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68."""
+    block = power_of_two(problem.reduced)
+    return RowSteps(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
+
+
 def rows_backward_for(problem: Problem) -> Rows:
     """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
-    from the L1 155. Rows on their way gain 13 % from 512 elements on."""
+    from the L1 155. Rows on their way gain 13 % from 512 elements on, where few rows to a program's step keep more of
+    them on their way."""
     block, wide = power_of_two(problem.view.channels), problem.dtype in ("float32", "float64")
     if block > (2048 if problem.dtype == "float64" else 8192):
         return Rows(1, 16, PROCESSORS, reload=True)
-    elements = max(block, 2048 if problem.dtype == "float64" else 4096)
+    elements = max(block, 2048 if problem.dtype == "float64" or block >= 512 else 4096)
     warps = elements // (256 if problem.dtype == "float64" else 512)
     return Rows(elements // block, warps, PROCESSORS * (16 // warps), prefetch=block >= 512 and not wide)

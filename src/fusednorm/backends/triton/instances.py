@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusednorm.backends.triton.config import passes_for, rows_backward_for, whole_forward_for
+from fusednorm.backends.triton.config import passes_for, rows_backward_for, rows_forward_for, whole_forward_for
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
 MOST_ROW = 16384  # the same of a backward, which holds four values an element
 FEWEST_UNITS = 128  # units below which one program each leaves multiprocessors idle
+STEPPED_ROW = 4096  # a row of 16-bit elements from which two reads, the second from the L1, are faster than one
 SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
 
 
@@ -61,32 +62,53 @@ class TilesInstance:
 
 @dataclass(frozen=True, slots=True)
 class WholeInstance:
-    """Units in one piece of memory that fit the registers of one program: one read."""
+    """The forward of units in one piece of memory that fit the registers of one program: one read."""
 
     name: str = "triton.whole"
+    config: None = None
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction != "forward" or problem.per_batch:
+            return "the statistics are not made of single units"
+        most = MOST_WHOLE // 2 if problem.dtype == "float64" else MOST_WHOLE
+        if problem.reduced > most:
+            return f"holds units of {most} elements, these have {problem.reduced}"
+        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout)):
+            return "a group's elements do not follow one another"
+        return _common(problem)
+
+    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+        from fusednorm.backends.triton.plans.whole import WholeForward
+
+        return WholeForward(problem, whole_forward_for(problem))
+
+
+@dataclass(frozen=True, slots=True)
+class RowsInstance:
+    """Rows, each by one program: the forward in steps, the backward with the sums of all its rows in registers."""
+
+    name: str = "triton.rows"
     config: None = None
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
         if problem.direction == "inference" or problem.per_batch or not problem.training:
             return "the statistics are not those of single units"
-        if problem.backward and (view.spatial != 1 or view.groups != 1 or problem.modulated):
-            return "its backward takes rows without modulation"
-        most = MOST_ROW if problem.backward else MOST_WHOLE
-        if problem.dtype == "float64":
-            most //= 2
-        if problem.reduced > most:
-            return f"holds units of {most} elements, these have {problem.reduced}"
+        if view.spatial != 1 or view.groups != 1 or problem.modulated:
+            return "takes rows, of one group and one position, without modulation"
+        most = MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
+        if problem.backward and problem.reduced > most:
+            return f"holds rows of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
-            return "a group's elements do not follow one another"
+            return "a row's elements do not follow one another"
         return _common(problem)
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        from fusednorm.backends.triton.plans.whole import RowsBackward, WholeForward
+        from fusednorm.backends.triton.plans.rows import RowsBackward, RowsForward
 
         if problem.backward:
             return RowsBackward(problem, rows_backward_for(problem))
-        return WholeForward(problem, whole_forward_for(problem))
+        return RowsForward(problem, rows_forward_for(problem))
 
 
 def _flat(problem: Problem, layout: Layout | None) -> bool:
@@ -97,8 +119,8 @@ def _flat(problem: Problem, layout: Layout | None) -> bool:
     return positions and (view.group_channels == 1 or layout.channel == view.spatial)
 
 
-TILES, WHOLE = TilesInstance(), WholeInstance()
-INSTANCES = (WHOLE, TILES)
+TILES, WHOLE, ROWS = TilesInstance(), WholeInstance(), RowsInstance()
+INSTANCES = (WHOLE, ROWS, TILES)
 
 
 def choose(problem: Problem) -> Any:
@@ -107,7 +129,8 @@ def choose(problem: Problem) -> Any:
     A larger unit of several positions pays more for an affine per element than for its second read: (32, 256, 56, 56)
     in bf16 took 86 us whole and 53 in tiles.
     """
-    rows = problem.view.spatial == 1 and problem.statistics >= FEWEST_UNITS
-    if (rows or problem.reduced <= SMALL_UNIT) and WHOLE.supports(problem) is None:
-        return WHOLE
-    return TILES
+    single = problem.reduced <= SMALL_UNIT or (problem.view.spatial == 1 and problem.statistics >= FEWEST_UNITS)
+    stepped = problem.backward or (problem.dtype in ("float16", "bfloat16") and problem.reduced >= STEPPED_ROW)
+    if single and stepped and ROWS.supports(problem) is None:
+        return ROWS
+    return WHOLE if single and WHOLE.supports(problem) is None else TILES

@@ -28,6 +28,17 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 
 @triton.jit
+def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
+    """The moments of all lanes along an axis, not all empty. A second sum finds what the first one rounded away."""
+    total = tl.sum(count, AXIS)
+    centre = tl.sum(mean * count, AXIS) / total
+    delta = mean - tl.expand_dims(centre, AXIS)
+    rest, m2 = tl.reduce((delta * count, m2 + delta * delta * count), AXIS, add_pair)
+    rest /= total
+    return centre + rest, m2 - rest * rest * total
+
+
+@triton.jit
 def merge(
     p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
     RMS: tl.constexpr, PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.moments import chan, compute_dtype, inverse_deviation, merge
+from fusednorm.backends.triton.kernels.moments import compute_dtype, inverse_deviation, merge, merge_lanes
 
 
 @triton.jit
@@ -107,7 +107,7 @@ def moments_of_planes(
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, UNROLL: tl.constexpr,
+    TILES: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
@@ -120,7 +120,7 @@ def moments_of_rows(
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
-    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
@@ -132,7 +132,7 @@ def moments_of_rows(
         p_tile += BLOCK_S * x_spatial
     tiles = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), TILES)
     _, count = tile_of(o_c, tiles.to(dtype), True)
-    mean, m2, _ = tl.reduce((mean, m2, count + tl.zeros_like(mean)), 0, chan)
+    mean, m2 = merge_lanes(mean, m2, count + tl.zeros_like(mean), 0)
     o_partial = n * C * chunks + chunk * C + o_c
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_c < C)

@@ -15,7 +15,7 @@ def reduce(
     total, partial_channel, partial_chunk,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    UNROLL: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -36,7 +36,7 @@ def reduce(
     parameter = tl.full((), PARAMETER, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
-    for tile in tl.range(0, TILES, loop_unroll_factor=UNROLL):
+    for tile in tl.range(0, TILES, num_stages=STAGES):
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean

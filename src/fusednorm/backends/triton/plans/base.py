@@ -43,6 +43,11 @@ def approximates() -> bool:
     return torch.version.hip is None and torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
 
+def stages(most: int) -> int:
+    """Tiles in flight together: NVIDIA's copies to shared memory need no registers for them, AMD's loads do."""
+    return most if approximates() else min(most, 2)
+
+
 def overlaps() -> bool:
     """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on."""
     return approximates() and torch.cuda.get_device_capability() >= (9, 0)

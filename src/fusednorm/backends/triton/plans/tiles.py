@@ -12,7 +12,7 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
@@ -39,7 +39,7 @@ class Pass:
             "BLOCK_S": config.positions,
         }
         self.tiles = {"TILES": config.tiles}
-        self.unrolled = {"TILES": config.tiles, "UNROLL": config.unroll}
+        self.staged = {"TILES": config.tiles, "STAGES": stages(config.stages)}
         self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
 
@@ -102,7 +102,7 @@ class TilesForward(ForwardPlan):
                 seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
                 partials.total,
             ),
-            {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.unrolled if rows else {})},
+            {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.staged if rows else {})},
             statistics.warps,
         )  # fmt: skip
         finalize = Launch(
@@ -165,7 +165,7 @@ class TilesBackward(BackwardPlan):
             (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
             {
                 **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order,
-                **reduction.tile, **reduction.unrolled,
+                **reduction.tile, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Rows, Whole, power_of_two
+from fusednorm.backends.triton.config import Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved
-from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
-from fusednorm.problem import Layout, Problem, View
+from fusednorm.backends.triton.plans.base import ForwardPlan, Saved
+from fusednorm.problem import Layout, Problem
 
 
 class WholeForward(ForwardPlan):
@@ -53,47 +51,7 @@ class WholeForward(ForwardPlan):
         launch = self.launches.get(eps)
         if launch is None:
             constants = {"EPS": eps, **self.constants}
-            launch = self.launches[eps] = Launch(whole.forward, self.programs, self.scalars, constants, self.warps)
+            launch = self.launches[eps] = Launch(
+                whole.whole_forward, self.programs, self.scalars, constants, self.warps
+            )
         launch(x, y, *parameters, *saved)
-
-
-class RowsBackward(BackwardPlan):
-    """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
-
-    def __init__(self, problem: Problem, config: Rows) -> None:
-        super().__init__(problem)
-        view = problem.view
-        assert problem.grad_layout is not None and problem.output_layout is not None
-        steps = max(1, -(-view.samples // (config.units * config.programs)))
-        programs = -(-view.samples // (config.units * steps))
-        self.total = programs * view.channels
-        self.backward = Launch(
-            whole.rows_backward,
-            programs,
-            (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
-            {
-                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
-                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
-                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "PREFETCH": config.prefetch,
-                "RELOAD": config.reload,
-            },
-            config.warps,
-        )  # fmt: skip
-        # The programs' sums are laid out as the partials of so many samples of one chunk.
-        partials = Partials(View(programs, 1, view.channels, 1), 1, last=True, per_batch=False)
-        self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
-
-    def run(
-        self,
-        data: tuple[Tensor, Tensor],
-        dx: Tensor | None,
-        saved: tuple[Tensor | None, Tensor | None],
-        parameters: Sequence[Tensor | None],
-        grads: Sequence[Tensor | None],
-    ) -> None:
-        partials = None
-        if grads[0] is not None or grads[1] is not None:
-            partials = torch.empty(2 * self.total, dtype=self.compute, device=data[1].device)
-        self.backward(*data, dx, *parameters[:2], *saved, partials)
-        if partials is not None:
-            self.combine(partials, *parameters[:3], None, *grads)

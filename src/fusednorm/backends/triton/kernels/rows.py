@@ -1,0 +1,139 @@
+"""Rows: units of one group and one position, each by one program, with their parameters along them."""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
+from fusednorm.backends.triton.kernels.tiles import affine
+
+
+@triton.jit
+def rows_forward(
+    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, p_var, x_sample, y_sample,
+    EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """One row in steps of BLOCK_K: from memory for its statistics, and from the L1 for its output.
+
+    A whole row in registers leaves fewer programs to a multiprocessor, and fewer bytes on their way.
+    """
+    dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
+    n = tl.program_id(0).to(tl.int64)
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    p_in, p_out = p_x + n * x_sample + o_k, p_y + n * y_sample + o_k
+    mean = tl.zeros((1, BLOCK_K), dtype)
+    m2 = tl.zeros((1, BLOCK_K), dtype)
+    for k in tl.range(0, K, BLOCK_K):
+        mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
+        b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_last").to(dtype)
+        if RMS:
+            m2 += b_x * b_x
+        else:
+            delta = tl.where(mask, b_x - mean, 0.0)
+            mean += delta * (tl.full((), 1.0, dtype) / (k // BLOCK_K + 1))
+            m2 += delta * (b_x - mean)
+    if RMS:
+        variance = tl.sum(m2, 1) / K
+        mean = tl.zeros_like(variance)
+    else:
+        count = (K - o_k + BLOCK_K - 1) // BLOCK_K
+        mean, m2 = merge_lanes(mean, m2, count.to(dtype), 1)
+        variance = m2 / K
+        if p_mean is not None:
+            tl.store(p_mean + n + tl.arange(0, 1), mean)
+    rstd = inverse_deviation(variance, EPS)
+    if p_rstd is not None:
+        tl.store(p_rstd + n + tl.arange(0, 1), rstd)
+    if p_var is not None:
+        tl.store(p_var + n + tl.arange(0, 1), variance)
+    for k in tl.range(0, K, BLOCK_K):
+        mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
+        b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
+        gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
+        b_y = VALUE((b_x - mean[:, None]) * (rstd[:, None] * gain) + offset, tl.full((), PARAMETER, dtype))
+        tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
+
+
+@triton.jit
+def statistics_of_rows(p_mean, p_rstd, n, rows):
+    rstd = tl.load(p_rstd + n, n < rows, 0.0)
+    return tl.load(p_mean + n, n < rows, 0.0) if p_mean is not None else tl.zeros_like(rstd), rstd
+
+
+@triton.jit
+def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.constexpr):
+    """dz and xhat of rows."""
+    xhat = (b_x.to(rstd.dtype) - mean) * rstd
+    return b_dy.to(rstd.dtype) * DERIVATIVE(xhat * gain + offset, parameter), xhat
+
+
+@triton.jit
+def rows_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
+):  # fmt: skip
+    """Rows of one group and one position: STEPS times BLOCK_U rows, and the sums over them of p and q per element.
+
+    PREFETCH: the next rows are on their way while these are computed. RELOAD: the sums over the rows fill the
+    registers, so that a row is read again, from the L1, once P and Q are known.
+    """
+    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    pid = tl.program_id(0)
+    if OVERLAP:
+        gdc_launch_dependents()
+    o_k = tl.arange(0, BLOCK_K)[None, :]
+    m_k = o_k < K
+    parameter = tl.full((), PARAMETER, dtype)
+    p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
+    q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
+    o_u = (pid * STEPS * BLOCK_U + tl.arange(0, BLOCK_U))[:, None]
+    mask = (o_u < rows) & m_k
+    n = o_u.to(tl.int64)
+    if PREFETCH:
+        next_dy = tl.load(p_dy + n * dy_sample + o_k, mask, 0.0)
+        next_x = tl.load(p_x + n * x_sample + o_k, mask, 0.0)
+        next_mean, next_rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
+    if not RELOAD:
+        gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+    for step in range(STEPS):
+        p_grad, p_in, o_out = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k, n * dx_sample + o_k
+        m_out = mask
+        if not PREFETCH:
+            mean, rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
+        n += BLOCK_U
+        mask = (n < rows) & m_k
+        if PREFETCH:
+            b_dy, b_x, mean, rstd = next_dy, next_x, next_mean, next_rstd
+            next_mean, next_rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
+            m_next = mask & (step + 1 < STEPS)
+            next_dy = tl.load(p_dy + n * dy_sample + o_k, m_next, 0.0)
+            next_x = tl.load(p_x + n * x_sample + o_k, m_next, 0.0)
+        else:
+            b_dy = tl.load(p_grad, m_out, 0.0)
+            b_x = tl.load(p_in, m_out, 0.0)
+        if RELOAD:
+            gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        if p_dx is not None:
+            level, slope = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
+            if RELOAD:
+                b_dy = tl.load(p_grad, m_out, 0.0, eviction_policy="evict_first")
+                b_x = tl.load(p_in, m_out, 0.0, eviction_policy="evict_first")
+                gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+                dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+            b_dx = dz * gain - xhat * (slope / K)[:, None]
+            if p_mean is not None:
+                b_dx -= (level / K)[:, None]
+            tl.store(p_dx + o_out, (b_dx * rstd).to(p_dx.dtype.element_ty), m_out)
+        if p_partials is not None:
+            q += dz * xhat
+            if BIAS:
+                p += dz
+    if p_partials is not None:
+        o_partial = pid.to(tl.int64) * K + tl.arange(0, BLOCK_K)
+        m_partial = tl.arange(0, BLOCK_K) < K
+        tl.store(p_partials + total + o_partial, tl.sum(q, 0), m_partial)
+        if BIAS:
+            tl.store(p_partials + o_partial, tl.sum(p, 0), m_partial)
