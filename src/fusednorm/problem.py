@@ -189,6 +189,13 @@ class Problem:
         return self.has_scale or self.has_shift
 
     @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """The shape of weight and bias."""
+        if self.family in ("layer_norm", "rms_norm"):
+            return self.shape[len(self.shape) - self.num_groups :]
+        return (self.view.channels,)
+
+    @property
     def backward(self) -> bool:
         return self.direction.startswith("backward")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from fusednorm.backends.triton.config import Rows, RowSteps, power_of_two
@@ -84,7 +83,7 @@ class RowsBackward(BackwardPlan):
     ) -> None:
         partials = None
         if grads[0] is not None or grads[1] is not None:
-            partials = torch.empty(2 * self.total, dtype=self.compute, device=data[1].device)
+            partials = self.workspace(2 * self.total)
         self.backward(*data, dx, *parameters[:2], *saved, partials)
         if partials is not None:
             self.combine(partials, *parameters[:3], None, *grads)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
@@ -140,7 +139,7 @@ class TilesForward(ForwardPlan):
         moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
         partials = None
         if not self.given:
-            partials = torch.empty(2 * self.partials.total, dtype=self.compute, device=x.device)
+            partials = self.workspace(2 * self.partials.total)
             moments(x, partials)
             if not self.merges:
                 finalize(partials, *saved)
@@ -210,11 +209,10 @@ class TilesBackward(BackwardPlan):
         combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
         partials = totals = None
         if self.units or wanted[0] or wanted[1]:
-            device = data[1].device
-            partials = torch.empty(2 * self.partials.total, dtype=self.compute, device=device)
+            partials = self.workspace(2 * self.partials.total)
             self.reduce(*data, *parameters, *saved, partials)
             if not self.merges:
-                totals = torch.empty(2 * self.units, dtype=self.compute, device=device) if self.units else None
+                totals = self.workspace(2 * self.units) if self.units else None
                 combine(partials, *parameters[:3], totals, *grads)
         if dx is not None:
             gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
