@@ -44,14 +44,15 @@ CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool, bool]
     (TILES, "group_norm", 8, (2, 24, 33, 31), torch.float32, "gelu_tanh", True, True),
     (TILES, "batch_norm", 0, (8, 32, 28, 28), torch.float32, "silu", False, False),
     (TILES, "batch_norm", 0, (8, 32, 28, 28), torch.float64, "tanh", True, False),
-    (WHOLE, "layer_norm", 1, (256, 128), torch.bfloat16, "", False, False),
-    (WHOLE, "layer_norm", 1, (256, 8192), torch.float32, "", False, False),
-    (WHOLE, "rms_norm", 1, (256, 96), torch.float64, "tanh", False, False),
-    (ROWS, "layer_norm", 1, (256, 128), torch.bfloat16, "", False, False),
-    (ROWS, "layer_norm", 1, (256, 4096), torch.bfloat16, "", False, False),
-    (ROWS, "layer_norm", 1, (256, 8192), torch.float32, "", False, False),
-    (ROWS, "layer_norm", 1, (256, 16384), torch.bfloat16, "", False, False),
-    (ROWS, "rms_norm", 1, (256, 96), torch.float64, "tanh", False, False),
+    (WHOLE, "layer_norm", 1, (131072, 128), torch.bfloat16, "", False, False),
+    (WHOLE, "layer_norm", 1, (8192, 8192), torch.float32, "", False, False),
+    (WHOLE, "rms_norm", 1, (65536, 96), torch.float64, "tanh", False, False),
+    (ROWS, "layer_norm", 1, (131072, 128), torch.bfloat16, "", False, False),
+    (ROWS, "rms_norm", 1, (4096, 1024), torch.float16, "silu", False, False),
+    (ROWS, "layer_norm", 1, (16384, 4096), torch.bfloat16, "", False, False),
+    (ROWS, "layer_norm", 1, (8192, 8192), torch.float32, "", False, False),
+    (ROWS, "layer_norm", 1, (4096, 16384), torch.bfloat16, "", False, False),
+    (ROWS, "rms_norm", 1, (65536, 96), torch.float64, "tanh", False, False),
 )
 #: Bytes that a thread may spill: 24 registers of rows of 16384 elements, which are fastest so.
 MOST_SPILLED = 128

@@ -52,7 +52,7 @@ def test_one_program_per_unit_of_few_partials() -> None:
 def test_rows() -> None:
     x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
     problem = backward_problem(x, x, None, None, None, None, "layer_norm", 1, 1, None)
-    assert rows_backward_for(problem).prefetch
+    assert rows_backward_for(problem).stages == 3
     wide = replace(problem, dtype="float32")
-    assert not rows_backward_for(wide).prefetch
+    assert rows_backward_for(wide).stages == 1
     assert whole_forward_for(replace(problem, direction="forward")).warps == 4

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from fusednorm.backends.triton.launch import _start  # noqa: E402
+from fusednorm.backends.triton.launch import _start
 
 STREAM, FUNCTION, METADATA = 99, 11, (4, 1)
 TAIL = (128, 32, True, "value")

@@ -24,8 +24,6 @@ READ_CHANNELS, WRITE_CHANNELS = 64, 128
 #: What the passes over channels_last that read have on its way to shared memory, in tiles. With few warps and deep
 #: stages they took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
-#: Elements from which a pass over channels_last is bound by memory alone.
-MANY_ELEMENTS = 1 << 24
 #: Multiprocessors of the device that all this was measured on.
 PROCESSORS = 132
 
@@ -73,12 +71,13 @@ class RowSteps:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A backward of rows: rows to a step, warps, programs that share the rows, and the two orders of its loads."""
+    """A backward of rows: rows to a step, warps, programs that share the rows, steps that are in flight together, and
+    whether a step loads its rows twice."""
 
     units: int
     warps: int
     programs: int
-    prefetch: bool = False
+    stages: int = 1
     reload: bool = False
 
 
@@ -120,12 +119,13 @@ def _rows_of_channels(problem: Problem) -> Passes:
         samples, spatial = 1, samples * spatial
     read = min(power_of_two(view.channels), READ_CHANNELS)
     write = min(power_of_two(view.channels), WRITE_CHANNELS if view.channels % WRITE_CHANNELS == 0 else READ_CHANNELS)
-    columns, many = samples * -(-view.channels // read), view.numel >= MANY_ELEMENTS
-    warps, stages, most = (2, BACKWARD_STAGES, 32) if problem.backward else (1, FORWARD_STAGES, 128)
-    positions = max(1, 512 * warps // share // read)
-    tiles = _tiles_of_a_program(-(-spatial // positions), columns, most)
-    reduction = Tiles(read, positions, tiles, warps, stages)
-    return Passes(reduction, Tiles(write, 2048 // share // write, 4 if problem.backward and many else 2))
+    columns, read_positions = samples * -(-view.channels // read), max(1, 512 // share // read)
+    most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
+    tiles = _tiles_of_a_program(-(-spatial // read_positions), columns, most)
+    reduction = Tiles(read, read_positions, tiles, 1, stages)
+    elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
+    warps = max(1, elements * share // (512 if problem.backward else 1024))
+    return Passes(reduction, Tiles(write, max(1, elements // write), 2, warps))
 
 
 def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
@@ -158,11 +158,18 @@ def rows_forward_for(problem: Problem) -> RowSteps:
 
 def rows_backward_for(problem: Problem) -> Rows:
     """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
-    from the L1 155. Rows on their way gain 13 % from 512 elements on, where few rows to a program's step keep more of
-    them on their way."""
-    block, wide = power_of_two(problem.view.channels), problem.dtype in ("float32", "float64")
-    if block > (2048 if problem.dtype == "float64" else 8192):
+    from the L1 155. Steps of 16-bit rows on their way to shared memory gain up to 14 %; wider ones would fill it."""
+    block = power_of_two(problem.view.channels)
+    if problem.dtype == "float64":
+        elements = max(block, 2048)
+        warps = min(16, elements // 256)
+        return Rows(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
+    if block > 8192:
         return Rows(1, 16, PROCESSORS, reload=True)
-    elements = max(block, 2048 if problem.dtype == "float64" or block >= 512 else 4096)
-    warps = elements // (256 if problem.dtype == "float64" else 512)
-    return Rows(elements // block, warps, PROCESSORS * (16 // warps), prefetch=block >= 512 and not wide)
+    if problem.dtype == "float32":
+        elements = max(block, 4096)
+        return Rows(elements // block, elements // 512, PROCESSORS * (8192 // elements))
+    if block >= 4096:
+        return Rows(8192 // block, 16, PROCESSORS, stages=3)
+    elements, programs = (4096, PROCESSORS) if block < 512 else (2048, 2 * PROCESSORS)
+    return Rows(max(1, elements // block), elements // 512, programs, stages=4)

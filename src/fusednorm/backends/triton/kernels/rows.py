@@ -56,12 +56,6 @@ def rows_forward(
 
 
 @triton.jit
-def statistics_of_rows(p_mean, p_rstd, n, rows):
-    rstd = tl.load(p_rstd + n, n < rows, 0.0)
-    return tl.load(p_mean + n, n < rows, 0.0) if p_mean is not None else tl.zeros_like(rstd), rstd
-
-
-@triton.jit
 def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.constexpr):
     """dz and xhat of rows."""
     xhat = (b_x.to(rstd.dtype) - mean) * rstd
@@ -72,65 +66,52 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, PREFETCH: tl.constexpr, RELOAD: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
-    """Rows of one group and one position: STEPS times BLOCK_U rows, and the sums over them of p and q per element.
+    """STEPS times BLOCK_U rows, and the sums over them of p and q per element.
 
-    PREFETCH: the next rows are on their way while these are computed. RELOAD: the sums over the rows fill the
-    registers, so that a row is read again, from the L1, once P and Q are known.
+    RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     pid = tl.program_id(0)
-    if OVERLAP:
-        gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
     parameter = tl.full((), PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     o_u = (pid * STEPS * BLOCK_U + tl.arange(0, BLOCK_U))[:, None]
-    mask = (o_u < rows) & m_k
     n = o_u.to(tl.int64)
-    if PREFETCH:
-        next_dy = tl.load(p_dy + n * dy_sample + o_k, mask, 0.0)
-        next_x = tl.load(p_x + n * x_sample + o_k, mask, 0.0)
-        next_mean, next_rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
     if not RELOAD:
         gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
-    for step in range(STEPS):
-        p_grad, p_in, o_out = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k, n * dx_sample + o_k
-        m_out = mask
-        if not PREFETCH:
-            mean, rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
-        n += BLOCK_U
-        mask = (n < rows) & m_k
-        if PREFETCH:
-            b_dy, b_x, mean, rstd = next_dy, next_x, next_mean, next_rstd
-            next_mean, next_rstd = statistics_of_rows(p_mean, p_rstd, n, rows)
-            m_next = mask & (step + 1 < STEPS)
-            next_dy = tl.load(p_dy + n * dy_sample + o_k, m_next, 0.0)
-            next_x = tl.load(p_x + n * x_sample + o_k, m_next, 0.0)
-        else:
-            b_dy = tl.load(p_grad, m_out, 0.0)
-            b_x = tl.load(p_in, m_out, 0.0)
+    for _step in tl.range(0, STEPS, num_stages=STAGES):
+        m_n = n < rows
+        mask = m_n & m_k
+        p_grad, p_in = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k
+        b_dy = tl.load(p_grad, mask, 0.0)
+        b_x = tl.load(p_in, mask, 0.0)
+        rstd = tl.load(p_rstd + n, m_n, 0.0)
+        mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
             gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
         if p_dx is not None:
             level, slope = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
-                b_dy = tl.load(p_grad, m_out, 0.0, eviction_policy="evict_first")
-                b_x = tl.load(p_in, m_out, 0.0, eviction_policy="evict_first")
+                b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
+                b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
                 gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
                 dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
             b_dx = dz * gain - xhat * (slope / K)[:, None]
             if p_mean is not None:
                 b_dx -= (level / K)[:, None]
-            tl.store(p_dx + o_out, (b_dx * rstd).to(p_dx.dtype.element_ty), m_out)
+            tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if p_partials is not None:
             q += dz * xhat
             if BIAS:
                 p += dz
+        n += BLOCK_U
+    if OVERLAP:
+        gdc_launch_dependents()
     if p_partials is not None:
         o_partial = pid.to(tl.int64) * K + tl.arange(0, BLOCK_K)
         m_partial = tl.arange(0, BLOCK_K) < K

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config import Rows, RowSteps, power_of_two
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, stages
 from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Problem, View
 
@@ -64,7 +64,7 @@ class RowsBackward(BackwardPlan):
             {
                 **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
-                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "PREFETCH": config.prefetch,
+                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
                 "RELOAD": config.reload,
             },
             config.warps,
