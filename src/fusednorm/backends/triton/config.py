@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusednorm.problem import Problem
 
-#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight.
+#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. The pass that writes
+#: takes two halves of one, the second on its way while the first is stored: 100 us, not 105, on (1, 256, 512, 512).
 TILE = 4096
-#: The gradient of the input reads two tensors and writes one; half a tile hides more: 191 us against 198 on
-#: (1, 128, 1024, 1024) bf16. Where each program merges its unit's partials first, a whole one pays for that.
-GRADIENT_TILE = 2048
 #: A unit so large is read in tiles of twice the size, since its partials should stay few.
 LARGE_UNIT = 1 << 20
+#: The backward reads dy and x in tiles of 2 KB, or 8 KB of a plane of so many positions, three of them on their way to
+#: shared memory, a whole plane to a program where so many programs remain; and once more in tiles of 4 KB, two to a
+#: program. One tile of 8 KB to a program took 30.7 us, not 27.3, on (2, 320, 128, 128), and 168, not 161, on
+#: (32, 512, 64, 64). A plane's one pair of partials is what torch's backward has too.
+LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 256, 3
 #: Partials of a unit that every program of the pass that writes merges for itself; beyond that one more launch does it,
 #: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
@@ -92,16 +95,30 @@ def merged(problem: Problem) -> int:
 
 def _planes(problem: Problem) -> Passes:
     """channels_first: tiles long in the positions, of so many small channels of one group as fit."""
+    if problem.backward:
+        return _planes_backward(problem)
     view, share = problem.view, 4 if problem.dtype == "float64" else 1
     read = TILE // share * (2 if problem.reduced >= LARGE_UNIT else 1)
-    if problem.backward or problem.per_batch or problem.layout.channel != view.spatial:
+    if problem.per_batch or problem.layout.channel != view.spatial:
         reduction = _plane(problem, read)
-        partials = view.group_channels * -(-view.spatial // reduction.positions)
     else:  # a group's channels follow one another: one channel of all its positions
         reduction = Tiles(1, min(power_of_two(view.group_channels * view.spatial), read))
-        partials = 0
-    write = GRADIENT_TILE if problem.backward and partials > MERGED_BACKWARD else TILE
-    return Passes(reduction, _plane(problem, write // share))
+    write = _plane(problem, TILE // share // 2)
+    if view.spatial > write.positions:
+        return Passes(reduction, replace(write, tiles=2, warps=2))
+    return Passes(reduction, _plane(problem, TILE // share))
+
+
+def _planes_backward(problem: Problem) -> Passes:
+    view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
+    large = view.spatial >= LARGE_PLANE
+    read = _plane(problem, (4096 if large else 1024) // wide)
+    count = -(-view.spatial // read.positions)
+    total = view.samples * (view.channels // read.channels) * count
+    tiles = _shares(count, total // PLANE_PROGRAMS if large else count)
+    reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
+    write = _plane(problem, 2048 // wide)
+    return Passes(reduction, replace(write, tiles=2 if view.spatial > write.positions else 1))
 
 
 def _plane(problem: Problem, elements: int) -> Tiles:
