@@ -11,12 +11,13 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test lint types format clean
+.PHONY: help setup run test test-exhaustive lint types format clean
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
 	@echo 'make run     the quick benchmark, then a small network on real data'
 	@echo 'make test    the test suite'
+	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 10 minutes'
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'
@@ -35,8 +36,11 @@ run: setup
 
 # Tests that measure time come second, on a machine that is theirs, and again where a neighbour spoiled an attempt.
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) -m 'not timing'
+	$(BIN)/python -m pytest -n $(WORKERS) -m 'not timing and not exhaustive'
 	$(BIN)/python -m pytest -m timing --reruns 2
+
+test-exhaustive: setup
+	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
 
 lint: setup
 	$(BIN)/ruff check

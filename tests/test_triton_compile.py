@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -20,6 +22,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
+from fusednorm.backends.triton import instances  # noqa: E402
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans import base  # noqa: E402
@@ -33,9 +36,10 @@ TARGETS = {
     "gfx950": GPUTarget("hip", "gfx950", 64),
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
-#: Between them every kernel, and every kind of tile, dtype and branch that the heuristic can choose:
-#: (instance, family, groups, shape, dtype, activation, NHWC, modulated).
-CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool, bool], ...] = (
+#: (instance, None for the one that the heuristic chooses, family, groups, shape, dtype, activation, NHWC, modulated).
+Case = tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool, bool]
+#: Between them every kernel, and every kind of tile, dtype and branch.
+CASES: tuple[Case, ...] = (
     (TILES, "group_norm", 32, (2, 320, 64, 64), torch.bfloat16, "silu", False, False),
     (TILES, "group_norm", 32, (2, 320, 128, 128), torch.bfloat16, "silu", True, False),
     (TILES, "group_norm", 32, (1, 128, 1024, 1024), torch.bfloat16, "silu", False, False),
@@ -54,6 +58,12 @@ CASES: tuple[tuple[Any, Any, int, tuple[int, ...], torch.dtype, str, bool, bool]
     (ROWS, "layer_norm", 1, (4096, 16384), torch.bfloat16, "", False, False),
     (ROWS, "rms_norm", 1, (65536, 96), torch.float64, "tanh", False, False),
 )
+#: Shapes that between them make the heuristic choose each of its configurations: samples, channels, positions; rows.
+SAMPLES, CHANNELS = (1, 2, 32), (3, 7, 32, 96, 320, 512, 1280)
+POSITIONS = ((1, 1), (2, 2), (7, 7), (16, 16), (33, 31), (64, 64), (128, 128), (512, 512), (1024, 1024))
+ROW_COUNTS = (1, 5, 128, 4096, 131072)
+ROW_SIZES = (1, 5, 24, 64, 128, 300, 512, 768, 1024, 2048, 4096, 5000, 8192, 16384, 20000, 32768, 65536)
+MOST_ELEMENTS = 1 << 29
 #: Bytes that a thread may spill: 24 registers of rows of 16384 elements, which are fastest so.
 MOST_SPILLED = 128
 #: A multiprocessor's shared memory for one program, and a unit's LDS on AMD.
@@ -69,21 +79,66 @@ class _Recorder:
         monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: found.append((launch, tensors)))
 
 
-def _run(case: tuple[Any, ...]) -> None:
+def _plan(instance: Any, problem: Problem) -> Any:
+    return (instance or instances.choose(problem)).plan(problem)
+
+
+def _run(case: Case) -> None:
     instance, family, groups, shape, dtype, activation, last, modulated = case
     memory = torch.channels_last if last else torch.contiguous_format
-    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
+    x = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory)
     rows = family in ("layer_norm", "rms_norm")
     weight = torch.empty(shape[-1] if rows else shape[1], dtype=dtype, device="meta")
     scale = None if not modulated else torch.empty(shape[:2], dtype=dtype, device="meta")
     bias = None if family == "rms_norm" else weight
     common = (weight, bias, scale, scale, family, groups, 1, activation_of(activation, 1.0) if activation else None)
-    forward: Problem = forward_problem(x, *common)
-    _, mean, rstd, _ = instance.plan(forward)(x, weight, bias, scale, scale, None, None, 1e-5)
-    if instance is WHOLE:
-        return
-    plan = instance.plan(backward_problem(x, x, *common))
-    plan(x, x, mean, rstd, weight, bias, scale, scale, (True,) * 5)
+    forward = _plan(instance, forward_problem(x, *common))
+    _, mean, rstd, _ = forward(x, weight, bias, scale, scale, None, None, 1e-5)
+    if instance is not WHOLE:
+        backward = _plan(instance, backward_problem(x, x, *common))
+        backward(x, x, mean, rstd, weight, bias, scale, scale, (True,) * 5)
+
+
+def _grid() -> Iterator[Case]:
+    """What makes the heuristic choose each of its configurations."""
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        for n, c, s, last in product(SAMPLES, CHANNELS, POSITIONS, (False, True)):
+            if n * c * s[0] * s[1] <= MOST_ELEMENTS:
+                for family, groups in (("group_norm", 1), ("group_norm", 32), ("batch_norm", 0), ("instance_norm", 0)):
+                    if not groups or c % groups == 0:
+                        yield None, family, groups, (n, c, *s), dtype, "silu", last, False
+        for rows, size in product(ROW_COUNTS, ROW_SIZES):
+            if rows * size <= MOST_ELEMENTS:
+                for family in ("layer_norm", "rms_norm"):
+                    yield None, family, 1, (rows, size), dtype, "", False, False
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch, gpu: GPUTarget, cases: Iterable[Case]) -> list[Any]:
+    """The launches of all cases as this GPU would get them, with their tensors."""
+    recorder = _Recorder(monkeypatch)
+    monkeypatch.setattr(base, "approximates", lambda: gpu.backend == "cuda")
+    monkeypatch.setattr(base, "overlaps", lambda: gpu.backend == "cuda" and gpu.arch >= 90)
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for case in cases:
+        _run(case)
+    return recorder.found
+
+
+def _configuration(launch: Launch, tensors: tuple[torch.Tensor | None, ...]) -> tuple[Any, ...]:
+    """What the heuristic chose of a launch: the tile, its warps and stages, and the branches that its code takes."""
+    names = ["BLOCK_C", "BLOCK_S", "BLOCK_U", "BLOCK_K", "STAGES", "RELOAD", "LAST", "PER_BATCH", "MERGE"]
+    kernel = launch.kernel.fn.__name__
+    names += {"finalize": ["BLOCK_R", "BLOCK_D"], "combine": ["BLOCK_R", "BLOCK_D"]}.get(kernel, [])
+    loops = [launch.constants.get(name, 1) > 1 for name in ("TILES", "STEPS")]
+    first = next(tensor for tensor in tensors if tensor is not None)
+    return kernel, first.dtype, launch.options["num_warps"], *loops, *map(launch.constants.get, names)
+
+
+def _configurations(monkeypatch: pytest.MonkeyPatch, target: str) -> list[Any]:
+    found: dict[Any, Any] = {}
+    for launch, tensors in _recorded(monkeypatch, TARGETS[target], _grid()):
+        found.setdefault(_configuration(launch, tensors), (launch, tensors))
+    return list(found.values())
 
 
 def _source(launch: Launch, tensors: tuple[torch.Tensor | None, ...]) -> Any:
@@ -121,25 +176,41 @@ def _resources(compiled: Any, target: GPUTarget) -> tuple[int, int]:
     return registers, stack
 
 
+def _compile(launch: Launch, tensors: tuple[torch.Tensor | None, ...], target: str) -> tuple[str, str]:
+    """Compiles a launch, and says for what and what it needs."""
+    gpu = TARGETS[target]
+    compiled = triton.compile(_source(launch, tensors), target=gpu, options=launch.options)
+    shared, (registers, spilled) = compiled.metadata.shared, _resources(compiled, gpu)
+    first = next(tensor for tensor in tensors if tensor is not None)
+    name = f"{target} {launch.kernel.fn.__name__} {launch.options['num_warps']} warps {first.dtype}"
+    report = f"{registers} registers, {spilled} bytes spilled, {shared} bytes of shared memory"
+    print(name, report)
+    assert shared <= MOST_SHARED[gpu.backend], (name, report, launch.constants)
+    assert spilled <= MOST_SPILLED, (name, report, launch.constants)
+    return name, report
+
+
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiles(target: str, monkeypatch: pytest.MonkeyPatch, record_property: Any) -> None:
-    gpu = TARGETS[target]
-    recorder = _Recorder(monkeypatch)
-    monkeypatch.setattr(base, "approximates", lambda: gpu.backend == "cuda")
-    monkeypatch.setattr(base, "overlaps", lambda: gpu.backend == "cuda" and gpu.arch >= 90)
-    for case in CASES:
-        _run(case)
-    assert {launch.kernel.fn.__name__ for launch, _ in recorder.found} == {
+    found = _recorded(monkeypatch, TARGETS[target], CASES)
+    assert {launch.kernel.fn.__name__ for launch, _ in found} == {
         "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "combine", "gradients", "whole_forward",
         "rows_forward", "rows_backward",
     }  # fmt: skip
-    for launch, tensors in recorder.found:
-        compiled = triton.compile(_source(launch, tensors), target=gpu, options=launch.options)
-        shared, (registers, spilled) = compiled.metadata.shared, _resources(compiled, gpu)
-        warps, first = launch.options["num_warps"], tensors[0]
-        name = f"{launch.kernel.fn.__name__} {warps} warps {first.dtype if first is not None else ''}"
-        report = f"{registers} registers, {spilled} bytes spilled, {shared} bytes of shared memory"
-        record_property(f"{target} {name}", report)
-        print(target, name, report)
-        assert shared <= MOST_SHARED[gpu.backend]
-        assert spilled <= MOST_SPILLED, (name, report)
+    for launch, tensors in found:
+        record_property(*_compile(launch, tensors, target))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_configuration_compiles_for_one_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, count = list(TARGETS).index(target), len(TARGETS)
+    for launch, tensors in _configurations(monkeypatch, target)[place::count]:
+        _compile(launch, tensors, target)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("target", TARGETS)
+def test_each_configuration_compiles_for_each_target(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for launch, tensors in _configurations(monkeypatch, target):
+        _compile(launch, tensors, target)

@@ -201,17 +201,17 @@ def check_trailing(
             f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
             f"ints such as ({input.shape[-1]},)"
         )
-    check_eps(function, eps)
-    count = len(normalized_shape)
-    shape = tuple(normalized_shape)
+    if type(eps) is not float or not eps >= 0.0:
+        check_eps(function, eps)
+    count, shape, device = len(normalized_shape), tuple(normalized_shape), input.device
     if not count or count > input.dim() or input.shape[-count:] != shape:
         raise ValueError(
             f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
             f"sizes of its last dimensions, such as {tuple(input.shape[-max(count, 1) :])}"
         )
-    if weight is not None:
+    if weight is not None and not _fits(weight, shape, device):
         check_parameter(function, "weight", weight, shape, input, "the normalized_shape")
-    if bias is not None:
+    if bias is not None and not _fits(bias, shape, device):
         check_parameter(function, "bias", bias, shape, input, "the normalized_shape")
     return count
 
