@@ -10,7 +10,7 @@ from fusednorm.backends.triton.kernels.tiles import affine
 
 @triton.jit
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, p_var, x_sample, y_sample,
+    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample,
     EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -45,8 +45,6 @@ def rows_forward(
     rstd = inverse_deviation(variance, EPS)
     if p_rstd is not None:
         tl.store(p_rstd + n + tl.arange(0, 1), rstd)
-    if p_var is not None:
-        tl.store(p_var + n + tl.arange(0, 1), variance)
     for k in tl.range(0, K, BLOCK_K):
         mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
@@ -68,7 +66,7 @@ def rows_backward(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
-    """STEPS times BLOCK_U rows, and the sums over them of p and q per element.
+    """STEPS times BLOCK_U rows, all programs' next to each other in a step, and their sums of p and q per element.
 
     RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known.
     """
@@ -79,7 +77,7 @@ def rows_backward(
     parameter = tl.full((), PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
-    o_u = (pid * STEPS * BLOCK_U + tl.arange(0, BLOCK_U))[:, None]
+    o_u = (pid * BLOCK_U + tl.arange(0, BLOCK_U))[:, None]
     n = o_u.to(tl.int64)
     if not RELOAD:
         gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
@@ -109,7 +107,7 @@ def rows_backward(
             q += dz * xhat
             if BIAS:
                 p += dz
-        n += BLOCK_U
+        n += BLOCK_U * tl.num_programs(0)
     if OVERLAP:
         gdc_launch_dependents()
     if p_partials is not None:

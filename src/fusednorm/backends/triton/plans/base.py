@@ -110,7 +110,9 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
 
 def contiguous_in(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """The same, in a dtype that is not part of the problem."""
-    return None if tensor is None else tensor.to(dtype).contiguous()
+    if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous()):
+        return tensor
+    return tensor.to(dtype).contiguous()
 
 
 def _on_its_device(call: Any, tensor: Tensor, arguments: tuple[Any, ...]) -> Any:
@@ -202,16 +204,6 @@ class BackwardPlan(Plan):
         self.parameter_strides = contiguous_strides(self.parameter_shape)
         self.modulation_shape, self.modulation_strides = (view.samples, view.channels), (view.channels, 1)
 
-    def gradient(self, parameter: Tensor | None, wanted: bool) -> Tensor | None:
-        if parameter is None or not wanted:
-            return None
-        return self.allocate(self.parameter_shape, self.parameter_strides, parameter.dtype)
-
-    def modulation_gradient(self, parameter: Tensor | None, wanted: bool) -> Tensor | None:
-        if parameter is None or not wanted:
-            return None
-        return self.allocate(self.modulation_shape, self.modulation_strides, parameter.dtype)
-
     def __call__(
         self,
         grad_output: Tensor,
@@ -232,12 +224,16 @@ class BackwardPlan(Plan):
         if self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         _, wants_weight, wants_bias, wants_scale, wants_shift = output_mask
-        grads = (
-            self.gradient(weight, wants_weight),
-            self.gradient(bias, wants_bias),
-            self.modulation_gradient(scale, wants_scale),
-            self.modulation_gradient(shift, wants_shift),
-        )
+        grad_weight = grad_bias = grad_scale = grad_shift = None
+        if wants_weight and weight is not None:
+            grad_weight = self.allocate(self.parameter_shape, self.parameter_strides, weight.dtype)
+        if wants_bias and bias is not None:
+            grad_bias = self.allocate(self.parameter_shape, self.parameter_strides, bias.dtype)
+        if wants_scale and scale is not None:
+            grad_scale = self.allocate(self.modulation_shape, self.modulation_strides, scale.dtype)
+        if wants_shift and shift is not None:
+            grad_shift = self.allocate(self.modulation_shape, self.modulation_strides, shift.dtype)
+        grads = grad_weight, grad_bias, grad_scale, grad_shift
         if not self.empty:
             parameters = (
                 contiguous(weight),

@@ -44,7 +44,7 @@ class RowsForward(ForwardPlan):
         if launch is None:
             constants = {"EPS": eps, **self.constants}
             launch = self.launches[eps] = Launch(rows.rows_forward, self.programs, self.scalars, constants, self.warps)
-        launch(x, y, *parameters[:2], *saved)
+        launch(x, y, *parameters[:2], *saved[:2])
 
 
 class RowsBackward(BackwardPlan):
