@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.triton.kernels.activations import activation
+from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.problem import Layout, Problem, View
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -192,6 +193,27 @@ class ForwardPlan(Plan):
         eps: float,
     ) -> None:
         raise NotImplementedError
+
+
+class OneLaunchForward(ForwardPlan):
+    """A forward of one launch, whose constants are eps, what the plan knows of the problem, and its tile."""
+
+    keeps_statistics = False
+
+    def __init__(
+        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: dict[str, int], warps: int
+    ) -> None:
+        super().__init__(problem)
+        self.kernel, self.programs, self.scalars, self.warps = kernel, programs, scalars, warps
+        self.constants = {"RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, **tile}
+        self.launches: dict[float, Launch] = {}
+
+    def launch(self, eps: float) -> Launch:
+        found = self.launches.get(eps)
+        if found is None:
+            constants = {"EPS": eps, **self.constants}
+            found = self.launches[eps] = Launch(self.kernel, self.programs, self.scalars, constants, self.warps)
+        return found
 
 
 class BackwardPlan(Plan):

@@ -9,42 +9,22 @@ from torch import Tensor
 from fusednorm.backends.triton.config import Rows, RowSteps, power_of_two
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, OneLaunchForward, Saved, stages
 from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Problem, View
 
 
-class RowsForward(ForwardPlan):
-    """One program per row."""
+class RowsForward(OneLaunchForward):
+    """A row to a program."""
 
     def __init__(self, problem: Problem, config: RowSteps) -> None:
-        super().__init__(problem)
         assert problem.output_layout is not None
-        self.launches: dict[float, Launch] = {}
-        self.keeps_statistics = False
-        self.programs, self.warps = problem.view.samples, config.warps
-        self.scalars = (problem.layout.sample, problem.output_layout.sample)
-        self.constants = {
-            "RMS": self.rms,
-            "VALUE": self.value,
-            "PARAMETER": self.parameter,
-            "K": problem.reduced,
-            "BLOCK_K": config.elements,
-        }
+        scalars = (problem.layout.sample, problem.output_layout.sample)
+        tile = {"K": problem.reduced, "BLOCK_K": config.elements}
+        super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
-    def run(
-        self,
-        x: Tensor,
-        y: Tensor,
-        parameters: Sequence[Tensor | None],
-        saved: Saved,
-        eps: float,
-    ) -> None:
-        launch = self.launches.get(eps)
-        if launch is None:
-            constants = {"EPS": eps, **self.constants}
-            launch = self.launches[eps] = Launch(rows.rows_forward, self.programs, self.scalars, constants, self.warps)
-        launch(x, y, *parameters[:2], *saved[:2])
+    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
+        self.launch(eps)(x, y, *parameters[:2], *saved[:2])
 
 
 class RowsBackward(BackwardPlan):

@@ -8,50 +8,30 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import ForwardPlan, Saved
+from fusednorm.backends.triton.plans.base import OneLaunchForward, Saved
 from fusednorm.problem import Layout, Problem
 
 
-class WholeForward(ForwardPlan):
-    """One launch."""
+class WholeForward(OneLaunchForward):
+    """So many units to a program."""
 
     def __init__(self, problem: Problem, config: Whole) -> None:
-        super().__init__(problem)
         view, output = problem.view, problem.output_layout
         assert output is not None
-        self.launches: dict[float, Launch] = {}
-        self.keeps_statistics = False
 
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
 
-        self.programs = -(-problem.statistics // config.units)
-        self.scalars = (problem.statistics, *group(problem.layout), *group(output))
-        self.warps = config.warps
-        self.constants = {
-            "RMS": self.rms,
-            "VALUE": self.value,
-            "PARAMETER": self.parameter,
+        programs = -(-problem.statistics // config.units)
+        scalars = (problem.statistics, *group(problem.layout), *group(output))
+        tile = {
             "G": view.groups,
             "S": view.spatial,
             "K": problem.reduced,
             "BLOCK_U": config.units,
             "BLOCK_K": power_of_two(problem.reduced),
         }
+        super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
-    def run(
-        self,
-        x: Tensor,
-        y: Tensor,
-        parameters: Sequence[Tensor | None],
-        saved: Saved,
-        eps: float,
-    ) -> None:
-        launch = self.launches.get(eps)
-        if launch is None:
-            constants = {"EPS": eps, **self.constants}
-            launch = self.launches[eps] = Launch(
-                whole.whole_forward, self.programs, self.scalars, constants, self.warps
-            )
-        launch(x, y, *parameters, *saved)
+    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
+        self.launch(eps)(x, y, *parameters, *saved)
