@@ -175,7 +175,8 @@ def rows_forward_for(problem: Problem) -> RowSteps:
 
 def rows_backward_for(problem: Problem) -> Rows:
     """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
-    from the L1 155. Steps of 16-bit rows on their way to shared memory gain up to 14 %; wider ones would fill it."""
+    from the L1 155. Steps of 16-bit rows on their way to shared memory gain up to 14 %; wider ones would fill it. Rows
+    of all programs next to each other take 101 us where each program's own take 107, on 16384 x 4096."""
     block = power_of_two(problem.view.channels)
     if problem.dtype == "float64":
         elements = max(block, 2048)

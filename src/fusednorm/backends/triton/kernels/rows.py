@@ -68,7 +68,8 @@ def rows_backward(
 ):  # fmt: skip
     """STEPS times BLOCK_U rows, all programs' next to each other in a step, and their sums of p and q per element.
 
-    RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known.
+    RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known; a program's
+    rows follow one another.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     pid = tl.program_id(0)
@@ -77,8 +78,11 @@ def rows_backward(
     parameter = tl.full((), PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
-    o_u = (pid * BLOCK_U + tl.arange(0, BLOCK_U))[:, None]
-    n = o_u.to(tl.int64)
+    if RELOAD:
+        first, stride = pid * STEPS, 1
+    else:
+        first, stride = pid, tl.num_programs(0)
+    n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
     if not RELOAD:
         gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
     for _step in tl.range(0, STEPS, num_stages=STAGES):
@@ -107,7 +111,7 @@ def rows_backward(
             q += dz * xhat
             if BIAS:
                 p += dz
-        n += BLOCK_U * tl.num_programs(0)
+        n += BLOCK_U * stride
     if OVERLAP:
         gdc_launch_dependents()
     if p_partials is not None:
