@@ -56,6 +56,8 @@ CASES: tuple[Case, ...] = (
     (ROWS, "layer_norm", 1, (16384, 4096), torch.bfloat16, "", False, False),
     (ROWS, "layer_norm", 1, (8192, 8192), torch.float32, "", False, False),
     (ROWS, "layer_norm", 1, (4096, 16384), torch.bfloat16, "", False, False),
+    (ROWS, "layer_norm", 1, (4096, 20000), torch.bfloat16, "silu", False, False),
+    (ROWS, "rms_norm", 1, (32, 200704), torch.float64, "", False, False),
     (ROWS, "rms_norm", 1, (65536, 96), torch.float64, "tanh", False, False),
 )
 #: Shapes that between them make the heuristic choose each of its configurations: samples, channels, positions; rows.
@@ -206,7 +208,7 @@ def test_compiles(target: str, monkeypatch: pytest.MonkeyPatch, record_property:
     found = _recorded(monkeypatch, TARGETS[target], CASES)
     assert {launch.kernel.fn.__name__ for launch, _ in found} == {
         "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "combine", "gradients", "whole_forward",
-        "rows_forward", "rows_backward",
+        "rows_forward", "rows_backward", "row_totals", "columns_backward",
     }  # fmt: skip
     assert _excessive(found, target, record_property) == []
 

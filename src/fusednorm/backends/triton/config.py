@@ -84,6 +84,18 @@ class Rows:
     reload: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A backward of long rows: elements of a row to a step of its totals, and warps; columns to a program of the second
+    pass, warps, and about so many programs."""
+
+    row_elements: int
+    row_warps: int
+    elements: int
+    warps: int
+    programs: int
+
+
 def passes_for(problem: Problem) -> Passes:
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
@@ -191,3 +203,9 @@ def rows_backward_for(problem: Problem) -> Rows:
         return Rows(8192 // block, 16, PROCESSORS, stages=3)
     elements, programs = (4096, PROCESSORS) if block < 512 else (2048, 2 * PROCESSORS)
     return Rows(max(1, elements // block), elements // 512, programs, stages=4)
+
+
+def columns_backward_for(problem: Problem) -> Columns:
+    """8 elements a thread, and eight programs to a multiprocessor. Reckoned, not measured."""
+    wide = problem.dtype == "float64"
+    return Columns(2048 if wide else 4096, 16, 512 if wide else 1024, 4, 8 * PROCESSORS)

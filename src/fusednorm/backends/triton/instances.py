@@ -8,11 +8,18 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusednorm.backends.triton.config import passes_for, rows_backward_for, rows_forward_for, whole_forward_for
+from fusednorm.backends.triton.config import (
+    columns_backward_for,
+    passes_for,
+    rows_backward_for,
+    rows_forward_for,
+    whole_forward_for,
+)
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
-MOST_ROW = 16384  # the same of a backward, which holds four values an element
+MOST_ROW = 16384  # elements of a row in the registers of a backward's program, which holds four values an element
+LONGEST_ROW = 1 << 20  # a row that one program still sums in about the time that a device takes for many
 FEWEST_UNITS = 128  # units below which one program each leaves multiprocessors idle
 STEPPED_ROW = 4096  # a row of 16-bit elements from which two reads, the second from the L1, are faster than one
 SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
@@ -85,7 +92,8 @@ class WholeInstance:
 
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
-    """Rows, each by one program: the forward in steps, the backward with the sums of all its rows in registers."""
+    """Rows: the forward in steps, one program a row; the backward with the sums of a program's rows in registers, or
+    by columns where rows are too long for that."""
 
     name: str = "triton.rows"
     config: None = None
@@ -96,19 +104,23 @@ class RowsInstance:
             return "the statistics are not those of single units"
         if view.spatial != 1 or view.groups != 1 or problem.modulated:
             return "takes rows, of one group and one position, without modulation"
-        most = MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
-        if problem.backward and problem.reduced > most:
-            return f"holds rows of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
             return "a row's elements do not follow one another"
         return _common(problem)
 
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        from fusednorm.backends.triton.plans.rows import RowsBackward, RowsForward
+        from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
-        if problem.backward:
-            return RowsBackward(problem, rows_backward_for(problem))
-        return RowsForward(problem, rows_forward_for(problem))
+        if not problem.backward:
+            return RowsForward(problem, rows_forward_for(problem))
+        if _long(problem):
+            return LongRowsBackward(problem, columns_backward_for(problem))
+        return RowsBackward(problem, rows_backward_for(problem))
+
+
+def _long(problem: Problem) -> bool:
+    """True for rows whose backward does not fit the registers of a program."""
+    return problem.reduced > (MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW)
 
 
 def _flat(problem: Problem, layout: Layout | None) -> bool:
@@ -130,7 +142,10 @@ def choose(problem: Problem) -> Any:
     in bf16 took 86 us whole and 53 in tiles.
     """
     single = problem.reduced <= SMALL_UNIT or (problem.view.spatial == 1 and problem.statistics >= FEWEST_UNITS)
-    stepped = problem.backward or (problem.dtype in ("float16", "bfloat16") and problem.reduced >= STEPPED_ROW)
-    if single and stepped and ROWS.supports(problem) is None:
+    if problem.backward:
+        rows = problem.reduced <= LONGEST_ROW if _long(problem) else single
+    else:
+        rows = single and problem.dtype in ("float16", "bfloat16") and problem.reduced >= STEPPED_ROW
+    if rows and ROWS.supports(problem) is None:
         return ROWS
     return WHOLE if single and WHOLE.supports(problem) is None else TILES

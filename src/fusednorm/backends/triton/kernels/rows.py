@@ -2,7 +2,7 @@
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
 from fusednorm.backends.triton.kernels.tiles import affine
@@ -120,3 +120,77 @@ def rows_backward(
         tl.store(p_partials + total + o_partial, tl.sum(q, 0), m_partial)
         if BIAS:
             tl.store(p_partials + o_partial, tl.sum(p, 0), m_partial)
+
+
+@triton.jit
+def row_totals(
+    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """P / K and Q / K of one row, in steps of BLOCK_K."""
+    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    n = tl.program_id(0).to(tl.int64)
+    if OVERLAP:
+        gdc_launch_dependents()
+    o_k = tl.arange(0, BLOCK_K)
+    parameter = tl.full((), PARAMETER, dtype)
+    rstd = tl.load(p_rstd + n)
+    mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
+    p = tl.zeros((BLOCK_K,), dtype)
+    q = tl.zeros((BLOCK_K,), dtype)
+    for k in tl.range(0, K, BLOCK_K):
+        mask = o_k < K - k
+        b_dy = tl.load(p_dy + n * dy_sample + k + o_k, mask, 0.0)
+        b_x = tl.load(p_x + n * x_sample + k + o_k, mask, 0.0)
+        gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        p += dz * gain
+        q += dz * gain * xhat
+    tl.store(p_totals + 2 * n, tl.sum(p, 0) / K)
+    tl.store(p_totals + 2 * n + 1, tl.sum(q, 0) / K)
+
+
+@triton.jit
+def columns_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials,
+    rows, blocks, dy_sample, x_sample, dx_sample, total,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_K elements of STEPS rows whose P / K and Q / K are known: grad_input, and the sums of p and q."""
+    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
+    m_k = o_k < K
+    parameter = tl.full((), PARAMETER, dtype)
+    gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+    p = tl.zeros((BLOCK_K,), dtype)
+    q = tl.zeros((BLOCK_K,), dtype)
+    if OVERLAP:
+        gdc_wait()
+    n = (share * STEPS + tl.arange(0, 1)).to(tl.int64)
+    for _step in tl.range(0, STEPS):
+        m_n = n < rows
+        mask = m_n & m_k
+        b_dy = tl.load(p_dy + n * dy_sample + o_k, mask, 0.0)
+        b_x = tl.load(p_x + n * x_sample + o_k, mask, 0.0)
+        rstd = tl.load(p_rstd + n, m_n, 0.0)
+        mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        if p_dx is not None:
+            b_dx = dz * gain - xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0)
+            if p_mean is not None:
+                b_dx -= tl.load(p_totals + 2 * n, m_n, 0.0)
+            tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+        if p_partials is not None:
+            q += dz * xhat
+            if BIAS:
+                p += dz
+        n += 1
+    if OVERLAP:
+        gdc_launch_dependents()
+    if p_partials is not None:
+        o_partial = share.to(tl.int64) * K + o_k
+        tl.store(p_partials + total + o_partial, q, m_k)
+        if BIAS:
+            tl.store(p_partials + o_partial, p, m_k)
