@@ -1,4 +1,4 @@
-"""What every layer that holds torch tensors shares: dtypes, and the strides of an output."""
+"""What every layer that holds torch tensors shares: dtypes, strides, and an output."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16}
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the accumulation and of the saved statistics: fp32, and fp64 for fp64 input."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def packed_strides(dims: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(dims):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

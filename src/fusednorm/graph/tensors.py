@@ -11,6 +11,7 @@ import torch
 
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.problem import DTYPE_BYTES
+from fusednorm.tensors import packed_strides
 
 Dims = tuple[int, ...]
 DTYPE_NAMES = ", ".join(DTYPE_BYTES)
@@ -37,15 +38,6 @@ def _as_ints(value: Sequence[int], where: str, what: str) -> Dims:
             return tuple(int(entry) for entry in entries)
     mistake = Mistake(where, f"{what} are {value!r}", "a sequence of ints", f"give {what} such as (8, 256, 56, 56)")
     raise InvalidGraphError(where, [mistake])
-
-
-def packed_strides(dims: Sequence[int]) -> Dims:
-    """The strides of a contiguous tensor."""
-    strides, step = [], 1
-    for size in reversed(dims):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
 
 
 def channels_last_strides(dims: Sequence[int]) -> Dims:

@@ -17,10 +17,9 @@ from fusednorm.graph.tensors import (
     dtype_name,
     extent,
     overlaps_itself,
-    packed_strides,
     same_strides,
 )
-from fusednorm.tensors import compute_dtype, empty_output
+from fusednorm.tensors import compute_dtype, empty_output, packed_strides
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph

@@ -19,7 +19,7 @@ from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
 MOST_ROW = 16384  # elements of a row in the registers of a backward's program, which holds four values an element
-LONGEST_ROW = 1 << 20  # a row that one program still sums in about the time that a device takes for many
+LONGEST_ROW = 1 << 20  # a longer row would keep the one program that sums it busy while the device idles
 FEWEST_UNITS = 128  # units below which one program each leaves multiprocessors idle
 STEPPED_ROW = 4096  # a row of 16-bit elements from which two reads, the second from the L1, are faster than one
 SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start

@@ -1,4 +1,4 @@
-"""Rows: units of one group and one position, each by one program, with their parameters along them."""
+"""Rows: units of one group and one position, with their parameters along them; long ones also by blocks of columns."""
 
 import triton
 import triton.language as tl

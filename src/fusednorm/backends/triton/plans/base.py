@@ -13,6 +13,7 @@ from torch import Tensor
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.problem import Layout, Problem, View
+from fusednorm.tensors import packed_strides
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -68,14 +69,6 @@ def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.
             short: Callable[..., Tensor] = _empty_strided_cuda
             return short
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
-
-
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= max(1, size)
-    return tuple(reversed(strides))
 
 
 class Plan:
@@ -134,7 +127,7 @@ class ForwardPlan(Plan):
         self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
         view = problem.view
         self.saved_shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
-        self.saved_strides = contiguous_strides(self.saved_shape)
+        self.saved_strides = packed_strides(self.saved_shape)
 
     def saved(self) -> Tensor:
         return self.allocate(self.saved_shape, self.saved_strides, self.compute)
@@ -223,7 +216,7 @@ class BackwardPlan(Plan):
         super().__init__(problem)
         self.wants_input = problem.direction != "backward_gamma_beta"
         self.parameter_shape, view = problem.parameter_shape, problem.view
-        self.parameter_strides = contiguous_strides(self.parameter_shape)
+        self.parameter_strides = packed_strides(self.parameter_shape)
         self.modulation_shape, self.modulation_strides = (view.samples, view.channels), (view.channels, 1)
 
     def __call__(

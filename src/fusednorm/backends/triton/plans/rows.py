@@ -27,30 +27,14 @@ class RowsForward(OneLaunchForward):
         self.launch(eps)(x, y, *parameters[:2], *saved[:2])
 
 
-class RowsBackward(BackwardPlan):
-    """Rows, each by one program, which sums p and q of its own rows; then the sums over the programs."""
+class SummedRowsBackward(BackwardPlan):
+    """Gradients of rows by so many shares, each of which leaves its sums of p and q; then the sums over the shares."""
 
-    def __init__(self, problem: Problem, config: Rows) -> None:
+    def __init__(self, problem: Problem, shares: int) -> None:
         super().__init__(problem)
-        view = problem.view
-        assert problem.grad_layout is not None and problem.output_layout is not None
-        steps = max(1, -(-view.samples // (config.units * config.programs)))
-        programs = -(-view.samples // (config.units * steps))
-        self.total = programs * view.channels
-        self.backward = Launch(
-            rows.rows_backward,
-            programs,
-            (view.samples, problem.grad_layout.sample, problem.layout.sample, problem.output_layout.sample, self.total),
-            {
-                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
-                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
-                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
-                "RELOAD": config.reload,
-            },
-            config.warps,
-        )  # fmt: skip
-        # The programs' sums are laid out as the partials of so many samples of one chunk.
-        partials = Partials(View(programs, 1, view.channels, 1), 1, last=True, per_batch=False)
+        # The shares' sums are laid out as the partials of so many samples of one chunk.
+        partials = Partials(View(shares, 1, problem.view.channels, 1), 1, last=True, per_batch=False)
+        self.total = partials.total
         self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
     def run(
@@ -64,27 +48,60 @@ class RowsBackward(BackwardPlan):
         partials = None
         if grads[0] is not None or grads[1] is not None:
             partials = self.workspace(2 * self.total)
-        self.backward(*data, dx, *parameters[:2], *saved, partials)
+        self.gradients(data, dx, (*parameters[:2], *saved), partials)
         if partials is not None:
             self.combine(partials, *parameters[:3], None, *grads)
 
+    def gradients(
+        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
+    ) -> None:
+        """grad_input and the shares' sums, of weight, bias, mean and rstd."""
+        raise NotImplementedError
 
-class LongRowsBackward(BackwardPlan):
-    """The totals of each row, then blocks of columns: rows of any length, in two reads."""
+
+class RowsBackward(SummedRowsBackward):
+    """A program is a share: whole rows of its own."""
+
+    def __init__(self, problem: Problem, config: Rows) -> None:
+        view, grad, output = problem.view, problem.grad_layout, problem.output_layout
+        assert grad is not None and output is not None
+        steps = max(1, -(-view.samples // (config.units * config.programs)))
+        programs = -(-view.samples // (config.units * steps))
+        super().__init__(problem, programs)
+        self.backward = Launch(
+            rows.rows_backward,
+            programs,
+            (view.samples, grad.sample, problem.layout.sample, output.sample, self.total),
+            {
+                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
+                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
+                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
+                "RELOAD": config.reload,
+            },
+            config.warps,
+        )  # fmt: skip
+
+    def gradients(
+        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
+    ) -> None:
+        self.backward(*data, dx, *given, partials)
+
+
+class LongRowsBackward(SummedRowsBackward):
+    """The totals of each row, then blocks of columns of a share's rows: rows of any length, in two reads."""
 
     def __init__(self, problem: Problem, config: Columns) -> None:
-        super().__init__(problem)
-        grad, output, samples = problem.grad_layout, problem.output_layout, problem.view.samples
+        grad, output, self.rows = problem.grad_layout, problem.output_layout, problem.view.samples
         assert grad is not None and output is not None
-        size, self.rows = problem.view.channels, samples
+        size = problem.view.channels
         blocks = -(-size // config.elements)
-        steps = -(-samples // max(1, config.programs // blocks))
-        shares = -(-samples // steps)
-        self.total = shares * size
+        steps = -(-self.rows // max(1, config.programs // blocks))
+        shares = -(-self.rows // steps)
+        super().__init__(problem, shares)
         common = {**self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter}
         self.totals = Launch(
             rows.row_totals,
-            samples,
+            self.rows,
             (grad.sample, problem.layout.sample),
             {**common, "K": size, "BLOCK_K": config.row_elements},
             config.row_warps,
@@ -92,7 +109,7 @@ class LongRowsBackward(BackwardPlan):
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (samples, blocks, grad.sample, problem.layout.sample, output.sample, self.total),
+            (self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total),
             {
                 **common, "DERIVATIVE": self.sum_derivative, "BIAS": problem.bias_dtype is not None, "K": size,
                 "BLOCK_K": config.elements, "STEPS": steps,
@@ -100,24 +117,12 @@ class LongRowsBackward(BackwardPlan):
             config.warps,
             follows=self.wants_input,
         )  # fmt: skip
-        # The programs' sums are laid out as the partials of so many samples of one chunk.
-        partials = Partials(View(shares, 1, size, 1), 1, last=True, per_batch=False)
-        self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
-    def run(
-        self,
-        data: tuple[Tensor, Tensor],
-        dx: Tensor | None,
-        saved: tuple[Tensor | None, Tensor | None],
-        parameters: Sequence[Tensor | None],
-        grads: Sequence[Tensor | None],
+    def gradients(
+        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
     ) -> None:
-        partials = totals = None
+        totals = None
         if dx is not None:
             totals = self.workspace(2 * self.rows)
-            self.totals(*data, *parameters[:2], *saved, totals)
-        if grads[0] is not None or grads[1] is not None:
-            partials = self.workspace(2 * self.total)
-        self.columns(*data, dx, *parameters[:2], *saved, totals, partials)
-        if partials is not None:
-            self.combine(partials, *parameters[:3], None, *grads)
+            self.totals(*data, *given, totals)
+        self.columns(*data, dx, *given, totals, partials)
