@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import _shares, merged, passes_for, rows_backward_for, whole_forward_for
 from fusednorm.dispatch import backward_problem, forward_problem
 from fusednorm.problem import Problem
@@ -56,3 +57,23 @@ def test_rows() -> None:
     wide = replace(problem, dtype="float32")
     assert rows_backward_for(wide).stages == 1
     assert whole_forward_for(replace(problem, direction="forward")).warps == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "forward", "backward"),
+    [
+        ((16384, 1024), 1, "triton.whole", "triton.rows"),
+        ((16384, 8192), 1, "triton.rows", "triton.rows"),
+        ((4096, 20000), 1, "triton.rows", "triton.rows"),
+        ((32, 64, 56, 56), 3, "triton.tiles", "triton.rows"),
+        ((1, 1 << 22), 1, "triton.tiles", "triton.tiles"),
+    ],
+)
+def test_rows_get_the_instance_of_their_length(
+    shape: tuple[int, ...], dims: int, forward: str, backward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    common = (None, None, None, None, "layer_norm", dims, 1, None)
+    assert instances.choose(forward_problem(x, *common)).name == forward
+    assert instances.choose(backward_problem(x, x, *common)).name == backward

@@ -33,6 +33,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated in (
     ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
     ("triton.rows", "rms_norm", (2, 2100), 1, "float64", "rows", "silu", False),
     ("triton.rows", "layer_norm", (5, 16500), 1, "float16", "rows", "silu", False),
+    ("triton.rows", "layer_norm", (6, 5, 20), 2, "float32", "rows", "silu", False),
     ("triton.rows", "rms_norm", (3, 9000), 1, "float64", "rows", None, False),
     ("triton.whole", "layer_norm", (5, 600), 1, "float32", "rows", "hardswish", False),
     ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False),
