@@ -13,7 +13,20 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from fusednorm.activations import FORMULAS, bind
+from fusednorm.activations import (
+    FORMULAS,
+    NORMAL_CENTRE_32,
+    NORMAL_TAIL_32,
+    NORMAL_TAIL_64,
+    TANH_32,
+    TANH_64_BOTTOM,
+    TANH_64_TOP,
+    bind,
+)
+
+_CENTRE_32, _TAIL_32 = tl.constexpr(NORMAL_CENTRE_32), tl.constexpr(NORMAL_TAIL_32)
+_TAIL_64, _TANH_32 = tl.constexpr(NORMAL_TAIL_64), tl.constexpr(TANH_32)
+_TANH_TOP, _TANH_BOTTOM = tl.constexpr(TANH_64_TOP), tl.constexpr(TANH_64_BOTTOM)
 
 
 @triton.constexpr_function
@@ -26,31 +39,68 @@ def where(condition, a, b):
     return tl.where(condition, a, b)
 
 
+@triton.constexpr_function
+def degree(coefficients):
+    return len(coefficients) - 1
+
+
+@triton.constexpr_function
+def coefficient(coefficients, k):
+    return coefficients[k]
+
+
+@triton.jit
+def polynomial(x, COEFFICIENTS: tl.constexpr):
+    """Horner's form, highest power first."""
+    p = coefficient(COEFFICIENTS, 0) * x + coefficient(COEFFICIENTS, 1)
+    for k in tl.static_range(2, degree(COEFFICIENTS) + 1):
+        p = p * x + coefficient(COEFFICIENTS, k)
+    return p
+
+
 @triton.jit
 def sigmoid(z):
-    return 1.0 / (1.0 + tl.exp(-z))
+    """From exp(-|z|), which cannot overflow."""
+    e = tl.exp(-tl.abs(z))
+    return tl.where(z < 0.0, e, 1.0) * (1.0 / (1.0 + e))
+
+
+@triton.jit
+def sigmoid_slope(z):
+    e = tl.exp(-tl.abs(z))
+    inverse = 1.0 / (1.0 + e)
+    return (e * inverse) * inverse
 
 
 @triton.jit
 def tanh(z):
-    """An odd polynomial below 0.625, where 1 - 2 / (exp(2|z|) + 1) would cancel (Cephes, tanhf); fp64 without it."""
+    """An odd function below 0.625, where 1 - 2 e / (1 + e) would cancel: a polynomial in fp32, a quotient in fp64."""
     size = tl.abs(z)
-    large = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    large = tl.where(z < 0.0, -large, large)
+    square = z * z
+    e = tl.exp(-tl.abs(2.0 * z))
+    large = 1.0 - 2.0 * (e * (1.0 / (1.0 + e)))
     if z.dtype == tl.float64:
-        return large
+        small = size + size * square * polynomial(square, _TANH_TOP) / polynomial(square, _TANH_BOTTOM)
     else:
-        s = z * z
-        p = -5.70498872745e-3 * s + 2.06390887954e-2
-        p = p * s - 5.37397155531e-2
-        p = p * s + 1.33314422036e-1
-        p = p * s - 3.33332819422e-1
-        return tl.where(size >= 0.625, large, p * s * z + z)
+        small = size + size * square * polynomial(square, _TANH_32)
+    magnitude = tl.where(size >= 0.625, large, small)
+    return tl.where(z < 0.0, -magnitude, magnitude)
 
 
 @triton.jit
 def normal_cdf(z):
-    return 0.5 + 0.5 * tl.erf(z * 0.7071067811865476)
+    """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
+    size = tl.abs(z)
+    gaussian = tl.exp(-0.5 * z * z)
+    if z.dtype == tl.float64:
+        held = tl.where(size > 39.0, 39.0, size)
+        tail = gaussian * polynomial((held - 6.0) / (held + 6.0), _TAIL_64) / (held + 2.0)
+        return tl.where(z < 0.0, tail, 1.0 - tail)
+    else:
+        t = 1.0 / (1.0 + 0.21213203435596426 * size)
+        tail = 0.5 * gaussian * (t * polynomial(t, _TAIL_32))
+        centre = 0.5 + z * polynomial(z * z, _CENTRE_32)
+        return tl.where(size < 1.0, centre, tl.where(z < 0.0, tail, 1.0 - tail))
 
 
 @triton.jit
@@ -72,6 +122,7 @@ _PRIMITIVES = {
     "const": const,
     "where": where,
     "sigmoid": sigmoid,
+    "sigmoid_slope": sigmoid_slope,
     "tanh": tanh,
     "normal_cdf": normal_cdf,
     "normal_pdf": normal_pdf,
