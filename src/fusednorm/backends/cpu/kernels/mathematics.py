@@ -1,8 +1,8 @@
 """The primitives of the activations as functions that LLVM turns into vector code.
 
-Everything stands on exp(x) for x <= 0, by range reduction and a polynomial: nothing overflows, no tail cancels, and no
-result depends on the C library, whose scalar functions differ by processor. Exponentials below the normal numbers are
-0, so that a value or a derivative of a huge z is its limit.
+Everything stands on exp(-y) by range reduction and a polynomial: nothing overflows, no tail cancels, and no result
+depends on the C library, whose scalar functions differ by processor. An exponential below the normal numbers is 0, so
+that a value or a derivative of a huge z is its limit.
 """
 
 from __future__ import annotations
@@ -22,119 +22,135 @@ from fusednorm.activations import (
     TANH_64_TOP,
     bind,
 )
-from fusednorm.backends.cpu.kernels.device import exact
+from fusednorm.backends.cpu.kernels.device import inlined
 from fusednorm.backends.cpu.kernels.elements import from_bits, to_bits
 
 F = np.float32
 _SQRT_HALF, _PDF_AT_0 = math.sqrt(0.5), 1.0 / math.sqrt(2.0 * math.pi)
 _LOG2E = 1.4426950408889634
-# log2(e) in float32, what it lacks, and its neighbour, for the product that is rounded anyway: LLVM would share a product
-# of the same two numbers between both its uses, and then contract neither into an fma.
+# log2(e) in float32, what it lacks, and its neighbour, for the product that is rounded anyway: of the same two numbers,
+# LLVM would share one product between both uses, and then contract neither into an fma.
 _LOG2E_HIGH, _LOG2E_LOW, _LOG2E_NEAR = F(1.442695), F(1.925963e-08), F(1.4426951)
 # log(2) in two parts, the first with low bits zero so that its product with the integer n is exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
 # A sum with one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are 2**n,
 # and 0 for the least n, at which exponentials are held.
 _ROUND_32, _ROUND_64 = F(1.5 * 2**23 + 127), 1.5 * 2.0**52 + 1023
-_LEAST_32, _LEAST_64 = F(-127 * math.log(2.0)), -1023 * math.log(2.0)
+_MOST_32, _MOST_64 = F(127 * math.log(2.0)), 1023 * math.log(2.0)
 
-# Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-9, 3e-6 or
-# 1e-4; where a result is rounded to the 11 or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
+# Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-9, 9e-8,
+# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives have the first; where a result is rounded to the 11
+# or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
 _EXP2 = {
-    "float32": (0.0001545316295, 0.001339086336, 0.009618082557, 0.05550357114, 0.2402265076, 0.693147188),
+    "derivative": (0.0001545316295, 0.001339086336, 0.009618082557, 0.05550357114, 0.2402265076, 0.693147188),
+    "float32": (0.001326472707, 0.009671512649, 0.05550733744, 0.2402224209, 0.6931469776),
     "float16": (0.009582852994, 0.05590642474, 0.2402409861, 0.6931241934),
     "bfloat16": (0.05500893, 0.2422109596, 0.6932829273),
 }
 _INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 
 
-@exact
+@inlined
 def at_least(bound, x):
     """One instruction on x86, NaN included; both bounds of one number would become three."""
     return bound if x < bound else x
 
 
-@exact
+@inlined
+def at_most(bound, x):
+    return bound if x > bound else x
+
+
+@inlined
 def where(condition, a, b):
     return a if condition else b
 
 
 def _polynomial(coefficients, number):
-    """A polynomial in Horner's form, highest power first."""
-    leading, *others = map(number, coefficients)
-    others = tuple(others)
+    """A polynomial in Horner's form, highest power first.
 
-    @exact
-    def polynomial(x):
-        p = leading
-        for coefficient in others:
-            p = p * x + coefficient
-        return p
-
-    return polynomial
+    It is written out, because a loop over many coefficients stays one, and then nothing around it becomes vector code.
+    """
+    constants = {f"c{place}": number(coefficient) for place, coefficient in enumerate(coefficients)}
+    first, *others = constants
+    lines = ["def polynomial(x):", f"    p = {first}", *(f"    p = p * x + {name}" for name in others), "    return p"]
+    exec("\n".join(lines), constants)
+    return inlined(constants["polynomial"])
 
 
-def _exponential_32(precision):
+def _decay_32(precision):
     polynomial = _polynomial((*_EXP2[precision], 1.0), F)
-    fine = precision == "float32"
+    fine = precision in ("float32", "derivative")
 
-    @exact
-    def exponential(x):
-        """exp(x) for x <= 0, a few units in its last place; 0 below -87.7; NaN stays NaN.
+    @inlined
+    def decay(y):
+        """exp(-y) for y >= -89, a few units in its last place; 0 above 87.7, infinity below -88.4; NaN stays NaN.
 
         The power of two is a factor and no sum of bits, which would make numbers of NaNs with a payload.
         """
-        x = at_least(_LEAST_32, x)
-        shifted = x * _LOG2E_NEAR + _ROUND_32
-        f = x * _LOG2E_HIGH - (shifted - _ROUND_32)
+        y = at_most(_MOST_32, y)
+        shifted = _ROUND_32 - y * _LOG2E_NEAR
+        f = (_ROUND_32 - shifted) - y * _LOG2E_HIGH
         if fine:
-            f = x * _LOG2E_LOW + f
+            f = f - y * _LOG2E_LOW
         return polynomial(f) * from_bits(np.int32(to_bits(shifted) << np.int32(23)))
 
-    return exponential
+    return decay
 
 
 _taylor = _polynomial(_INVERSE_FACTORIALS, float)
 
 
-@exact
-def _exponential_64(x):
-    """exp(x) for x <= 0, a unit in its last place; 0 below -708.8; NaN stays NaN."""
-    x = at_least(_LEAST_64, x)
-    shifted = x * _LOG2E + _ROUND_64
+@inlined
+def _decay_64(y):
+    """exp(-y) for y >= -710, a unit in its last place; 0 above 708.8, infinity below -709.5; NaN stays NaN."""
+    y = at_most(_MOST_64, y)
+    shifted = _ROUND_64 - y * _LOG2E
     n = shifted - _ROUND_64
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
+    r = (-y - n * _LN2_HIGH) - n * _LN2_LOW
     return _taylor(r) * from_bits(np.int64(to_bits(shifted) << np.int64(52)))
 
 
-def _logistic(exponential, number):
-    """The sigmoid and its slope, from exp(-|z|) and one division, which the two share where a formula has both."""
-    one = number(1.0)
+def _sigmoid(decay, number):
+    one, least = number(1.0), number(-89.0 if number is F else -710.0)
 
-    @exact
+    @inlined
     def sigmoid(z):
-        e = exponential(-abs(z))
-        return (e if z < number(0.0) else one) * (one / (one + e))
+        """By an exponential that may be infinite: the fewest operations."""
+        return one / (one + decay(at_least(least, z)))
 
-    @exact
+    return sigmoid
+
+
+def _sigmoid_and_slope(decay, number):
+    """The same from exp(-|z|) and an inverse that a derivative's two functions share."""
+    zero, one = number(0.0), number(1.0)
+
+    @inlined
+    def sigmoid(z):
+        e = decay(abs(z))
+        inverse = one / (one + e)
+        return e * inverse if z < zero else inverse
+
+    @inlined
     def sigmoid_slope(z):
-        e = exponential(-abs(z))
+        e = decay(abs(z))
         inverse = one / (one + e)
         return (e * inverse) * inverse
 
     return sigmoid, sigmoid_slope
 
 
-def _tanh_32(exponential):
+def _tanh_32(decay):
     polynomial = _polynomial(TANH_32, F)
     sign = np.int32(-(2**31))
 
-    @exact
+    @inlined
     def tanh(z):
         """An odd polynomial below 0.625, where 1 - 2 e / (1 + e) would cancel (Cephes, tanhf)."""
         size = abs(z)
         square = z * z
-        e = exponential(-abs(F(2.0) * z))  # as the slope of 2 z in the derivative has it: LLVM then computes it once
+        e = decay(abs(F(2.0) * z))  # as the slope of 2 z in the derivative has it: LLVM then computes it once
         large = F(1.0) - F(2.0) * (e * (F(1.0) / (F(1.0) + e)))
         small = polynomial(square) * square * size + size
         return from_bits(np.int32(to_bits(large if size >= F(0.625) else small) | (to_bits(z) & sign)))
@@ -145,36 +161,35 @@ def _tanh_32(exponential):
 _tanh_top, _tanh_bottom = _polynomial(TANH_64_TOP, float), _polynomial(TANH_64_BOTTOM, float)
 
 
-@exact
+@inlined
 def _tanh_64(z):
     """The same with a rational function (Cephes, tanh), and one division for both."""
     size = abs(z)
     square = z * z
-    e = _exponential_64(-abs(2.0 * z))
+    e = _decay_64(abs(2.0 * z))
     outer = size >= 0.625
-    start = 1.0 if outer else size
-    top = -2.0 * e if outer else size * square * _tanh_top(square)
-    bottom = 1.0 + e if outer else _tanh_bottom(square)
-    magnitude = start + top / bottom
+    top, bottom = size * square * _tanh_top(square), _tanh_bottom(square)
+    quotient = (-2.0 * e if outer else top) / (1.0 + e if outer else bottom)
+    magnitude = (1.0 if outer else size) + quotient
     return from_bits(np.int64(to_bits(magnitude) | (to_bits(z) & np.int64(-(2**63)))))
 
 
-def _normal_32(exponential):
+def _normal_32(decay):
     centre, scaled_tail = _polynomial(NORMAL_CENTRE_32, F), _polynomial(NORMAL_TAIL_32, F)
 
-    @exact
+    @inlined
     def cdf(z):
         """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
         square = z * z
         middle = F(0.5) + z * centre(square)
         t = F(1.0) / (F(1.0) + F(0.3 * _SQRT_HALF) * abs(z))
-        tail = F(0.5) * exponential(F(-0.5) * square) * (t * scaled_tail(t))
+        tail = F(0.5) * decay(F(0.5) * square) * (t * scaled_tail(t))
         outer = tail if z < F(0.0) else F(1.0) - tail
         return middle if square < F(1.0) else outer
 
-    @exact
+    @inlined
     def pdf(z):
-        return F(_PDF_AT_0) * exponential(F(-0.5) * (z * z))
+        return F(_PDF_AT_0) * decay(F(0.5) * (z * z))
 
     return cdf, pdf
 
@@ -182,43 +197,40 @@ def _normal_32(exponential):
 _scaled_tail = _polynomial(NORMAL_TAIL_64, float)
 
 
-@exact
+@inlined
 def _gaussian_64(z):
     """exp(-z**2 / 2), from a high part of z whose square is exact: a rounded square costs 700 units at z = -38."""
     high = from_bits(np.int64(to_bits(z) & np.int64(-(2**27))))
     rest = (high - z) * (high + z) * 0.5
-    return _exponential_64(-0.5 * high * high) * (1.0 + rest * (1.0 + 0.5 * rest))
+    return _decay_64(0.5 * high * high) * (1.0 + rest * (1.0 + 0.5 * rest))
 
 
-@exact
+@inlined
 def _normal_cdf_64(z):
-    size = abs(z)
-    size = 39.0 if size > 39.0 else size
-    q = (size - 6.0) / (size + 6.0)
-    tail = _gaussian_64(size) * (_scaled_tail(q) / (size + 2.0))
+    size = at_most(39.0, abs(z))
+    tail = _gaussian_64(size) * (_scaled_tail((size - 6.0) / (size + 6.0)) / (size + 2.0))
     return tail if z < 0.0 else 1.0 - tail
 
 
-@exact
+@inlined
 def _normal_pdf_64(z):
-    size = abs(z)
-    return _PDF_AT_0 * _gaussian_64(39.0 if size > 39.0 else size)
+    return _PDF_AT_0 * _gaussian_64(at_most(39.0, abs(z)))
 
 
 @cache
-def _primitives(precision):
-    """The primitives in the compute dtype, for results that a dtype of this precision holds."""
-    if precision == "float64":
-        number, exponential = np.float64, _exponential_64
+def _primitives(dtype, derivative):
+    """The primitives in the compute dtype, for values that a dtype holds or for derivatives, which are summed."""
+    if dtype == "float64":
+        number, decay = np.float64, _decay_64
         tanh, normal = _tanh_64, (_normal_cdf_64, _normal_pdf_64)
     else:
-        number, exponential = F, _exponential_32(precision)
-        tanh, normal = _tanh_32(exponential), _normal_32(exponential)
-    sigmoid, sigmoid_slope = _logistic(exponential, number)
+        number, decay = F, _decay_32("derivative" if derivative else dtype)
+        tanh, normal = _tanh_32(decay), _normal_32(decay)
+    sigmoid, sigmoid_slope = _sigmoid_and_slope(decay, number)
     return {
         "const": number,
         "where": where,
-        "sigmoid": sigmoid,
+        "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
         "sigmoid_slope": sigmoid_slope,
         "tanh": tanh,
         "normal_cdf": normal[0],
@@ -226,12 +238,12 @@ def _primitives(precision):
     }
 
 
-@exact
+@inlined
 def _identity(z, unused):
     return z
 
 
-@exact
+@inlined
 def _identity_pullback(grad_output, z, unused):
     return grad_output
 
@@ -245,22 +257,22 @@ def activation(name: str | None, dtype: str, parametric: bool = True):
     if name is None:
         return _identity, _identity_pullback
     formula = FORMULAS[name]
-    value = exact(bind(formula.value, _primitives(dtype)))
-    derivative = exact(bind(formula.derivative, _primitives("float64" if dtype == "float64" else "float32")))
+    value = inlined(bind(formula.value, _primitives(dtype, False)))
+    derivative = inlined(bind(formula.derivative, _primitives(dtype, True)))
     if parametric:
 
-        @exact
+        @inlined
         def pullback(grad_output, z, parameter):
             return grad_output * derivative(z, parameter)
 
         return value, pullback
     default = (np.float64 if dtype == "float64" else F)(formula.default)
 
-    @exact
+    @inlined
     def default_value(z, unused):
         return value(z, default)
 
-    @exact
+    @inlined
     def default_pullback(grad_output, z, unused):
         return grad_output * derivative(z, default)
 
