@@ -40,7 +40,7 @@ def group_norm(
         input: (N, C, *), or (N, *, C) with ``channel_dim=-1``; any strides, channels_last without a copy.
         num_groups: a divisor of C.
         weight, bias: (C,) or None.
-        eps: added to the variance.
+        eps: added to the variance; any number, as in torch: rstd is NaN where the sum is negative.
         activation: a name such as "silu", an :class:`fusednorm.Activation`, or None.
         channel_dim: 1 or -1.
         scale, shift: (N, C) or None; z = x̂ weight (1 + scale) + bias (1 + scale) + shift.
@@ -250,7 +250,7 @@ def batch_norm(
         weight, bias: (C,) or None.
         training: whether the input's own statistics are used.
         momentum: the share of the new statistics in the running ones.
-        eps: positive in training.
+        eps: positive in training, at least 0 otherwise.
         activation, channel_dim, scale, shift: as in :func:`group_norm`.
 
     Raises:
@@ -288,6 +288,9 @@ def batch_norm_with_statistics(
     channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
+    eps = float(eps)
+    if not eps > 0.0:
+        arguments.check_batch_eps(eps, training)
     if not training:
         return norm_forward(
             input,
@@ -300,17 +303,15 @@ def batch_norm_with_statistics(
             "batch_norm",
             0,
             channel_dim,
-            float(eps),
+            eps,
             name,
             parameter,
         )[:3]
-    if eps <= 0:
-        raise ValueError(f"batch_norm: eps is {eps} in training; expected a positive number such as 1e-5")
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
     output, mean, rstd, var = norm_forward(
-        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, float(eps), name, parameter
+        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, eps, name, parameter
     )
     if running_mean is not None and running_var is not None and numel:
         update_running(running_mean, running_var, mean, var, numel // channels, momentum)
