@@ -252,6 +252,9 @@ def _run_below_autograd(*arguments: Any) -> Outputs:
 
 
 def _forward_autograd(*arguments: Any) -> Outputs:
+    if _transformed():
+        operands.check_forward("fusednorm::norm_forward", *arguments)
+        return _composite_forward(*arguments)
     if not (torch.is_grad_enabled() and _any_requires_grad(arguments[:5])):
         return _run_below_autograd(*arguments)
     input, weight, bias, scale, shift, *given = arguments
@@ -260,7 +263,7 @@ def _forward_autograd(*arguments: Any) -> Outputs:
 
 
 def _backward_autograd(*arguments: Any) -> Gradients:
-    if torch.is_grad_enabled() and _any_requires_grad(arguments[:8]):
+    if _transformed() or (torch.is_grad_enabled() and _any_requires_grad(arguments[:8])):
         operands.check_backward("fusednorm::norm_backward", *arguments)
         return _composite_backward(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
