@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
@@ -56,6 +57,12 @@ def group_norm(
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
     """
+    tensors = (input, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
+            scale=scale, shift=shift,
+        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("group_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
@@ -112,6 +119,12 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
+    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
+            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("instance_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
@@ -169,6 +182,10 @@ def layer_norm(
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
     """
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            layer_norm, (input, weight, bias), input, normalized_shape, weight, bias, eps, activation=activation
+        )
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
     return norm_forward(
@@ -218,6 +235,10 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
+    if has_torch_function_variadic(input, weight):
+        return handle_torch_function(
+            rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
+        )
     name, parameter = arguments.activation_arguments(activation)
     eps = arguments.rms_eps("rms_norm", input, eps)
     count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
@@ -264,6 +285,12 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
+    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
+            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+        )  # fmt: skip
     return batch_norm_with_statistics(
         input, running_mean, running_var, weight, bias, training, momentum, eps, activation, channel_dim, scale, shift
     )[0]
@@ -284,6 +311,12 @@ def batch_norm_with_statistics(
     shift: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm` with the mean and rstd it used; a momentum may be a tensor, for a cumulative average."""
+    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            batch_norm_with_statistics, tensors, input, running_mean, running_var, weight, bias, training, momentum,
+            eps, activation, channel_dim, scale, shift,
+        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)

@@ -385,7 +385,7 @@ def norm_forward(
             if not statistics:
                 return _apply(*tensors, dispatch.run_forward, given, None), None, None, None
             return _differentiable(*tensors, dispatch.run_forward, given)
-        return dispatch.run_forward(*tensors, *given, statistics=statistics)
+        return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
     except RuntimeError:
         if not _batched((*tensors, mean, var)):
             raise
