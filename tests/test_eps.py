@@ -98,3 +98,13 @@ def test_modules_and_ops_take_them_too(x: Tensor) -> None:
     assert rstd.isfinite().any()
     assert not mean.isnan().any()
     assert torch.equal(output.isnan().all(3).all(2), rstd.isnan())
+
+
+def test_a_graph_takes_a_negative_epsilon(x: Tensor) -> None:
+    graph = fusednorm.graph.Graph(torch.float32)
+    tensor = graph.tensor(x.shape)
+    y = graph.layernorm(tensor, normalized_shape=(6,), epsilon=-0.5, phase="inference")[0].set_output()
+    graph.build()
+    out = torch.empty_like(x)
+    graph.execute({tensor: x.detach(), y: out})
+    torch.testing.assert_close(out, F.layer_norm(x.detach(), (6,), eps=-0.5), rtol=1e-3, atol=1e-5, equal_nan=True)
