@@ -65,7 +65,15 @@ def test_gradients_are_those_of_the_formula(name: str, eps: float, x: Tensor) ->
 
 @pytest.mark.parametrize(
     "eps",
-    [np.float64(0.1), np.float32(0.1), np.float16(0.1), np.int64(1), np.bool_(True), torch.tensor(0.1), torch.tensor(1)],
+    [
+        np.float64(0.1),
+        np.float32(0.1),
+        np.float16(0.1),
+        np.int64(1),
+        np.bool_(True),
+        torch.tensor(0.1),
+        torch.tensor(1),
+    ],
     ids=lambda eps: f"{type(eps).__name__} {getattr(eps, 'dtype', '')}",
 )
 @pytest.mark.parametrize("name", CALLS)
