@@ -87,7 +87,7 @@ def test_scalars_of_numpy_and_torch(name: str, eps: Any, x: Tensor) -> None:
 )
 @pytest.mark.parametrize("name", CALLS)
 def test_what_is_no_number_is_refused(name: str, eps: Any, x: Tensor) -> None:
-    with pytest.raises(TypeError, match="eps .*expected a number"):
+    with pytest.raises(TypeError, match=r"eps .*expected a number"):
         CALLS[name](fusednorm, x, eps)
 
 
