@@ -21,6 +21,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from fusednorm import arguments
 from fusednorm.activations import Activation
 from fusednorm.library import norm_forward
+from fusednorm.tensors import compute_dtype
 
 
 def group_norm(
@@ -296,6 +297,41 @@ def batch_norm(
     )[0]
 
 
+def counted_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    counter: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | None,
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+) -> Tensor:
+    """A module's :func:`batch_norm`: adds one to ``counter`` after it; a momentum of None is a cumulative average.
+
+    One function, since torch.fx records calls and would lose a change of a buffer on its own.
+    """
+    tensors = (input, running_mean, running_var, weight, bias)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training, momentum,
+            eps, activation, channel_dim,
+        )  # fmt: skip
+    share: float | Tensor = 0.0 if momentum is None else momentum
+    if counter is not None and momentum is None and running_mean is not None:
+        # As a tensor it waits for no device and breaks no compiled graph.
+        share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
+    output = batch_norm_with_statistics(
+        input, running_mean, running_var, weight, bias, training, share, eps, activation, channel_dim, None, None
+    )[0]
+    if counter is not None:
+        counter.add_(1)
+    return output
+
+
 def batch_norm_with_statistics(
     input: Tensor,
     running_mean: Tensor | None,
@@ -311,12 +347,6 @@ def batch_norm_with_statistics(
     shift: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`batch_norm` with the mean and rstd it used; a momentum may be a tensor, for a cumulative average."""
-    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors):
-        return handle_torch_function(
-            batch_norm_with_statistics, tensors, input, running_mean, running_var, weight, bias, training, momentum,
-            eps, activation, channel_dim, scale, shift,
-        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)

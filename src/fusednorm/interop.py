@@ -66,7 +66,8 @@ def leaf(module: Any, input: Any) -> Any:
     """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
 
     Tracers take a module for a leaf by the package of its class. For the traced module itself, which no graph of its
-    own can call, the function that it calls is recorded.
+    own can call, the function that it calls is recorded: None again, or where ``forward`` looks at its input's shape,
+    which a Proxy has not, the result of ``_normalize``.
     """
     if not isinstance(input, torch.fx.Proxy):
         return None
@@ -77,12 +78,7 @@ def leaf(module: Any, input: Any) -> Any:
     if path:
         return tracer.create_proxy("call_module", path, (input,), {})
     normalize = getattr(module, "_normalize", None)
-    if normalize is None:
-        return None
-    counter = getattr(module, "num_batches_tracked", None)
-    if counter is not None:  # a buffer, which a plain Tracer would change at once instead of recording the change
-        counter = tracer.create_proxy("get_attr", "num_batches_tracked", (), {})
-    return normalize(input, counter)
+    return None if normalize is None else normalize(input)
 
 
 # --- scripting ---

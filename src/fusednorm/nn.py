@@ -25,7 +25,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
-from fusednorm.tensors import compute_dtype
 
 ActivationLike = str | Activation | None
 
@@ -189,39 +188,27 @@ class _FusedBatchNorm(_Fused, _BatchNorm):
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+        if type(input) is Tensor:
+            self._check_input_dim(input)
+        elif (call := interop.leaf(self, input)) is not None:
             return call
-        self._check_input_dim(input)
-        return self._normalize(input, self.num_batches_tracked)
-
-    def _normalize(self, input: Tensor, batches: Tensor | None) -> Tensor:
-        """``batches`` is the counter, or its place in a graph."""
+        elif not isinstance(input, torch.fx.Proxy):
+            self._check_input_dim(input)
         update = self.training and self.track_running_stats
         given = update or not self.training  # running statistics that are not to be updated stay out of training
-        running_mean = self.running_mean if given else None
-        running_var = self.running_var if given else None
-        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
-        counter = batches if update else None
-        if counter is not None and self.momentum is None and running_mean is not None:
-            # A cumulative average; as a tensor it waits for no device and breaks no compiled graph.
-            momentum = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
-        output = functional.batch_norm_with_statistics(
+        return functional.counted_batch_norm(
             input,
-            running_mean,
-            running_var,
+            self.running_mean if given else None,
+            self.running_var if given else None,
+            self.num_batches_tracked if update else None,
             self.weight,
             self.bias,
             self.training or (self.running_mean is None and self.running_var is None),
-            momentum,
+            self.momentum,
             self.__dict__["eps"],
             self.activation,
             self.channel_dim,
-            None,
-            None,
-        )[0]
-        if counter is not None:
-            counter.add_(1)
-        return output
+        )
 
 
 class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):
@@ -286,7 +273,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
             raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 
-    def _normalize(self, input: Tensor, _: Any = None) -> Tensor:
+    def _normalize(self, input: Tensor) -> Tensor:
         return functional.instance_norm(
             input,
             self.running_mean,
