@@ -239,6 +239,9 @@ def test_lazily_negated_tensors() -> None:
     torch.testing.assert_close(
         fusednorm.group_norm(x, 4, weight), F.group_norm(x.resolve_neg(), 4, weight.resolve_neg())
     )
+    mean, var = torch._neg_view(torch.randn(8)), torch.rand(8) + 0.5
+    x = torch.randn(2, 8, 4)
+    torch.testing.assert_close(fusednorm.batch_norm(x, mean, var), F.batch_norm(x, mean.resolve_neg(), var))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -291,6 +294,15 @@ def test_batched_gradients(family: str) -> None:
         torch.testing.assert_close(got, expected)
     got = torch.vmap(lambda each: torch.autograd.grad(output, tensors, each, retain_graph=True))(gradients)
     torch.testing.assert_close(got, expected)
+
+
+def test_batched_gradients_on_the_reference() -> None:
+    call, tensors = case("group_norm")
+    with fusednorm.use_instance("reference"):
+        output = call(*tensors)
+        gradients = torch.randn(3, *output.shape, dtype=output.dtype)
+        got = torch.autograd.grad(output, tensors, gradients, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close([each[1] for each in got], list(torch.autograd.grad(output, tensors, gradients[1])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

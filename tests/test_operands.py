@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fusednorm
 from fusednorm import ops
 from fusednorm.problem import FAMILIES
 
@@ -198,8 +199,6 @@ def test_the_public_functions_do_not_pay_twice(monkeypatch: pytest.MonkeyPatch) 
     for name in ("check_forward", "check_backward"):
         monkeypatch.setattr(f"fusednorm.operands.{name}", lambda *_, name=name: calls.append(name))
     x = X.clone().requires_grad_()
-    import fusednorm
-
     fusednorm.group_norm(x, 4, C, C).sum().backward()
     assert calls == []
 
@@ -218,3 +217,27 @@ def test_the_ops_under_transforms() -> None:
     with torch.autograd.forward_ad.dual_level():
         dual = torch.autograd.forward_ad.unpack_dual(loss(torch.autograd.forward_ad.make_dual(X, tangent)))
     torch.testing.assert_close(dual.tangent, product)
+
+
+def test_the_ops_under_vmap() -> None:
+    x, gradients, weights = torch.randn(3, 2, 8, 4, 6), torch.randn(3, 2, 8, 4, 6), torch.randn(8, 3)
+    rest, given = list(FORWARD.values())[2:], list(BACKWARD.values())
+
+    def forward(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = op_of(FORWARD)(x, weight, *rest)
+        return results[:3]
+
+    def backward(gradient: Tensor) -> tuple[Tensor, ...]:
+        results: tuple[Tensor, ...] = op_of(BACKWARD)(gradient, *given[1:])
+        return results[:3]
+
+    expected = tuple(map(torch.stack, zip(*map(forward, x, weights.T), strict=True)))
+    torch.testing.assert_close(torch.vmap(forward, (0, 1))(x, weights), expected)
+    expected = tuple(map(torch.stack, zip(*map(backward, gradients), strict=True)))
+    torch.testing.assert_close(torch.vmap(backward)(gradients), expected, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match=r"weight has shape \(3,\); expected \(8,\)"):
+        torch.vmap(forward, (0, 0))(torch.randn(8, 2, 8, 4, 6), weights)
+    leaf = X.clone().requires_grad_()
+    torch.vmap(forward, (None, 1))(leaf, weights)[0].square().sum().backward()
+    (wanted,) = torch.autograd.grad(sum(forward(leaf, weight)[0].square().sum() for weight in weights.T), leaf)  # type: ignore[arg-type]
+    torch.testing.assert_close(leaf.grad, wanted, rtol=1e-4, atol=1e-4)

@@ -181,7 +181,8 @@ class _Norm(torch.autograd.Function):
         mask = ctx.needs_input_grad[:5]
         grad_output = grad_outputs[0]
         direct = (
-            not _grad_enabled()
+            not torch.compiler.is_dynamo_compiling()  # compiled autograd traces this
+            and not _grad_enabled()
             and type(rstd) is Tensor
             and (mean is None or type(mean) is Tensor)
             and _readable(grad_output)
@@ -253,8 +254,7 @@ def _run_below_autograd(*arguments: Any) -> Outputs:
 
 def _forward_autograd(*arguments: Any) -> Outputs:
     if _transformed():
-        operands.check_forward("fusednorm::norm_forward", *arguments)
-        return _composite_forward(*arguments)
+        return _checked_composite_forward(*arguments)
     if not (torch.is_grad_enabled() and _any_requires_grad(arguments[:5])):
         return _run_below_autograd(*arguments)
     input, weight, bias, scale, shift, *given = arguments
@@ -264,8 +264,7 @@ def _forward_autograd(*arguments: Any) -> Outputs:
 
 def _backward_autograd(*arguments: Any) -> Gradients:
     if _transformed() or (torch.is_grad_enabled() and _any_requires_grad(arguments[:8])):
-        operands.check_backward("fusednorm::norm_backward", *arguments)
-        return _composite_backward(*arguments)
+        return _checked_composite_backward(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return _backward_op(*arguments)
 
@@ -274,24 +273,34 @@ _library.impl("norm_forward", _forward_autograd, "Autograd")
 _library.impl("norm_backward", _backward_autograd, "Autograd")
 
 
+def _checked_composite_forward(*arguments: Any) -> Outputs:
+    operands.check_forward("fusednorm::norm_forward", *arguments)
+    return _composite_forward(*arguments)
+
+
+def _checked_composite_backward(*arguments: Any) -> Gradients:
+    operands.check_backward("fusednorm::norm_backward", *arguments)
+    return _composite_backward(*arguments)
+
+
 def _any_requires_grad(tensors: Sequence[Tensor | None]) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _composite_forward(*arguments: Any) -> Outputs:
     """norm_forward by differentiable torch ops."""
-    *operands, activation, parameter = arguments
+    *rest, activation, parameter = arguments
     forward: Callable[..., Outputs] = reference.forward
-    return forward(*operands, activation_of(activation, parameter))
+    return forward(*rest, activation_of(activation, parameter))
 
 
 def _composite_backward(*arguments: Any) -> Gradients:
     """norm_backward by differentiable torch ops, with every tensor a free input."""
-    *operands, activation, parameter, training, mask = arguments
+    *rest, activation, parameter, training, mask = arguments
     backward: Callable[..., reference.Gradients] = reference.backward
-    gradients = backward(*operands, activation_of(activation, parameter), training)
+    gradients = backward(*rest, activation_of(activation, parameter), training)
     grad_input, grad_weight, grad_bias, grad_scale, grad_shift = (
-        gradient if gradient is not None and want else operands[1].new_empty(0)
+        gradient if gradient is not None and want else rest[1].new_empty(0)
         for gradient, want in zip(gradients, mask, strict=True)
     )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
