@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from numbers import Integral, Real
 from typing import Any, Literal
 
@@ -97,8 +97,8 @@ def _wrong_count(value: Any) -> str | None:
 
 
 def _wrong_epsilon(value: Any) -> str | None:
-    good = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
-    return None if good else "a number of at least 0, such as 1e-5"
+    good = isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+    return None if good else "a finite number, such as 1e-5"
 
 
 def _wrong_momentum(value: Any) -> str | None:
