@@ -103,7 +103,7 @@ def backends() -> list[Backend]:
 
         details = {
             "kernel cache": str(compiler.cache_directory()),
-            "buffer cache": f"{memory.limit() >> 20} MB at most",
+            "buffer cache": memory.describe(),
         }
     from fusednorm.backends.triton import instances as triton
 
