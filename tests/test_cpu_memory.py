@@ -8,6 +8,7 @@ import io
 import pickle
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -173,11 +174,10 @@ def test_memory_is_not_used_again_while_a_lazy_clone_reads_it() -> None:
 
 def test_a_reference_that_changes_its_kind_is_seen() -> None:
     """Another thread holds the memory by a tensor, by its storage, and by a tensor again."""
-    held, stop = allocate(4).fill_(1.0), threading.Event()
-    intact: list[bool] = []
+    held, stop, intact = [allocate(4).fill_(1.0)], threading.Event(), []
 
     def change() -> None:
-        tensor = held
+        tensor = held.pop()
         while not stop.is_set():
             storage = tensor.untyped_storage()
             del tensor
@@ -186,12 +186,12 @@ def test_a_reference_that_changes_its_kind_is_seen() -> None:
         intact.append(bool((tensor == 1.0).all()))
 
     thread = threading.Thread(target=change)
-    thread.start()
-    del held
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        for _ in range(2000):
+        thread.start()
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end:
             allocate(4)[::1024].fill_(2.0)
     finally:
         sys.setswitchinterval(interval)

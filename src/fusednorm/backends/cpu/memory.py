@@ -5,8 +5,8 @@ for the first time again: 33 ms for 32 MB in pages of 4 KB, against 5 ms for the
 huge pages where the system allows them, and the next output of the same size takes the memory of a dead one.
 
 All memory is torch's own, so an output grows, shrinks and moves to shared memory as any tensor does. What is kept is a
-reference to its storage beside the user's. No finalizer tells when the user's are gone, since a Ctrl-C that arrives in a
-finalizer is lost: the next request of that size looks at the counts of references. A block serves its exact size alone,
+reference to its storage beside the user's. No finalizer tells when the user's are gone, since a Ctrl-C that arrives in
+one is lost: the next request of that size looks at the counts of references. A block serves its exact size alone,
 because torch.save writes whole storages and torch cannot shrink one in place.
 """
 
@@ -59,8 +59,8 @@ class Block:
 
 _COUNTERS: Any = (getattr(torch._C, "_storage_Use_Count", None), sys.getrefcount)
 
-# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child. The oldest
-# lent block comes first.
+# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child. The block
+# that was lent first comes first.
 _blocks: deque[Block] = deque()
 
 
