@@ -30,6 +30,10 @@ MB = 1 << 20
 SHAPE = (2, 8, 262144)  # 16 MB of fp32, eight pages of 2 MB
 BYTES = 16 * MB
 
+needs_kept = pytest.mark.skipif(
+    memory._idle_counts() is None, reason="before 2.12 torch cannot move memory from one storage to another"
+)
+
 
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
@@ -73,6 +77,12 @@ def allocate(megabytes: float) -> Tensor:
 # --- used again ---
 
 
+def test_memory_is_kept_from_torch_2_12_on() -> None:
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    assert (memory._idle_counts() is not None) is (version >= (2, 12))
+
+
+@needs_kept
 def test_the_next_output_takes_the_memory_of_a_dead_one() -> None:
     y = normalized()
     address = y.data_ptr()
@@ -83,6 +93,7 @@ def test_the_next_output_takes_the_memory_of_a_dead_one() -> None:
     assert kept() == 0
 
 
+@needs_kept
 def test_grad_input_comes_from_kept_blocks_too() -> None:
     x = torch.randn(SHAPE, requires_grad=True)
     fusednorm.group_norm(x, 4).sum().backward()
@@ -92,6 +103,7 @@ def test_grad_input_comes_from_kept_blocks_too() -> None:
     assert address in {normalized().data_ptr(), normalized().data_ptr()}
 
 
+@needs_kept
 def test_a_block_serves_its_exact_size_alone() -> None:
     """torch.save writes the whole storage, so a larger one is no output as torch's own."""
     first = allocate(20)
@@ -103,6 +115,7 @@ def test_a_block_serves_its_exact_size_alone() -> None:
     assert allocate(20).data_ptr() == address
 
 
+@needs_kept
 def test_the_block_that_was_lent_last_is_taken() -> None:
     blocks = [allocate(20) for _ in range(3)]
     address = blocks[2].data_ptr()
@@ -149,6 +162,7 @@ def cycle(value: Tensor) -> list[Any]:
 
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+@needs_kept
 def test_memory_is_not_used_again_while_anything_holds_it(hold: Callable[[Tensor], Any]) -> None:
     y = normalized()
     address = y.data_ptr()
@@ -200,6 +214,7 @@ def test_a_reference_that_changes_its_kind_is_seen() -> None:
     assert intact == [True]
 
 
+@needs_kept
 def test_what_knew_a_dead_output_does_not_know_the_next() -> None:
     """A reference that only watches a storage must not take the next output's for it."""
     y = normalized()
@@ -241,6 +256,7 @@ def test_live_tensors_never_share_memory_across_threads() -> None:
         assert all(pool.map(work, range(6)))
 
 
+@needs_kept
 def test_memory_that_dies_in_one_thread_serves_another() -> None:
     made: list[Tensor] = []
     maker = threading.Thread(target=lambda: made.append(allocate(16)))
@@ -254,6 +270,7 @@ def test_memory_that_dies_in_one_thread_serves_another() -> None:
 # --- bounds ---
 
 
+@needs_kept
 def test_a_repeated_call_keeps_one_block() -> None:
     for _ in range(20):
         normalized()
@@ -267,6 +284,7 @@ def test_changing_shapes_stay_within_the_limit(limit: Callable[[int], None]) -> 
         assert kept() <= 64 * MB
 
 
+@needs_kept
 def test_what_lives_at_once_and_dies_stays_within_the_limit(limit: Callable[[int], None]) -> None:
     limit(64)
     alive = [allocate(size) for size in (5, 8, 13) for _ in range(6)]
@@ -274,6 +292,7 @@ def test_what_lives_at_once_and_dies_stays_within_the_limit(limit: Callable[[int
     assert 64 * MB - 13 * MB < kept() <= 64 * MB
 
 
+@needs_kept
 def test_the_oldest_blocks_go_first(limit: Callable[[int], None]) -> None:
     limit(40)
     blocks = [allocate(size) for size in (10, 14, 20)]
@@ -285,6 +304,7 @@ def test_the_oldest_blocks_go_first(limit: Callable[[int], None]) -> None:
     assert {allocate(14).data_ptr(), allocate(20).data_ptr()} == newest
 
 
+@needs_kept
 def test_the_blocks_of_a_size_that_is_not_asked_for_any_more_go(limit: Callable[[int], None]) -> None:
     limit(64)
     del (alive := [allocate(6) for _ in range(10)])[:]
@@ -320,6 +340,7 @@ def resident() -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+@needs_kept
 def test_empty_cache_gives_memory_back_to_the_system() -> None:
     tensor = allocate(128).fill_(1.0)
     del tensor
@@ -344,6 +365,7 @@ def test_repeated_calls_do_not_grow() -> None:
     assert resident() - before < 10 * BYTES  # the C library keeps a few blocks now and then
 
 
+@needs_kept
 def test_a_second_call_costs_few_page_faults() -> None:
     resource = pytest.importorskip("resource")
     x = torch.randn(1, 64, 512, 512)  # 64 MB: 16,384 pages, and more than the C library ever keeps
@@ -385,6 +407,7 @@ def test_a_child_writes_to_memory_of_its_own() -> None:
 
 
 @needs_fork
+@needs_kept
 def test_a_fork_amid_an_allocation_in_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever a thread holds while it looks through the kept blocks, the child can allocate."""
     inside, leave = threading.Event(), threading.Event()
@@ -630,6 +653,7 @@ WRONG = ["-1", "1e3", "abc", "12.5", "0x10", "²", "9" * 5000, str(1 << 60)]
 
 
 @pytest.mark.parametrize("megabytes", WRONG)
+@needs_kept
 def test_a_wrong_limit_is_named_once_and_the_default_taken(
     megabytes: str, monkeypatch: pytest.MonkeyPatch, limit: Callable[[int], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -648,6 +672,7 @@ def test_a_wrong_limit_is_named_once_and_the_default_taken(
 
 
 @pytest.mark.parametrize(("value", "megabytes"), [("", 512), (" ", 512), (" 64 ", 64), ("007", 7), ("0", 0)])
+@needs_kept
 def test_an_empty_limit_is_the_default(
     value: str,
     megabytes: int,
