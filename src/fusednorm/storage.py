@@ -11,13 +11,21 @@ def cache_root() -> Path:
     """FUSEDNORM_CACHE_DIR, or the user's cache folder."""
     root = os.environ.get("FUSEDNORM_CACHE_DIR")
     if not root:
-        from platformdirs import user_cache_dir
-
         try:
-            root = user_cache_dir("fusednorm", appauthor=False)
+            root = _user_cache_dir()
         except RuntimeError:  # there is no home: nothing is found or kept below the null device
             root = os.devnull
     return Path(root)
+
+
+def _user_cache_dir() -> str:
+    """The folder of platformdirs; where that is not installed, the one that it gives on Linux."""
+    try:
+        from platformdirs import user_cache_dir
+    except ImportError:
+        base = os.environ.get("XDG_CACHE_HOME", "").strip()
+        return str((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fusednorm")
+    return user_cache_dir("fusednorm", appauthor=False)
 
 
 def replace_file(path: Path, content: bytes) -> None:
