@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusednorm.text import printable
+
 
 class GraphError(RuntimeError):
-    """Any error of the graph API."""
+    """Any error of the graph API; what names of a graph bring along is escaped in its message."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 @dataclass(frozen=True, slots=True)

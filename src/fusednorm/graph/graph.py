@@ -14,6 +14,7 @@ from fusednorm.graph.building import GraphBuilder
 from fusednorm.graph.diagrams import Explanation, mermaid
 from fusednorm.graph.errors import InvalidGraphError, StageError, UnknownPlanError, UnsupportedGraphError
 from fusednorm.graph.judging import Verification, evaluate, verify
+from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Program
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.packs import PackReader, VariantPack
@@ -22,7 +23,7 @@ from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
 from fusednorm.graph.workspace import Workspace
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 STAGES = ("validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans")
 DEBUG = logging.DEBUG
