@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
 
 MOST_BYTES = 64 << 20  # no graph and no report is longer
@@ -30,6 +32,9 @@ def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
     A pipe that nobody writes into is empty, where a plain open would wait for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(descriptor, "rb") as file:
         os.set_blocking(descriptor, True)
         return file.read(most + 1)

@@ -28,7 +28,7 @@ class Case:
     @property
     def group(self) -> tuple[str, str, str, str]:
         """What a geometric mean is taken over: the same operation, dtype, layout and direction in several shapes."""
-        operation = self.first.workload.split()[0]
+        operation = self.first.workload.partition(" ")[0]
         return operation, self.first.dtype, self.first.layout, self.first.direction
 
     def ms(self, contender: str) -> float | None:

@@ -103,6 +103,8 @@ class Destination:
                 descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
                 os.set_blocking(descriptor, True)
                 self._file = os.fdopen(descriptor, "wb")
+            except ValueError as error:  # a null byte, which no name of a file has
+                raise typer.BadParameter(f"{self.path!r} is no path: {error}") from None
             except OSError as error:
                 raise UnwritableError(self.path, error) from None
         return self
