@@ -1,4 +1,4 @@
-"""What still works where a package is missing, and what says which one to install; each case in a process of its own."""
+"""What works where a package is missing, and what says which one to install; each case in a process of its own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,37 @@ print(places)
     pytest.importorskip("platformdirs")
     with_it = without([], PATHS + "print(root())", HOME="/home/a", XDG_CACHE_HOME="/b")
     assert with_it.stdout.strip() == "/b/fusednorm"
+
+
+LIBRARY = """
+import torch, fusednorm
+x = torch.randn(2, 8, 5, 6, requires_grad=True)
+fusednorm.group_norm(x, 4, activation="silu").sum().backward()
+assert x.grad is not None
+for candidate in fusednorm.instances(fusednorm.group_norm, x, 4):
+    print(candidate.instance.name, candidate.reason)
+"""
+
+
+@pytest.mark.parametrize("package", ["llvmlite", "numba"])
+def test_the_library_computes_without_its_compilers_and_says_which_is_missing(package: str) -> None:
+    done = without([package, "triton", "matplotlib", "platformdirs", "typer", "rich"], LIBRARY)
+    assert done.returncode == 0, done.stderr
+    assert "reference None" in done.stdout
+    assert any(line.startswith("cpu.") and package in line for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("package", ["typer", "rich"])
+def test_the_command_line_says_what_to_install(package: str) -> None:
+    done = without([package], "sys.argv = ['fusednorm', 'doctor']; from fusednorm.cli import main; main()")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"pip install {package}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_doctor_runs_without_what_only_calls_need() -> None:
+    program = "sys.argv = ['fusednorm', 'doctor', '--json']; from fusednorm.cli import main; main()"
+    done = without(["llvmlite", "numba", "triton", "platformdirs", "matplotlib"], program)
+    assert done.returncode == 0, done.stderr
+    assert "llvmlite cannot be imported" in done.stdout
+    assert "triton is not installed" in done.stdout

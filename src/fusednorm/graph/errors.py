@@ -9,10 +9,10 @@ from fusednorm.text import printable
 
 
 class GraphError(RuntimeError):
-    """Any error of the graph API; what names of a graph bring along is escaped in its message."""
+    """Any error of the graph API: one line or several, in which what is not printable in a name is escaped."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(printable(message))
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n  ".join(printable(line, keep="") for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class InvalidGraphError(GraphError, ValueError):
     def __init__(self, graph: str, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
         count = f"{len(self.mistakes)} mistakes" if len(self.mistakes) > 1 else "one mistake"
-        super().__init__(f"graph {graph!r} has {count}:" + "".join(f"\n  {mistake}" for mistake in self.mistakes))
+        super().__init__(f"graph {graph!r} has {count}:", *map(str, self.mistakes))
 
 
 class StageError(GraphError):

@@ -219,8 +219,8 @@ class Graph(GraphBuilder):
         self._reset_after("create_execution_plans")
         reasons = {plan.name: plan.reason for plan in self._plans}
         if all(reason is not None for reason in reasons.values()):
-            lines = "".join(f"\n  {plan}" for plan in self._plans)
-            raise UnsupportedGraphError(f"graph {self.name!r}: no plan can run it on {self.device}:{lines}")
+            summary = f"graph {self.name!r}: no plan can run it on {self.device}:"
+            raise UnsupportedGraphError(summary, *map(str, self._plans))
         supported = sum(reason is None for reason in reasons.values())
         self._done("check_support", "%d of %d plans can run", supported, len(reasons))
         return reasons

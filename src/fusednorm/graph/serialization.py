@@ -107,7 +107,7 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     except GraphFormatError:
         raise
     except GraphError as error:
-        raise GraphFormatError(f"the saved graph is damaged: {error}") from None
+        raise GraphFormatError(*f"the saved graph is damaged: {error}".split("\n  ")) from None
     plan = root.value.get("plan")
     if plan is not None and not isinstance(plan, str):
         raise root.wrong(f"plan is {plan!r}; expected a name or null")
