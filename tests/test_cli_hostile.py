@@ -437,3 +437,10 @@ def test_a_peer_that_cannot_be_imported_is_missing(monkeypatch: pytest.MonkeyPat
     found, missing = available(["jax", "eager"], "cpu")
     assert [one.name for one in found] == ["eager"]
     assert missing["jax"] == "cannot be imported (AttributeError: module 'numpy' has no attribute 'bool')"
+
+
+def test_the_memory_of_a_gpu_is_what_is_free_and_what_torch_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
+    assert memory.available_bytes("cuda:0") == 130

@@ -79,11 +79,11 @@ def _device(text: str) -> str | None:
 
 def _require_memory(graph: Graph) -> None:
     """Refuses a graph too large for its device, or for the host, which draws its inputs and judges its outputs."""
-    sizes = [(extent(one.dims, one.strides), one.dtype) for one in graph.tensors if one.dims and one.strides]
-    elements, largest = sum(size for size, _ in sizes), max((size for size, _ in sizes), default=0)
-    stored = sum(size * (4 if dtype is None else dtype.itemsize) for size, dtype in sizes)
-    # The judge keeps every tensor in float64, rounded to its dtype and not, and in float32.
-    judging = 28 * elements + 40 * largest
+    sizes = {one: extent(one.dims, one.strides) for one in graph.tensors if one.dims and one.strides}
+    stored = sum(size * (4 if one.dtype is None else one.dtype.itemsize) for one, size in sizes.items())
+    made = {tensor for node in graph.nodes for tensor in node.outputs.values()}
+    # The judge keeps each result in float64, rounded to its dtype and not, and in float32; and the reference's steps.
+    judging = 28 * sum(size for one, size in sizes.items() if one in made) + 40 * max(sizes.values(), default=0)
     on_host = graph.device.type == "cpu"
     require(judging + (stored if on_host else 0), "cpu", f"graph {graph.name!r} with its judge", "use smaller tensors")
     if not on_host:
