@@ -34,10 +34,8 @@ def cache_root() -> Path:
     if given:
         return _absolute(given)
     try:
-        from platformdirs import user_cache_dir
-
-        return _absolute(user_cache_dir("fusednorm", appauthor=False))
-    except (RuntimeError, ImportError):  # there is no home; or what knows where caches belong is not installed
+        return _absolute(_user_cache_dir())
+    except RuntimeError:  # there is no home
         return _NOWHERE
 
 
@@ -68,6 +66,16 @@ def contents(path: Path) -> Iterator[tuple[Path, bytes]]:
     root = readonly_root()
     if root is not None:
         yield from _trusted(root / path.parent.name / path.name, readonly=True)
+
+
+def _user_cache_dir() -> str:
+    """The folder of platformdirs; where that is not installed, the one that it gives on Linux."""
+    try:
+        from platformdirs import user_cache_dir
+    except ImportError:
+        base = os.environ.get("XDG_CACHE_HOME", "").strip()
+        return str((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fusednorm")
+    return user_cache_dir("fusednorm", appauthor=False)
 
 
 def replace_file(path: Path, content: bytes) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fusednorm.graph.logs import logger_of
 from fusednorm.graph.packs import VariantPack
 from fusednorm.graph.serialization import as_dict
 from fusednorm.graph.workspace import ALIGNMENT
@@ -23,7 +23,7 @@ from fusednorm.storage import cache_root, contents, replace_file
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 VERSION = 1
 SECONDS = 0.1  # of timing for each plan

@@ -28,7 +28,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
+try:
+    import llvmlite.binding as llvm
+except ImportError:  # then instances.unavailable says so, and nothing here is called
+    llvm = None
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
 from fusednorm.instance import CompilationError
