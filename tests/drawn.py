@@ -24,6 +24,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from math import prod
 from pathlib import Path
 from typing import IO, Any
 
@@ -287,16 +288,14 @@ def call(case: Case, spec: Spec, inputs: Inputs) -> Results:
 
 def refused(spec: Spec, entry: str) -> bool:
     """Whether the library says that it refuses this shape: one element for each statistic in all."""
-    elements = 1
-    for size in spec.shape:
-        elements *= size
-    if not elements or not spec.training or spec.rows or entry == "ops_backward":
+    if not spec.training or spec.rows or entry == "ops_backward":
         return False
+    elements = prod(spec.shape)
     if spec.family == "group_norm":
         return elements == spec.groups
     if spec.family == "instance_norm":
-        return spec.dims[3] == 1 or elements == spec.dims[1]
-    return elements == spec.dims[1]
+        return spec.dims[3] == 1
+    return elements > 0 and elements == spec.dims[1]
 
 
 def undefined(spec: Spec, judge: Judge) -> bool:
@@ -380,7 +379,7 @@ def run_case(case: Case, device: str, tally: Counter[str]) -> list[str]:
                 second = make(between, case.extra, other, device)
                 try:
                     faults, soft = judged(between, other, second, call(between, other, second))
-                    found += [f"with other operands {fault}" for fault in faults]
+                    found += [f"with other operands {fault} [{between.describe()}]" for fault in faults]
                 except ValueError as error:
                     if other.eps >= 0 or "eps" not in str(error):
                         raise

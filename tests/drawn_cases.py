@@ -394,7 +394,8 @@ def values(operand: Operand, shape: Sequence[int], spec: Spec, unit_axes: bool) 
     elif form == "trend":
         made = torch.linspace(-1, 1, max(1, prod(shape)), dtype=torch.float64)[: prod(shape)].reshape(shape)
     elif form == "largest":
-        return normal(*shape).sign() * torch.finfo(operand.dtype).max * draw.choice([1.0, 0.5, 0.01])
+        largest = torch.finfo(torch.float32 if operand.dtype == torch.float64 else operand.dtype).max
+        return normal(*shape).sign() * largest * draw.choice([1.0, 0.5, 0.01])
     if made is None:
         made = normal(*shape)
     if unit_axes and form in ("units", "constant", "some_constant"):
