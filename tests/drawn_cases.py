@@ -27,6 +27,7 @@ DEFAULTS = {"silu": 1.0, "leaky_relu": 0.01}
 INSTANCES = {
     "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "reference"),
     "cuda": ("triton.tiles", "triton.whole", "triton.rows", "reference"),
+    "interpreter": ("triton.tiles", "triton.whole", "triton.rows"),
 }
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 257)
 _GRADIENTS = ("input", "weight", "bias", "scale", "shift")
@@ -129,13 +130,17 @@ def draw_case(seed: int, index: int, device: str = "cpu", pool: int = 0, sets: i
     place, turn = (index % pool, index // pool % sets) if pool else (index, 0)
     spec, dtype, memory = _geometry(Draw(f"{seed}/{place}/geometry"), device)
     own = Draw(f"{seed}/{index}/values")
+    dtypes = DTYPES
+    if device == "interpreter":  # which truncates where it should round to bfloat16
+        dtypes = tuple(one for one in DTYPES if one != torch.bfloat16)
+        dtype = torch.float16 if dtype == torch.bfloat16 else dtype
     eps = _eps(own, spec)
     spec = replace(spec, eps=eps)
     choice = Draw(f"{seed}/{place}/{turn}/operands")
     entry = choice.among({"functional": 20, "autograd": 30, "module": 10, "ops_forward": 15, "ops_backward": 25})
     if entry == "module" and not _has_module(spec):
         entry = "autograd"
-    operands = _operands(choice, spec, dtype, memory, entry)
+    operands = _operands(choice, spec, dtype, memory, entry, dtypes)
     offered = tuple(name for name in _GRADIENTS if name in operands)
     wanted = tuple(name for name in offered if choice.chance(0.75)) or ("input",)
     forms = {"backward": 40, "backward_data": 20, "backward_gamma_beta": 20, "norm_backward": 20}
@@ -143,7 +148,7 @@ def draw_case(seed: int, index: int, device: str = "cpu", pool: int = 0, sets: i
         forms = {"norm_backward": 1}
     form = choice.among(forms)
     instances: tuple[str, ...] = ()
-    if choice.chance(0.45):
+    if choice.chance(0.45) or device == "interpreter":
         names = list(INSTANCES[device])
         choice.shuffle(names)
         instances = tuple(names)
@@ -155,7 +160,7 @@ def draw_case(seed: int, index: int, device: str = "cpu", pool: int = 0, sets: i
     if "between" in checks:
         other = Draw(f"{seed}/{place}/{1 - turn if pool else 1}/operands")
         other.random()
-        drawn = _operands(other, spec, dtype, memory, entry)
+        drawn = _operands(other, spec, dtype, memory, entry, dtypes)
         extra = {name: _valued(own, name, operand, spec, device) for name, operand in drawn.items()}
     momentum = own.choice([0.1, 0.1, 0.5, 1.0, 0.0] + ([None] if entry == "module" else []))
     return Case(
@@ -197,6 +202,8 @@ def _geometry(draw: Draw, device: str) -> tuple[Spec, torch.dtype, Placement]:
 
 def _shape(draw: Draw, rows: bool, device: str) -> tuple[int, ...]:
     kind = draw.among({"small": 900, "empty": 15, "long": 8, "many": 8, "large": 12 if device == "cpu" else 40})
+    if device == "interpreter":
+        kind = "small"
     if kind == "long":
         return draw.choice([1, 2, 3]), draw.choice([99_991, 65_537, 131_072, 40_000])
     if kind == "many":
@@ -205,6 +212,7 @@ def _shape(draw: Draw, rows: bool, device: str) -> tuple[int, ...]:
         most = 10 ** draw.uniform(5, 6)
     else:
         most = 10 ** draw.among({draw.uniform(0.3, 3.5): 12, draw.uniform(3.5, 4.5): 1})
+        most = min(most, 400) if device == "interpreter" else most
     rank = draw.among({1: 2 if rows else 0, 2: 5, 3: 5, 4: 8, 5: 3, 6: 1})
     shape = [1] * rank
     axes = list(range(rank))
@@ -258,11 +266,13 @@ def _has_module(spec: Spec) -> bool:
 # --- operands ---
 
 
-def _operands(draw: Draw, spec: Spec, dtype: torch.dtype, memory: Placement, entry: str) -> dict[str, Operand]:
+def _operands(
+    draw: Draw, spec: Spec, dtype: torch.dtype, memory: Placement, entry: str, dtypes: Sequence[torch.dtype]
+) -> dict[str, Operand]:
     """The operands' dtypes and memory; no values yet."""
 
     def other() -> torch.dtype:
-        return draw.among({dtype: 45, torch.float32: 25, draw.choice(DTYPES): 30})
+        return draw.among({dtype: 45, torch.float32: 25, draw.choice(dtypes): 30})
 
     def parameter(shape: Sequence[int]) -> Operand:
         chosen = _placement(draw, shape, None) if draw.chance(0.4) else plain_placement(len(shape))

@@ -230,7 +230,7 @@ def compute(
     sizes: dict[str, Tensor] = {}
     reach = A.abs() * (xhat.abs() + (mean * rstd).abs()) + B.abs() if magnitudes else z
     if magnitudes:
-        sizes["output"] = spec.from_view(reach) if spec.activation not in ("sigmoid", "tanh") else torch.ones_like(y)
+        sizes["output"] = spec.from_view(torch.ones_like(y) if spec.activation in ("sigmoid", "tanh") else reach)
     dy = tensors.get("grad_output")
     if dy is None:
         return Computed(results, z, broken, offset, sizes)
@@ -240,8 +240,7 @@ def compute(
     if exact:
         slope = limits(z, slope, spec.activation, spec.parameter, True)
     if shown is not None and spec.activation in ("relu", "leaky_relu"):
-        positive = derivative(spec.to_view(shown), spec.activation, spec.parameter)
-        slope = positive.to(dtype)
+        slope = derivative(spec.to_view(shown).to(dtype), spec.activation, spec.parameter)
     dz = dy * slope
     terms = dz * xhat
     p, q = dz.sum(3, keepdim=True), terms.sum(3, keepdim=True)
