@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def poisoned_empty(request: pytest.FixtureRequest) -> Iterator[None]:
+def poisoned_empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Memory from torch.empty and its kin holds NaN (the largest value for integers), so an unwritten element shows.
 
     Tests that measure time run without: filling the memory would be part of what they measure.
@@ -37,6 +37,8 @@ def poisoned_empty(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("timing"):
         yield
         return
+    if request.node.get_closest_marker("gpu") and torch.cuda.is_available():
+        poison_plans(monkeypatch)
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory
@@ -45,3 +47,15 @@ def poisoned_empty(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
     torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def poison_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's plans allocate by torch.empty_strided: the short way that they take otherwise fills nothing."""
+    from fusednorm import dispatch
+    from fusednorm.backends.triton.plans import base
+
+    def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], torch.Tensor]:
+        return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+    monkeypatch.setattr(base, "allocator", allocator)
+    monkeypatch.setattr(dispatch, "_plans", {})

@@ -26,6 +26,7 @@ from cpu_support import (
 )
 from torch import Tensor
 
+import fusednorm
 from fusednorm import ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
@@ -293,3 +294,19 @@ def test_the_variance_for_running_statistics(instance: str, family: Family) -> N
         var = ops.norm_forward(x, *arguments, activation_for(instance) or "", 1.0)[3]
     expected = reference.forward(x, *arguments, None, compute_dtype=torch.float64)[3]
     torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_subnormal_results_are_rounded_and_not_lost(dtype: torch.dtype) -> None:
+    """Some processors convert to bfloat16 with an instruction that takes subnormal numbers for zero."""
+    info = torch.finfo(dtype)
+    units = 4.0 if dtype == torch.float32 else 0.51  # of the least number; in float32 the affine is subnormal as well
+    x = torch.linspace(-3, 3, 64, dtype=torch.float64).reshape(2, 4, 8).to(dtype)
+    weight = torch.full((4,), info.tiny / 8)
+    exact = x.double().reshape(2, 2, 16)
+    exact = (exact - exact.mean(2, keepdim=True)) / (exact.var(2, correction=0, keepdim=True) + 1e-5).sqrt()
+    expected = exact.reshape(x.shape) * weight.double()[:, None]
+    for layout in (x, x.mT.contiguous().mT):
+        got = fusednorm.group_norm(layout, 2, weight).double()
+        assert float((got - expected).abs().max()) <= units * info.tiny * info.eps
+        assert int(torch.count_nonzero(got)) > 56

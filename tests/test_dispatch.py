@@ -77,7 +77,7 @@ CHOICES: list[tuple[str, Problem, str]] = [
     ("rms_norm, backward", problem(ROW, LAST, family="rms_norm", direction="backward"), "cpu.rows"),
     ("layer_norm of a transposed tensor", problem(ROW, FIRST, family="layer_norm"), "cpu.planes"),
     ("group_norm of a matrix", problem(View(64, 8, 16, 1), LAST), "cpu.rows"),
-    ("group_norm of a matrix, modulated", problem(View(64, 8, 16, 1), LAST, has_scale=True), "cpu.slabs"),
+    ("group_norm of a matrix, modulated", problem(View(64, 8, 16, 1), LAST, scale_dtype="float32"), "cpu.slabs"),
     ("batch_norm of a matrix", problem(View(64, 128, 1, 1), LAST, **BATCH), "cpu.slabs_split"),
     ("another device", problem(device="cuda"), "reference"),
     ("a meta tensor", problem(device="meta"), "reference"),
@@ -101,7 +101,9 @@ def every_problem() -> Iterator[Problem]:
         if family != "group_norm" and not rows:
             view = View(view.samples, view.channels, 1, view.spatial)
         for dtype in DTYPE_BYTES:
-            yield problem(view, order, family, direction=direction, dtype=dtype, has_scale=modulated)
+            yield problem(
+                view, order, family, direction=direction, dtype=dtype, scale_dtype="float32" if modulated else None
+            )
 
 
 @pytest.mark.usefixtures("no_kernels")
@@ -109,7 +111,8 @@ def test_what_is_chosen_can_run_the_problem() -> None:
     problems = list(every_problem())
     assert len(problems) > 1000
     assert [asked for asked in problems if choose(asked).supports(asked) is not None] == []
-    assert {choose(asked).name for asked in problems} == set(INSTANCES)
+    assert {choose(asked).name for asked in problems} == {*INSTANCES, "reference"}
+    assert [asked for asked in problems if (choose(asked).name == "reference") != asked.constant] == []
 
 
 def test_the_choice_is_a_function_of_the_problem_alone() -> None:
@@ -157,7 +160,7 @@ REASONS: list[tuple[str, Problem, str]] = [
     ("cpu.planes", problem(direction="inference", **BATCH), "cpu.planes_split applies the given ones"),
     ("cpu.slabs", problem(order=LAST, direction="inference", **BATCH), "cpu.slabs_split applies the given ones"),
     ("cpu.rows", problem(order=LAST), "needs one position per channel, there are 100"),
-    ("cpu.rows", problem(View(4, 8, 2, 1), LAST, has_shift=True), "no scale or shift"),
+    ("cpu.rows", problem(View(4, 8, 2, 1), LAST, shift_dtype="float32"), "no scale or shift"),
     ("cpu.rows", problem(View(4, 8, 2, 1), LAST, **BATCH), "not those of single rows"),
     ("cpu.rows", problem(View(4, 8, 2, 1), FIRST), "needs channels_last"),
     *((name, problem(View(4, 8, 2, 1), order, device="cuda"), "runs on cpu, the tensor is on cuda")

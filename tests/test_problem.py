@@ -189,7 +189,7 @@ def problem(family: Family = "group_norm", **changes: Any) -> Problem:
 
 def test_a_problem_is_a_key() -> None:
     assert problem() == problem()
-    assert len({problem(), problem(), problem(dtype="float16"), problem(has_scale=True)}) == 3
+    assert len({problem(), problem(), problem(dtype="float16"), problem(scale_dtype="float32")}) == 3
     with pytest.raises(FrozenInstanceError):
         problem().dtype = "float16"  # type: ignore[misc]
 
@@ -229,7 +229,7 @@ def test_the_compute_dtype_is_fp32_and_fp64_for_fp64(dtype: str) -> None:
 # 240 elements, 12 statistics (mean and rstd of 4 bytes), 6 channels.
 STATISTICS = 12 * 2 * 4
 BOTH = {"weight_dtype": "float32", "bias_dtype": "float32"}
-MODULATED = {"has_scale": True, "has_shift": True}
+MODULATED = {"scale_dtype": "float32", "shift_dtype": "float32"}
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ MODULATED = {"has_scale": True, "has_shift": True}
         ({**BOTH, "direction": "backward"}, 3 * 240 * 4 + STATISTICS + 2 * 2 * 6 * 4),
         ({**BOTH, "direction": "backward_data"}, 3 * 240 * 4 + STATISTICS + 2 * 6 * 4),
         ({**MODULATED}, 2 * 240 * 4 + STATISTICS + 2 * 24 * 4),
-        ({"has_scale": True, "direction": "backward"}, 3 * 240 * 4 + STATISTICS + 2 * 24 * 4),
+        ({"scale_dtype": "float32", "direction": "backward"}, 3 * 240 * 4 + STATISTICS + 2 * 24 * 4),
         ({"activation": Activation("silu")}, 2 * 240 * 4 + STATISTICS),
     ],
     ids=str,

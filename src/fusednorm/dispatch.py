@@ -59,6 +59,8 @@ def choose(problem: Problem, name: str | None = None) -> Instance:
                 return instance
         known = ", ".join(instance.name for instance in all_instances())
         raise ValueError(f"instance: {name!r} does not exist; expected one of {known}")
+    if problem.constant:
+        return reference.INSTANCE
     if problem.device == "cpu":
         from fusednorm.backends.cpu import instances as cpu
 
@@ -121,6 +123,10 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def _dtype_name(operand: Tensor | None) -> str | None:
+    return None if operand is None else _name(operand.dtype)
+
+
 def _strides(input: Tensor, family: Family, num_groups: int, channel_dim: int) -> tuple[Layout | None, tuple[int, ...]]:
     """The input's native layout and the output's strides."""
     layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
@@ -172,10 +178,10 @@ def _problem(
         layout=layout,
         dtype=_name(input.dtype),
         activation=activation,
-        weight_dtype=None if weight is None else _name(weight.dtype),
-        bias_dtype=None if bias is None else _name(bias.dtype),
-        has_scale=scale is not None,
-        has_shift=shift is not None,
+        weight_dtype=_dtype_name(weight),
+        bias_dtype=_dtype_name(bias),
+        scale_dtype=_dtype_name(scale),
+        shift_dtype=_dtype_name(shift),
         training=training,
         device=input.device.type,
         num_groups=num_groups,
@@ -306,8 +312,8 @@ def run_forward(
     forced = _forced.get()
     key = (
         family, input.shape, input.stride(), input.dtype, input.device, num_groups, channel_dim, activation, parameter,
-        None if weight is None else weight.dtype, None if bias is None else bias.dtype, scale is None, shift is None,
-        mean is None, forced,
+        None if weight is None else weight.dtype, None if bias is None else bias.dtype,
+        None if scale is None else scale.dtype, None if shift is None else shift.dtype, mean is None, forced,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
@@ -347,7 +353,8 @@ def run_backward(
     key = (
         direction, family, input.shape, input.stride(), grad_output.stride(), input.dtype, input.device, num_groups,
         channel_dim, activation, parameter, training, None if weight is None else weight.dtype,
-        None if bias is None else bias.dtype, scale is None, shift is None, forced,
+        None if bias is None else bias.dtype, None if scale is None else scale.dtype,
+        None if shift is None else shift.dtype, forced,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:

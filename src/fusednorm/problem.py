@@ -149,9 +149,8 @@ class Problem:
     ``num_groups`` and ``channel_dim`` are as in :func:`view_of`. ``shape`` is the tensor's, ``layout`` the input's in
     the view, ``output_strides`` and ``output_layout`` those of the output or of grad_input, ``grad_layout``
     grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the output has the
-    input's strides. ``weight_dtype`` and ``bias_dtype`` are
-    None without the parameter. ``copies`` names the tensors whose strides fit neither memory order and that are copied
-    first.
+    input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None without the operand.
+    ``copies`` names the tensors whose strides fit neither memory order and that are copied first.
     """
 
     family: Family
@@ -162,8 +161,8 @@ class Problem:
     activation: Activation | None = None
     weight_dtype: str | None = None
     bias_dtype: str | None = None
-    has_scale: bool = False
-    has_shift: bool = False
+    scale_dtype: str | None = None
+    shift_dtype: str | None = None
     training: bool = True
     device: str = "cpu"
     num_groups: int = 0
@@ -186,7 +185,15 @@ class Problem:
 
     @property
     def modulated(self) -> bool:
-        return self.has_scale or self.has_shift
+        return self.scale_dtype is not None or self.shift_dtype is not None
+
+    @property
+    def constant(self) -> bool:
+        """True for a backward whose statistics cover one element each, whatever that is: x - mean is 0, and so is dx.
+
+        rstd A dz - rstd A dz leaves roundings of eps^(-1/2) in kernels that form the two in different ways.
+        """
+        return self.backward and self.training and self.reduced == 1 and not self.rms
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
@@ -226,8 +233,9 @@ class Problem:
         for dtype in (self.weight_dtype, self.bias_dtype):
             if dtype is not None:
                 total += parameter_transfers * view.channels * DTYPE_BYTES[dtype]
-        modulations = int(self.has_scale) + int(self.has_shift)
-        total += parameter_transfers * modulations * view.samples * view.channels * DTYPE_BYTES[self.dtype]
+        for dtype in (self.scale_dtype, self.shift_dtype):
+            if dtype is not None:
+                total += parameter_transfers * view.samples * view.channels * DTYPE_BYTES[dtype]
         return total
 
     @cached_property

@@ -40,8 +40,8 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[HAS_WEIGHT : HAS_SHIFT + 1] = (
         problem.weight_dtype is not None,
         problem.bias_dtype is not None,
-        problem.has_scale,
-        problem.has_shift,
+        problem.scale_dtype is not None,
+        problem.shift_dtype is not None,
     )
     fields[INPUT_SAMPLE:OUTPUT_SAMPLE] = _strides(problem.layout)
     if problem.output_layout is not None:

@@ -10,17 +10,22 @@ import torch
 from torch import Tensor
 
 Scalars = tuple[int, ...]
+#: What a compiled kernel was specialized for: the device, and for each tensor None or its dtype, followed by UNALIGNED
+#: where its address is no multiple of 16 bytes.
+Case = tuple[Any, ...]
+UNALIGNED = "unaligned"
 #: Starts a compiled kernel on a stream with these addresses.
 Start = Callable[[int, list[int | None]], Any]
 
 
 class Launch:
-    """A kernel whose parameters are, in this order, pointers, integers and constants.
+    """A kernel whose parameters are, in this order, pointers, the first of them never None, integers and constants.
 
-    Triton's own launch binds and specializes every argument each time. Here only the alignment of the tensors, and
-    which of them are None, can differ between two calls, so each such case's compiled kernel is kept and started
-    directly, with addresses in place of tensors: Triton asks the driver about each tensor's memory, and believes an
-    address. A kernel whose constants say OVERLAP and that ``follows`` another one starts before that has ended.
+    Triton's own launch binds and specializes every argument each time. Here two calls can differ by their device and,
+    for each tensor, by whether it is None, its dtype and its alignment. A case is all of that, whatever the plan above
+    knows of it, and each case's compiled kernel is kept and started directly, with addresses in place of tensors:
+    Triton asks the driver about each tensor's memory, and believes an address. A kernel whose constants say OVERLAP and
+    that ``follows`` another one starts before that has ended.
     """
 
     def __init__(
@@ -36,26 +41,32 @@ class Launch:
         self.options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": True}
         if follows and constants["OVERLAP"]:
             self.options["launch_pdl"] = True
-        self.starts: dict[int, Start] = {}
+        self.starts: dict[Case, Start] = {}
 
     def __call__(self, *tensors: Tensor | None) -> None:
+        first = tensors[0]
+        assert first is not None
+        device = first.get_device()
         addresses: list[int | None] = []
-        case = 0
+        facts: list[Any] = [device]
         for tensor in tensors:
             if tensor is None:
                 addresses.append(None)
-                case = case << 2 | 2
+                facts.append(None)
             else:
                 address = tensor.data_ptr()
                 addresses.append(address)
-                case = case << 2 | (address & 15 != 0)
+                facts.append(tensor.dtype)
+                if address & 15:
+                    facts.append(UNALIGNED)
+        case = tuple(facts)
         start = self.starts.get(case)
         if start is None:
             self.compile(case, tensors, addresses)
         else:
-            start(torch._C._cuda_getCurrentRawStream(torch._C._cuda_getDevice()), addresses)
+            start(torch._C._cuda_getCurrentRawStream(device), addresses)
 
-    def compile(self, case: int, tensors: tuple[Tensor | None, ...], addresses: list[int | None]) -> None:
+    def compile(self, case: Case, tensors: tuple[Tensor | None, ...], addresses: list[int | None]) -> None:
         """The first call of a case, by Triton's own launch."""
         launch = self.kernel[(self.programs, 1, 1)]
         compiled = launch(*tensors, *self.scalars, **self.constants, **self.options)

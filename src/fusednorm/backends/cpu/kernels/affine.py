@@ -45,34 +45,43 @@ def affine(weight, bias, scale, shift, geometry, n, c):
     return gain, offset
 
 
+@exact
+def normalized(deviation, a, b):
+    """z of x - mean, with a = A rstd and b = B.
+
+    Every forward and backward calls this one function, with the mean and rstd that the forward saves: the backward then
+    has the forward's z to the bit, and its derivative of the activation is that of the output which the user saw.
+    """
+    return deviation * a + b
+
+
 def publish(element: Element):
-    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps a statistic and returns its rstd."""
+    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps a statistic, and returns both as kept."""
     T = element.compute
 
     @exact
     def publish(mean, rstd, variance, geometry, eps, unit, centre, m2):
         spread = m2 / reduced_count(geometry)
-        inverse = 1.0 / np.sqrt(spread + eps)
-        rstd[unit] = T(inverse)
+        kept_mean, kept_rstd = T(centre), T(1.0 / np.sqrt(spread + eps))
+        rstd[unit] = kept_rstd
         if not geometry[RMS]:
-            mean[unit] = T(centre)
+            mean[unit] = kept_mean
         if geometry[WANT_VARIANCE]:
             variance[unit] = T(spread)
-        return inverse
+        return np.float64(kept_mean), np.float64(kept_rstd)
 
     return publish
 
 
 def build_given(element: Element, value, pullback):
-    """Statistics that were given: rstd from the variance."""
+    """Statistics that were given, in the compute dtype or as ``given_wide`` in float64: rstd from the variance."""
     T = element.compute
 
     def given(given_mean, given_variance, stats, mean, rstd, geometry, eps, start, stop):
         for c in range(start, stop):
-            centre = np.float64(given_mean[c])
-            inverse = 1.0 / np.sqrt(np.float64(given_variance[c]) + eps)
-            stats[2 * c], stats[2 * c + 1] = centre, inverse
-            mean[c], rstd[c] = T(centre), T(inverse)
+            mean[c] = T(given_mean[c])
+            rstd[c] = T(1.0 / np.sqrt(np.float64(given_variance[c]) + eps))
+            stats[2 * c], stats[2 * c + 1] = np.float64(mean[c]), np.float64(rstd[c])
 
     return given
 
@@ -124,5 +133,5 @@ def build_parameter_gradients(element: Element, value, pullback):
     return parameter_gradients
 
 
-SIGNATURES = {"given": "wwdwwgf", "parameter_gradients": "dwwwwwwwgiiii"}
-BUILDERS = {"given": build_given, "parameter_gradients": build_parameter_gradients}
+SIGNATURES = {"given": "wwdwwgf", "given_wide": "dddwwgf", "parameter_gradients": "dwwwwwwwgiiii"}
+BUILDERS = {"given": build_given, "given_wide": build_given, "parameter_gradients": build_parameter_gradients}

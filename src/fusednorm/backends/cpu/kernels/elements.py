@@ -7,10 +7,8 @@ checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar
 
 from __future__ import annotations
 
-import platform
 from typing import NamedTuple
 
-import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -84,26 +82,11 @@ def _bfloat_to_float(builder, bits):
     return builder.bitcast(builder.shl(builder.zext(bits, i32), i32(16)), ir.FloatType())
 
 
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, _BFloat)
-
-    def __hash__(self):
-        return hash(_BFloat)
-
-
-def _float_to_bfloat_native(builder, value):
-    """One instruction of AVX512-BF16; like all of them it takes subnormal numbers for zero."""
-    return builder.bitcast(builder.fptrunc(value, _BFloat()), ir.IntType(16))
-
-
 def _float_to_bfloat(builder, value):
-    """Round to nearest, ties to even; a NaN stays a NaN (the rounding could carry it into infinity)."""
+    """Round to nearest, ties to even; a NaN stays a NaN (the rounding could carry it into infinity).
+
+    AVX512-BF16 has one instruction for it, which takes subnormal numbers for zero: the bits would differ by processor.
+    """
     i32 = ir.IntType(32)
     bits = builder.bitcast(value, i32)
     odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
@@ -113,12 +96,11 @@ def _float_to_bfloat(builder, value):
     return builder.trunc(builder.lshr(chosen, i32(16)), ir.IntType(16))
 
 
-_HAS_BFLOAT = llvm.get_host_cpu_features().get("avx512bf16", False) if platform.machine() == "x86_64" else False
 _CONVERSIONS = {
     "float64": (None, None),
     "float32": (None, None),
     "float16": (_half_to_float, _float_to_half),
-    "bfloat16": (_bfloat_to_float, _float_to_bfloat_native if _HAS_BFLOAT else _float_to_bfloat),
+    "bfloat16": (_bfloat_to_float, _float_to_bfloat),
 }
 
 

@@ -29,7 +29,7 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments
@@ -58,16 +58,15 @@ def locate_piece(geometry, task):
 
 
 def _apply_row(element: Element, value):
-    """y = value((x - mean) a + b), with the part of the mean that the compute dtype cannot hold folded into b."""
+    """y = value(A (x - mean) rstd + B) of one row."""
     load, store, T = element.load, element.store, element.compute
 
     @exact
     def apply_row(x, i, y, j, n, mean, rstd, gain, offset, parameter):
-        centre, a = T(mean), T(gain * rstd)
-        b = T(offset - (mean - np.float64(centre)) * gain * rstd)
+        centre, a, b = T(mean), T(gain * rstd), T(offset)
         p = T(parameter)
         for k in range(n):
-            store(y, j + k, value((load(x, i + k) - centre) * a + b, p))
+            store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), p))
 
     return apply_row
 
@@ -102,7 +101,7 @@ def _row_sums(element: Element, make):
         p, q = T(0), T(0)
         for k in range(n):
             deviation = load(x, i + k) - centre
-            dz = make(grad, g + k, keep, r + k, deviation * a + b, parameter)
+            dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), parameter)
             p += dz
             q += dz * deviation
         return np.float64(p), np.float64(q)
@@ -122,19 +121,27 @@ def _row_sums(element: Element, make):
 
 
 def _gradient_row(element: Element, make):
-    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as c1 dz + c2 (x - mean) + c3."""
+    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 (x - mean) + c3.
+
+    Where the statistics were given it is a dz alone, since 0 (x - mean) would be NaN where x is infinite.
+    """
     load, store, T = element.load, element.store, element.compute
 
     @exact
-    def gradient_row(grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, parameter, mean_p, mean_q):
+    def gradient_row(grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, parameter, mean_p, mean_q, training):
         inverse = np.float64(rstd)
-        c1, b = T(gain * inverse), T(offset)
+        a, b = T(gain * inverse), T(offset)
         c2, c3 = T(-inverse * inverse * mean_q), T(-inverse * mean_p)
         p = T(parameter)
-        for k in range(n):
-            deviation = load(x, i + k) - centre
-            dz = make(grad, g + k, keep, r + k, deviation * c1 + b, p)
-            store(dx, o + k, c1 * dz + (c2 * deviation + c3))
+        if training:
+            for k in range(n):
+                deviation = load(x, i + k) - centre
+                dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), p)
+                store(dx, o + k, a * dz + (c2 * deviation + c3))
+        else:
+            for k in range(n):
+                z = normalized(load(x, i + k) - centre, a, b)
+                store(dx, o + k, a * make(grad, g + k, keep, r + k, z, p))
 
     return gradient_row
 
@@ -167,7 +174,7 @@ def build_forward(element: Element, value, pullback):
     def forward(x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, parameter, start, stop):
         for unit in range(start, stop):
             centre, m2 = unit_moments(x, geometry, unit)
-            inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+            centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
                 gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
@@ -205,8 +212,7 @@ def build_statistics(element: Element, value, pullback):
             for task in range(unit * tasks, (unit + 1) * tasks):
                 _, _, _, length = locate_piece(geometry, task)
                 count, centre, m2 = merge(count, centre, m2, length, partials[2 * task], partials[2 * task + 1])
-            inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-            stats[2 * unit], stats[2 * unit + 1] = centre, inverse
+            stats[2 * unit], stats[2 * unit + 1] = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
 
     return statistics
 
@@ -261,8 +267,7 @@ def build_backward(element: Element, value, pullback, kept=False):
             if not geometry[WANT_INPUT_GRAD]:
                 continue
             count = reduced_count(geometry)
-            mean_p = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
-            mean_q = total_q / count if geometry[TRAINING] else 0.0
+            mean_p = 0.0 if geometry[RMS] else total_p / count
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
                 gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
@@ -271,7 +276,8 @@ def build_backward(element: Element, value, pullback, kept=False):
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
                     dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
                     keep, slot + row * length,
-                    length, centre, rstd[unit], gain, offset, parameter, mean_p, mean_q,
+                    length, centre, rstd[unit], gain, offset, parameter, mean_p, total_q / count,
+                    geometry[TRAINING],
                 )  # fmt: skip
 
     return backward
@@ -315,8 +321,7 @@ def build_combine(element: Element, value, pullback):
                 gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
                 total_p += gain * p
                 total_q += gain * q
-            totals[2 * unit] = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
-            totals[2 * unit + 1] = total_q / count if geometry[TRAINING] else 0.0
+            totals[2 * unit], totals[2 * unit + 1] = 0.0 if geometry[RMS] else total_p / count, total_q / count
 
     return combine
 
@@ -336,7 +341,7 @@ def build_input_gradient(element: Element, value, pullback):
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
                 totals, 0, length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
-                totals[2 * unit], totals[2 * unit + 1],
+                totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING],
             )  # fmt: skip
 
     return input_gradient

@@ -18,15 +18,20 @@ from fusednorm.backends.cpu.geometry import (
     PIECE,
     RMS,
     SAMPLES,
-    TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.kernels.affine import reduced_count
+from fusednorm.backends.cpu.kernels.affine import normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
+
+
+@exact
+def scaled(gain, inverse):
+    """A rstd, to the bit what the other kernels have from float64: the product of two floats is exact there."""
+    return gain * inverse
 
 
 def build_forward(element: Element, value, pullback):
@@ -36,12 +41,11 @@ def build_forward(element: Element, value, pullback):
 
     @exact
     def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, parameter):
-        """y = value(weight xhat + bias), xhat with the part of the mean that the compute dtype cannot hold."""
-        centre, inverse = T(mean), T(rstd)
-        remainder, p = T((np.float64(centre) - mean) * rstd), T(parameter)
+        """y = value(weight xhat + bias)."""
+        centre, inverse, p = T(mean), T(rstd), T(parameter)
         for k in range(n):
-            xhat = (load(x, i + k) - centre) * inverse + remainder
-            store(y, j + k, value(xhat * read(weight, first + k) + read(bias, first + k), p))
+            z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
+            store(y, j + k, value(z, p))
 
     def forward(x, y, mean, rstd, weight, bias, geometry, eps, parameter, start, stop):
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
@@ -68,9 +72,9 @@ def _group_sums(element: Element, pullback, accumulate: bool):
     def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, parameter, sums, ps, qs):
         total_p, total_q = T(0), T(0)
         for k in range(n):
-            xhat = (load(x, i + k) - centre) * inverse
-            gain = read(weight, first + k)
-            dz = pullback(load(grad, g + k), xhat * gain + read(bias, first + k), parameter)
+            deviation, gain = load(x, i + k) - centre, read(weight, first + k)
+            xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
+            dz = pullback(load(grad, g + k), z, parameter)
             if accumulate:
                 add_first(sums, ps + first + k, dz)
                 add_second(sums, qs + first + k, dz * xhat)
@@ -89,9 +93,9 @@ def _gradient_group(element: Element, pullback):
         """dx = rstd (weight dz - (P + xhat Q) / K)."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
-            xhat = (load(x, i + k) - centre) * inverse
-            gain = read(weight, first + k)
-            dz = pullback(load(grad, g + k), xhat * gain + read(bias, first + k), parameter)
+            deviation, gain = load(x, i + k) - centre, read(weight, first + k)
+            xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
+            dz = pullback(load(grad, g + k), z, parameter)
             store(dx, o + k, inverse * (gain * dz - (p + xhat * q)))
 
     return gradient_group
@@ -127,8 +131,7 @@ def _build_backward(element: Element, pullback, accumulate: bool):
                         total_p += chunk_p
                         total_q += chunk_q
                     if geometry[WANT_INPUT_GRAD]:
-                        mean_p = total_p / count if geometry[TRAINING] and not geometry[RMS] else 0.0
-                        mean_q = total_q / count if geometry[TRAINING] else 0.0
+                        mean_p, mean_q = 0.0 if geometry[RMS] else total_p / count, total_q / count
                         gradient_group(
                             grad, g, x, i, dx, n * geometry[OUTPUT_SAMPLE] + first, length, centre, inverse, weight,
                             bias, first, p, mean_p, mean_q,

@@ -26,7 +26,7 @@ from fusednorm.backends.cpu.geometry import (
     SAMPLES,
     SPATIAL,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
@@ -157,8 +157,7 @@ def _unit_statistics(element: Element):
             _, _, rows = locate(geometry, task)
             means = 2 * task * channels + first
             m2 += _total_m2(partials, means, means + channels, width, rows, centre)
-        inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-        stats[2 * unit], stats[2 * unit + 1] = centre, inverse
+        stats[2 * unit], stats[2 * unit + 1] = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
 
     return unit_statistics
 
@@ -168,17 +167,15 @@ def _sample_coefficients(element: Element):
 
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
-        """mean, a and b of each channel of a sample, the remainder of the mean folded into b."""
+        """mean, a and b of each channel of a sample."""
         channels = channel_count(geometry)
         base = n * COEFFICIENTS * channels
         for c in range(channels):
             unit = statistic_unit(geometry, n, c)
-            mean, rstd = stats[2 * unit], stats[2 * unit + 1]
             gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
-            centre = T(mean)
-            coefficients[base + c] = centre
-            coefficients[base + channels + c] = T(gain * rstd)
-            coefficients[base + 2 * channels + c] = T(offset - (mean - np.float64(centre)) * gain * rstd)
+            coefficients[base + c] = T(stats[2 * unit])
+            coefficients[base + channels + c] = T(gain * stats[2 * unit + 1])
+            coefficients[base + 2 * channels + c] = T(offset)
 
     return sample_coefficients
 
@@ -197,7 +194,8 @@ def _apply_slab(element: Element, value):
             j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             for c in range(channels):
                 deviation = load(x, i + c) - read(coefficients, centre + c)
-                store(y, j + c, value(deviation * read(coefficients, a + c) + read(coefficients, b + c), p))
+                z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
+                store(y, j + c, value(z, p))
 
     return apply_slab
 

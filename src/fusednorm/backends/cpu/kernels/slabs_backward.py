@@ -20,7 +20,7 @@ from fusednorm.backends.cpu.geometry import (
     SAMPLES,
     TRAINING,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, statistic_unit
@@ -35,8 +35,8 @@ def _slab_sums(element: Element, pullback):
     def add_row(grad, g, x, i, coefficients, k, channels, n, parameter, first, second):
         for c in range(n):
             deviation = load(x, i + c) - read(coefficients, k + c)
-            z = deviation * read(coefficients, k + channels + c) + read(coefficients, k + 2 * channels + c)
-            dz = pullback(load(grad, g + c), z, parameter)
+            a, b = read(coefficients, k + channels + c), read(coefficients, k + 2 * channels + c)
+            dz = pullback(load(grad, g + c), normalized(deviation, a, b), parameter)
             add_first(first, c, dz)
             add_second(second, c, dz * deviation)
 
@@ -105,9 +105,7 @@ def _unit_gradient(element: Element):
                 total_q += gain * sums[2 * (n * channels + c) + 1]
         rstd, count = stats[2 * unit + 1], reduced_count(geometry)
         c2, c3 = -rstd * rstd * total_q / count, -rstd * total_p / count
-        if not geometry[TRAINING]:
-            c2 = 0.0
-        if not geometry[TRAINING] or geometry[RMS]:
+        if geometry[RMS]:
             c3 = 0.0
         for n in range(n0, n1):
             for c in range(c0, c1):
@@ -125,15 +123,22 @@ def _gradient_slab(element: Element, pullback):
         n, first, rows = locate(geometry, task)
         channels, p = channel_count(geometry), T(parameter)
         k = n * COEFFICIENTS * channels
+        training = geometry[TRAINING]
         for r in range(first, first + rows):
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for c in range(channels):
-                deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
-                dz = pullback(load(grad, g + c), deviation * a + read(coefficients, k + 2 * channels + c), p)
-                rest = read(coefficients, k + 3 * channels + c) * deviation + read(coefficients, k + 4 * channels + c)
-                store(dx, o + c, a * dz + rest)
+            if training:
+                for c in range(channels):
+                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
+                    z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
+                    c2, c3 = read(coefficients, k + 3 * channels + c), read(coefficients, k + 4 * channels + c)
+                    store(dx, o + c, a * pullback(load(grad, g + c), z, p) + (c2 * deviation + c3))
+            else:  # 0 times an infinite deviation would be NaN
+                for c in range(channels):
+                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
+                    z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
+                    store(dx, o + c, a * pullback(load(grad, g + c), z, p))
 
     return gradient_slab
 

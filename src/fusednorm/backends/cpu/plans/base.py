@@ -151,10 +151,15 @@ class ForwardPlan(Plan):
             self.run(data, saved, parameters, eps)
         else:
             assert mean is not None and var is not None
-            mean, var = self.dense(mean), self.dense(var)
             stats, (address,) = self.workspace(2 * self.statistics)
+            kernel = self.given
+            if var.dtype is torch.float64:  # in float32 its square root could be 0 or infinite
+                kernel = self.kernel("given_wide", activated=False, module="affine")
+                mean, var = mean.double().contiguous(), var.contiguous()
+            else:
+                mean, var = self.dense(mean), self.dense(var)
             given = (mean.data_ptr(), var.data_ptr(), address, *saved[:2], self.address, eps)
-            parallel_for(self.given, given, self.statistics, 16 * self.statistics)
+            parallel_for(kernel, given, self.statistics, 16 * self.statistics)
             self.apply(data, address, parameters)
         return output, saved_mean, saved_rstd, variance
 

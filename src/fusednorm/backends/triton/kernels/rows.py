@@ -5,7 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine
+from fusednorm.backends.triton.kernels.tiles import affine, normalized
 
 
 @triton.jit
@@ -49,15 +49,16 @@ def rows_forward(
         mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
         gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
-        b_y = VALUE((b_x - mean[:, None]) * (rstd[:, None] * gain) + offset, tl.full((), PARAMETER, dtype))
+        b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
+        b_y = VALUE(b_z, tl.full((), PARAMETER, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
 
 
 @triton.jit
 def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.constexpr):
     """dz and xhat of rows."""
-    xhat = (b_x.to(rstd.dtype) - mean) * rstd
-    return b_dy.to(rstd.dtype) * DERIVATIVE(xhat * gain + offset, parameter), xhat
+    centred = b_x.to(rstd.dtype) - mean
+    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), parameter), centred * rstd
 
 
 @triton.jit

@@ -66,6 +66,16 @@ def affine(p_weight, p_bias, p_scale, p_shift, o_modulation, o_c, m_c, dtype: tl
 
 
 @triton.jit
+def normalized(centred, gain, offset):
+    """z of x - mean, with gain = A rstd and offset = B.
+
+    Every forward and backward calls this, with the mean and rstd that the forward stores: the backward then has the
+    forward's z to the bit, and its derivative of the activation is that of the output which the user saw.
+    """
+    return centred * gain + offset
+
+
+@triton.jit
 def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
     """mean and rstd of the units of channels."""
     if PER_BATCH:
@@ -215,7 +225,7 @@ def apply(
     offset, _ = tile_of(offset, o_s, LAST)
     parameter = tl.full((), PARAMETER, dtype)
     for tile in tl.static_range(TILES):
-        b_y = VALUE((b_x - mean) * gain + offset, parameter).to(p_y.dtype.element_ty)
+        b_y = VALUE(normalized(b_x - mean, gain, offset), parameter).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_spatial

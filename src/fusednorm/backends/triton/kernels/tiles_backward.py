@@ -5,7 +5,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, partials_of
-from fusednorm.backends.triton.kernels.tiles import affine, locate, mask_of, offsets_of, statistics_of, tile_of
+from fusednorm.backends.triton.kernels.tiles import (
+    affine,
+    locate,
+    mask_of,
+    normalized,
+    offsets_of,
+    statistics_of,
+    tile_of,
+)
 
 
 @triton.jit
@@ -40,7 +48,7 @@ def reduce(
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
-        dz = b_dy * DERIVATIVE(centred * gain + offset, parameter)
+        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
         p += dz
         q += dz * centred
         p_grad += BLOCK_S * dy_spatial
@@ -234,7 +242,7 @@ def input_program(
     parameter = tl.full((), PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
-        b_dx = b_dy * DERIVATIVE(centred * gain + offset, parameter) * gain
+        b_dx = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter) * gain
         if p_totals is not None or p_partials is not None:
             b_dx -= level + centred * slope
         m_out = mask

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine
+from fusednorm.backends.triton.kernels.tiles import affine, normalized
 
 
 @triton.jit
@@ -28,20 +28,20 @@ def whole_forward(
     b_x = tl.load(p_in, mask, 0.0).to(dtype)
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
+        mean = tl.zeros_like(variance)
     else:
         mean = tl.sum(b_x, 1) / K
-        b_x -= mean[:, None]
+        deviation = b_x - mean[:, None]
         if K != BLOCK_K:
-            b_x = tl.where(mask, b_x, 0.0)
+            deviation = tl.where(mask, deviation, 0.0)
         if p_x.dtype.element_ty.primitive_bitwidth > 16:
-            # The mean is used in full: what one sum rounded away a second one over the deviations finds.
-            rest, square = tl.reduce((b_x, b_x * b_x), 1, add_pair)
+            # What one sum rounded away a second one over the deviations finds.
+            rest, square = tl.reduce((deviation, deviation * deviation), 1, add_pair)
             rest /= K
             mean += rest
             variance = square / K - rest * rest
-            b_x -= rest[:, None]
         else:
-            variance = tl.sum(b_x * b_x, 1) / K
+            variance = tl.sum(deviation * deviation, 1) / K
         if p_mean is not None:
             tl.store(p_mean + o_u, mean, m_u)
     rstd = inverse_deviation(variance, EPS)
@@ -56,6 +56,7 @@ def whole_forward(
         o_c = (g * (K // S))[:, None] + (o_k // S)[None, :]
         o_modulation = n[:, None] * (G * (K // S)) + o_c
         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_modulation, o_c, mask, dtype)
-    b_y = VALUE(b_x * rstd[:, None] * gain + offset, tl.full((), PARAMETER, dtype))
+    b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
+    b_y = VALUE(b_z, tl.full((), PARAMETER, dtype))
     p_out = p_y + (n * y_sample + g * y_group)[:, None] + o_k[None, :]
     tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)

@@ -82,7 +82,8 @@ class Plan:
         self.on_gpu = problem.device == "cuda"
         self.rms, self.empty = problem.rms, view.numel == 0
         # What is stored in 16 bits hides an approximate activation; a gradient of fp32 weights does not.
-        stored = {problem.weight_dtype, problem.bias_dtype} - {None, "float16", "bfloat16"}
+        parameters = {problem.weight_dtype, problem.bias_dtype, problem.scale_dtype, problem.shift_dtype}
+        stored = parameters - {None, "float16", "bfloat16"}
         short = problem.dtype in ("float16", "bfloat16") and approximates()
         name = used.name if used else None
         self.value, self.derivative = activation(name, short)
@@ -103,7 +104,7 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def contiguous_in(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The same, in a dtype that is not part of the problem."""
+    """A statistic as the kernels read it: its dtype is not part of the problem."""
     if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous()):
         return tensor
     return tensor.to(dtype).contiguous()
@@ -152,7 +153,8 @@ class ForwardPlan(Plan):
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         if mean is not None and var is not None:
             saved_mean: Tensor | None = mean.to(self.compute, copy=True)
-            saved_rstd: Tensor | None = var.to(self.compute).add(eps).rsqrt_()
+            wide = var if var.dtype is torch.float64 else var.to(self.compute)
+            saved_rstd: Tensor | None = wide.add(eps).rsqrt_().to(self.compute)
             saved_var: Tensor | None = None
         elif statistics or self.keeps_statistics:
             saved_mean, saved_rstd = saved_in
@@ -164,12 +166,7 @@ class ForwardPlan(Plan):
         else:
             saved_rstd = saved_mean = saved_var = None
         if not self.empty:
-            parameters = (
-                contiguous(weight),
-                contiguous(bias),
-                contiguous_in(scale, self.dtype),
-                contiguous_in(shift, self.dtype),
-            )
+            parameters = contiguous(weight), contiguous(bias), contiguous(scale), contiguous(shift)
             self.run(input, output, parameters, (saved_mean, saved_rstd, saved_var), eps)
         elif mean is None:
             for tensor in (saved_mean, saved_rstd, saved_var):
@@ -215,9 +212,17 @@ class BackwardPlan(Plan):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.wants_input = problem.direction != "backward_gamma_beta"
-        self.parameter_shape, view = problem.parameter_shape, problem.view
-        self.parameter_strides = packed_strides(self.parameter_shape)
-        self.modulation_shape, self.modulation_strides = (view.samples, view.channels), (view.channels, 1)
+        view, shape = problem.view, problem.parameter_shape
+        parameter = shape, packed_strides(shape)
+        modulation = (view.samples, view.channels), (view.channels, 1)
+        #: The shape, strides and dtype of each parameter's gradient, by the problem that the kernels were made for.
+        self.gradients_of = tuple(
+            None if dtype is None else (*like, getattr(torch, dtype))
+            for like, dtype in (
+                (parameter, problem.weight_dtype), (parameter, problem.bias_dtype),
+                (modulation, problem.scale_dtype), (modulation, problem.shift_dtype),
+            )
+        )  # fmt: skip
 
     def __call__(
         self,
@@ -238,31 +243,19 @@ class BackwardPlan(Plan):
         grad_input = None
         if self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
-        _, wants_weight, wants_bias, wants_scale, wants_shift = output_mask
-        grad_weight = grad_bias = grad_scale = grad_shift = None
-        if wants_weight and weight is not None:
-            grad_weight = self.allocate(self.parameter_shape, self.parameter_strides, weight.dtype)
-        if wants_bias and bias is not None:
-            grad_bias = self.allocate(self.parameter_shape, self.parameter_strides, bias.dtype)
-        if wants_scale and scale is not None:
-            grad_scale = self.allocate(self.modulation_shape, self.modulation_strides, scale.dtype)
-        if wants_shift and shift is not None:
-            grad_shift = self.allocate(self.modulation_shape, self.modulation_strides, shift.dtype)
-        grads = grad_weight, grad_bias, grad_scale, grad_shift
+        grads = [
+            self.allocate(*like) if like is not None and wanted else None
+            for like, wanted in zip(self.gradients_of, output_mask[1:], strict=True)
+        ]
         if not self.empty:
-            parameters = (
-                contiguous(weight),
-                contiguous(bias),
-                contiguous_in(scale, self.dtype),
-                contiguous_in(shift, self.dtype),
-            )
+            parameters = contiguous(weight), contiguous(bias), contiguous(scale), contiguous(shift)
             saved = (None if self.rms else contiguous_in(mean, self.compute), contiguous_in(rstd, self.compute))
             self.run((grad_output, input), grad_input, saved, parameters, grads)
         else:
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
-        return grad_input, *grads
+        return grad_input, grads[0], grads[1], grads[2], grads[3]
 
     def run(
         self,
