@@ -23,269 +23,20 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import torch
-from drawn_cases import DTYPES, Case, Draw, Operand, draw_case, place, short, shows, threads, values
-from drawn_judge import KINKS, Judge, Spec, compute, near_a_kink, other_units, same_bits, vanishing
-from torch import Tensor
+from drawn_calls import GRADIENTS, Inputs, Results, call, make, place, threads
+from drawn_cases import Case, Draw, draw_case, short, shows
+from drawn_formulas import Spec
+from drawn_judge import Judge, other_units, same_bits
 
-import fusednorm
-from fusednorm import Activation, functional, nn, ops
-
-Results = dict[str, Tensor]
-GRADIENTS = ("input", "weight", "bias", "scale", "shift")
 POOL = 150  # geometries on a GPU, where each compiles kernels
 SECONDS = 240  # a case that takes longer hangs
-
-
-@dataclass
-class Inputs:
-    """The tensors of a call, and the blocks of memory that they lie in."""
-
-    tensors: dict[str, Tensor | None]
-    blocks: dict[str, Tensor]
-    kept: dict[str, Tensor] = field(default_factory=dict)
-
-    def remember(self) -> None:
-        self.kept = {name: block.clone() for name, block in self.blocks.items()}
-
-    def changed(self) -> list[str]:
-        return [name for name, block in self.blocks.items() if not same_bits(block, self.kept[name])]
-
-
-def shape_of(name: str, spec: Spec) -> tuple[int, ...]:
-    if name in ("input", "grad_output"):
-        return spec.shape
-    if name in ("scale", "shift"):
-        return spec.shape[0], spec.parameter_shape[0]
-    if name in ("mean", "rstd") and spec.training:
-        return spec.statistics_shape
-    return spec.parameter_shape
-
-
-def make(case: Case, operands: Mapping[str, Operand], spec: Spec, device: str) -> Inputs:
-    """The operands as tensors; given statistics may be those that a forward saves."""
-    inputs = Inputs({}, {})
-
-    def put(name: str, made: Tensor) -> None:
-        operand = operands[name]
-        inputs.tensors[name], inputs.blocks[name] = place(made, operand.dtype, operand.placement, device)
-
-    for name, operand in operands.items():
-        if operand.form != "saved":
-            put(name, values(operand, shape_of(name, spec), spec, name in ("input", "grad_output")))
-    if any(operand.form == "saved" for operand in operands.values()):
-        alone = {"input": inputs.tensors["input"]}
-        saved = compute(replace(spec, training=True), alone, torch.float64).results
-        for name, operand in operands.items():
-            if operand.form == "saved":
-                samples = saved[name]
-                if samples.shape != shape_of(name, spec):  # instance_norm's, as constants of each channel
-                    samples = samples.mean(0)
-                put(name, samples.cpu())
-    if case.momentum is not None and spec.training and "running_mean" in operands:
-        inputs.tensors["momentum"] = torch.tensor(case.momentum, dtype=torch.float64)
-    elif spec.training and "running_mean" in operands:
-        inputs.tensors["momentum"] = torch.tensor(1.0, dtype=torch.float64)  # the first call of a cumulative average
-    _clear_kinks(case, spec, inputs)
-    inputs.remember()
-    return inputs
-
-
-def _clear_kinks(case: Case, spec: Spec, inputs: Inputs) -> None:
-    """A gradient of 0 where a rounding of z would choose the side of a kink, unless the output shows which it was."""
-    gradient = inputs.tensors.get("grad_output")
-    if gradient is None or spec.activation not in KINKS or gradient.numel() == 0:
-        return
-    if any(stride == 0 and size > 1 for stride, size in zip(gradient.stride(), gradient.shape, strict=True)):
-        return
-    if case.operands["grad_output"].placement.shared:
-        return
-    without = {name: tensor for name, tensor in inputs.tensors.items() if name != "grad_output"}
-    expected = compute(spec, without, torch.float64, magnitudes=True)
-    clear = vanishing(spec, expected, gradient.dtype)
-    if not shows(spec, gradient.dtype, case.entry):
-        clear = clear | near_a_kink(spec, expected, gradient.dtype)
-    gradient.masked_fill_(spec.from_view(clear), 0.0)
-
-
-# --- the call ---
-
-
-def activation_of(spec: Spec) -> Activation | str | None:
-    if spec.activation is None:
-        return None
-    if spec.activation in ("silu", "leaky_relu"):
-        return Activation(spec.activation, spec.parameter)
-    return spec.activation
-
-
-@contextmanager
-def on_instance(name: str | None) -> Iterator[None]:
-    with nullcontext() if name is None else fusednorm.use_instance(name):
-        yield
-
-
-def on_first_able(names: Sequence[str], run: Any) -> Any:
-    """What ``run`` gives on the first of the instances that takes the problem, or on the default one."""
-    for name in names:
-        try:
-            with on_instance(name):
-                return run()
-        except RuntimeError as error:
-            if "cannot run this problem" not in str(error):
-                raise
-    return run()
-
-
-def forward_arguments(spec: Spec, tensors: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    arguments: dict[str, Any] = {"weight": tensors.get("weight"), "eps": spec.eps, "activation": activation_of(spec)}
-    if spec.family != "rms_norm":
-        arguments["bias"] = tensors.get("bias")
-    if not spec.rows:
-        arguments |= {"channel_dim": spec.channel_dim, "scale": tensors.get("scale"), "shift": tensors.get("shift")}
-    return arguments
-
-
-def call_functional(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Tensor:
-    arguments, x = forward_arguments(spec, tensors), tensors["input"]
-    momentum = 0.1 if case.momentum is None else case.momentum
-    running = (tensors.get("running_mean"), tensors.get("running_var"))
-    if spec.rows:
-        function = getattr(functional, spec.family)
-        return function(x, spec.parameter_shape, **arguments)
-    if spec.family == "group_norm":
-        return functional.group_norm(x, spec.groups, **arguments)
-    if spec.family == "instance_norm":
-        return functional.instance_norm(x, *running, use_input_stats=spec.training, momentum=momentum, **arguments)
-    return functional.batch_norm(x, *running, training=spec.training, momentum=momentum, **arguments)
-
-
-def call_module(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Tensor:
-    channels = spec.parameter_shape[0]
-    keywords: dict[str, Any] = {"eps": spec.eps, "activation": activation_of(spec)}
-    affine, tracked = tensors.get("weight") is not None, tensors.get("running_mean") is not None
-    module: Any
-    if spec.family == "layer_norm":
-        module = nn.LayerNorm(spec.parameter_shape, elementwise_affine=affine, **keywords)
-    elif spec.family == "rms_norm":
-        module = nn.RMSNorm(spec.parameter_shape, elementwise_affine=affine, **keywords)
-    elif spec.family == "group_norm":
-        module = nn.GroupNorm(spec.groups, channels, affine=affine, channel_dim=spec.channel_dim, **keywords)
-    else:
-        name = "BatchNorm" if spec.family == "batch_norm" else "InstanceNorm"
-        made = getattr(nn, f"{name}{max(1, len(spec.shape) - 2)}d")
-        module = made(
-            channels, affine=affine, track_running_stats=tracked, momentum=case.momentum, channel_dim=spec.channel_dim,
-            **keywords,
-        )  # fmt: skip
-        if tracked:
-            module.running_mean, module.running_var = tensors["running_mean"], tensors["running_var"]
-    for name in ("weight", "bias"):
-        if affine and (name != "bias" or spec.family != "rms_norm"):
-            del module._parameters[name]
-            setattr(module, name, tensors[name])
-    module.train(spec.training)
-    return module(tensors["input"])
-
-
-def call_forward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Results:
-    arguments, x = forward_arguments(spec, tensors), tensors["input"]
-    eps = arguments.pop("eps")
-    weight, bias = arguments.pop("weight"), arguments.pop("bias", None)
-    if spec.family == "rms_norm":
-        output, rstd = ops.rms_norm_forward(x, spec.parameter_shape, weight, eps, **arguments)
-        return {"output": output, "rstd": rstd}
-    if spec.family == "layer_norm":
-        found = ops.layer_norm_forward(x, spec.parameter_shape, weight, bias, eps, **arguments)
-    elif spec.family == "group_norm":
-        found = ops.group_norm_forward(x, spec.groups, weight, bias, eps, **arguments)
-    elif not spec.training:
-        running = (tensors["running_mean"], tensors["running_var"])
-        return {"output": ops.batch_norm_inference(x, *running, weight, bias, eps, **arguments)}
-    elif spec.family == "instance_norm":
-        found = ops.instance_norm_forward(x, weight, bias, eps, **arguments)
-    else:
-        running = (tensors.get("running_mean"), tensors.get("running_var"))
-        momentum = 0.1 if case.momentum is None else case.momentum
-        found = ops.batch_norm_training(x, weight, bias, *running, momentum, eps, **arguments)
-    return dict(zip(("output", "mean", "rstd"), found, strict=True))
-
-
-def call_backward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Results:
-    dy, x, mean, rstd = (tensors.get(name) for name in ("grad_output", "input", "mean", "rstd"))
-    parameters = [tensors.get(name) for name in GRADIENTS[1:]]
-    weight, bias, scale, shift = parameters
-    names = [f"grad_{name}" for name in GRADIENTS]
-    if case.form == "norm_backward":
-        name, parameter = fusednorm.arguments.activation_arguments(activation_of(spec))
-        mask = tuple(one in case.wanted for one in GRADIENTS)
-        given = rstd.new_empty(0) if mean is None else mean
-        family = "batch_norm" if spec.family == "instance_norm" and not spec.training else spec.family
-        found: Sequence[Tensor | None] = ops.norm_backward(
-            dy, x, given, rstd, *parameters, family, spec.groups, spec.channel_dim, name, parameter, spec.training, mask
-        )
-        present = {f"grad_{one}" for one in case.wanted}
-        return {name: one for name, one in zip(names, found, strict=True) if name in present}
-    statistics = (rstd,) if spec.family == "rms_norm" else (mean, rstd)
-    shape: tuple[Any, ...] = ()
-    if spec.rows:
-        shape = (spec.parameter_shape,)
-    elif spec.family == "group_norm":
-        shape = (spec.groups,)
-    affine = (weight,) if spec.family == "rms_norm" else (weight, bias)
-    keywords: dict[str, Any] = {"activation": activation_of(spec)}
-    if not spec.rows:
-        keywords |= {"channel_dim": spec.channel_dim, "scale": scale, "shift": shift}
-    if spec.family == "batch_norm":
-        keywords["training"] = spec.training
-    found = getattr(ops, f"{spec.family}_{case.form}")(dy, x, *statistics, *shape, *affine, **keywords)
-    found = (found,) if isinstance(found, Tensor) or found is None else found
-    start = 1 if case.form == "backward_gamma_beta" else 0
-    return {name: one for name, one in zip(names[start:], found, strict=False) if one is not None}
-
-
-def call_autograd(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Results:
-    leaves = {name: tensors[name].detach().requires_grad_(name in case.wanted) for name in GRADIENTS if tensors.get(name) is not None}
-    wanted = [name for name in leaves if leaves[name].requires_grad]
-    entered = call_module if case.entry == "module" else call_functional
-    output = on_first_able(case.instances, lambda: entered(case, spec, {**tensors, **leaves}))
-
-    def gradients() -> Sequence[Tensor]:
-        found: Sequence[Tensor] = torch.autograd.grad(
-            output, [leaves[name] for name in wanted], tensors["grad_output"], retain_graph=True
-        )
-        return found
-
-    found = on_first_able(case.instances[::-1], gradients) if wanted else ()
-    return {"output": output.detach()} | {f"grad_{name}": one for name, one in zip(wanted, found, strict=True)}
-
-
-def call(case: Case, spec: Spec, inputs: Inputs) -> Results:
-    """All that the case's call gives; running statistics are updated in copies."""
-    tensors = dict(inputs.tensors)
-    updated: Results = {}
-    for name in ("running_mean", "running_var"):
-        if (buffer := tensors.get(name)) is not None and spec.training:
-            tensors[name] = updated[name] = torch.empty_like(buffer).copy_(buffer)
-    if case.entry in ("autograd", "module"):
-        results = call_autograd(case, spec, tensors)
-    elif case.entry == "functional":
-        results = {"output": on_first_able(case.instances, lambda: call_functional(case, spec, tensors))}
-    elif case.entry == "ops_forward":
-        results = on_first_able(case.instances, lambda: call_forward_op(case, spec, tensors))
-    else:
-        results = on_first_able(case.instances, lambda: call_backward_op(case, spec, tensors))
-    return results | (updated if spec.count > 1 else {})
-
-
-# --- what is checked ---
 
 
 def refused(spec: Spec, entry: str) -> bool:
@@ -316,7 +67,11 @@ def judged(case: Case, spec: Spec, inputs: Inputs, results: Results) -> tuple[li
     if undefined(spec, judge):
         return [], 0
     for name, result in results.items():
-        like = inputs.tensors["input" if name == "output" else name.removeprefix("grad_")] if name not in ("mean", "rstd") else None
+        like = (
+            inputs.tensors["input" if name == "output" else name.removeprefix("grad_")]
+            if name not in ("mean", "rstd")
+            else None
+        )
         if like is not None and result.dtype != like.dtype:
             faults.append(f"{name}: dtype {result.dtype}, expected {like.dtype}")
     found = judge.faults(results)
@@ -377,8 +132,14 @@ def run_case(case: Case, device: str, tally: Counter[str]) -> list[str]:
             found += [f"{name} has other bits with {3 - case.threads} threads" for name in differing(results, again)]
         if "between" in case.checks:
             other = replace(spec, eps=case.extra_eps)
-            between = replace(case, operands=case.extra, wanted=tuple(name for name in GRADIENTS if name in case.extra), spec=other)
-            if case.entry != "module" or ("weight" in case.extra) == ("bias" in case.extra) or spec.family == "rms_norm":
+            between = replace(
+                case, operands=case.extra, wanted=tuple(name for name in GRADIENTS if name in case.extra), spec=other
+            )
+            if (
+                case.entry != "module"
+                or ("weight" in case.extra) == ("bias" in case.extra)
+                or spec.family == "rms_norm"
+            ):
                 second = make(between, case.extra, other, device)
                 try:
                     faults, soft = judged(between, other, second, call(between, other, second))
@@ -454,9 +215,11 @@ def work(arguments: argparse.Namespace) -> None:
 class Worker(threading.Thread):
     """A process that works, watched: what it dies of is a find, and a new one goes on after it."""
 
-    def __init__(self, number: int, arguments: argparse.Namespace, report: Any) -> None:
+    def __init__(
+        self, number: int, arguments: argparse.Namespace, report: Callable[[str], None], script: str = __file__
+    ) -> None:
         super().__init__(daemon=True)
-        self.number, self.arguments, self.report = number, arguments, report
+        self.number, self.arguments, self.report, self.script = number, arguments, report, script
         self.tally: Counter[str] = Counter()
         self.position, self.index = -1, -1
         self.since = time.monotonic()
@@ -468,14 +231,19 @@ class Worker(threading.Thread):
 
     def _process(self) -> None:
         given = self.arguments
-        options = {"cases": given.cases, "start": given.start, "seed": given.seed, "jobs": given.jobs,
-                   "device": given.device, "pool": given.pool, "worker": self.number, "skip": self.position + 1}  # fmt: skip
+        same = {name: getattr(given, name) for name in ("cases", "start", "seed", "jobs", "device", "pool")}
+        options = {**same, "worker": self.number, "skip": self.position + 1}
         flags = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         environment = {**os.environ, "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
         process = subprocess.Popen(
-            [sys.executable, __file__, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+            [sys.executable, self.script, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
-        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
         errors: list[str] = []
         threading.Thread(target=self._collect, args=(process.stderr, errors), daemon=True).start()
         clock = threading.Timer(SECONDS, process.kill)
@@ -513,7 +281,11 @@ class Worker(threading.Thread):
 def counted(tally: Counter[str], seconds: float) -> str:
     lines = [f"{tally['cases']} cases, {tally['finds']} with finds, in {seconds:.0f} s"]
     for kind in ("family", "direction", "entry", "dtype", "activation"):
-        parts = [f"{name.removeprefix(kind + ' ')} {count}" for name, count in sorted(tally.items()) if name.startswith(kind + " ")]
+        parts = [
+            f"{name.removeprefix(kind + ' ')} {count}"
+            for name, count in sorted(tally.items())
+            if name.startswith(kind + " ")
+        ]
         lines.append(f"  {kind}: " + ", ".join(parts))
     rest = ("repeat", "threads", "between", "contain", "refused", "soft", "processes that died")
     lines.append("  besides: " + ", ".join(f"{name} {tally[name]}" for name in rest))

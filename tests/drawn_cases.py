@@ -7,16 +7,14 @@ from pools; the values, eps, offsets in memory and checks are each case's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from random import Random
 from typing import TypeVar
 
 import torch
-from drawn_judge import KINKS, ROW_FAMILIES, Spec
-from torch import Tensor
+from drawn_formulas import KINKS, ROW_FAMILIES, Spec
 
 FAMILIES = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -370,7 +368,9 @@ def _valued(draw: Draw, name: str, operand: Operand, spec: Spec, device: str) ->
         form = draw.among({"normal": 50, "saved": 50 if name == "mean" else 0})
         scale, offset = draw.among({1.0: 85, 1e3: 8}), 0.0
     else:
-        form = draw.among({"normal": 80, "ones": 6, "zeros": 4, "few": 4, "poison": 2, "tail": 6 if name == "bias" else 1})
+        form = draw.among(
+            {"normal": 80, "ones": 6, "zeros": 4, "few": 4, "poison": 2, "tail": 6 if name == "bias" else 1}
+        )
         scale = draw.among({1.0: 84, mild: 8, wild: 8})
         if name == "scale":
             scale *= 0.3
@@ -378,96 +378,3 @@ def _valued(draw: Draw, name: str, operand: Operand, spec: Spec, device: str) ->
     if draw.chance(0.3):
         align = replace(align, offset=draw.randint(0, 7))
     return replace(operand, form=form, scale=scale, offset=offset, seed=draw.getrandbits(60), placement=align)
-
-
-def values(operand: Operand, shape: Sequence[int], spec: Spec, unit_axes: bool) -> Tensor:
-    """The operand's values in float64; ``unit_axes`` where it has the input's shape, whose units may differ."""
-    generator = torch.Generator().manual_seed(operand.seed)
-    draw = Random(operand.seed)
-
-    def normal(*sizes: int) -> Tensor:
-        return torch.randn(sizes, generator=generator, dtype=torch.float64)
-
-    shape = tuple(shape)
-    form, made = operand.form, None
-    per_unit = (1 if spec.family == "batch_norm" else spec.dims[0], spec.dims[1], 1, 1)
-    if form in ("zeros", "ones"):
-        made = torch.zeros(shape, dtype=torch.float64) + (form == "ones")
-    elif form == "uniform":
-        made = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
-    elif form == "few":
-        made = torch.randint(-2, 3, shape, generator=generator).double()
-    elif form == "positive":
-        made = normal(*shape).abs() + 0.1
-    elif form == "tail":
-        made = torch.full(shape, draw.choice([-30.0, -12.0, -6.0, 8.0, 40.0]), dtype=torch.float64) + normal(*shape)
-    elif form == "trend":
-        made = torch.linspace(-1, 1, max(1, prod(shape)), dtype=torch.float64)[: prod(shape)].reshape(shape)
-    elif form == "largest":
-        largest = torch.finfo(torch.float32 if operand.dtype == torch.float64 else operand.dtype).max
-        return normal(*shape).sign() * largest * draw.choice([1.0, 0.5, 0.01])
-    if made is None:
-        made = normal(*shape)
-    if unit_axes and form in ("units", "constant", "some_constant"):
-        view = spec.to_view(made)
-        if form == "units":
-            view = view * 10.0 ** (normal(*per_unit) * 1.5) + normal(*per_unit)
-        else:
-            flat = normal(*per_unit).expand(spec.dims)
-            keep = form == "some_constant"
-            view = torch.where(torch.rand(per_unit, generator=generator) < 0.5, flat, view) if keep else flat
-        made = spec.from_view(view)
-    made = (made + operand.offset) * operand.scale
-    if made.numel() and form in ("spike", "poison"):
-        flat = made.reshape(-1).clone()
-        for _ in range(draw.randint(1, 3)):
-            at = draw.randrange(flat.numel())
-            poison = draw.choice([float("nan"), float("inf"), -float("inf")])
-            flat[at] = flat[at] * draw.choice([30.0, -1e3, 1e4]) if form == "spike" else poison
-        made = flat.reshape(shape)
-    return made
-
-
-def place(made: Tensor, dtype: torch.dtype, placement: Placement, device: str) -> tuple[Tensor, Tensor]:
-    """The values in a block of NaN, as (the tensor, the block)."""
-    shape, rank = tuple(made.shape), made.dim()
-    if rank == 0 or made.numel() == 0:
-        return made.to(dtype).to(device), made.to(dtype)
-    if placement.overlap:
-        strides = placement.steps
-        reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1
-        block = torch.full((placement.offset + reach + 8,), torch.nan, dtype=dtype)
-        flat = made.reshape(-1).to(dtype)
-        block[placement.offset : placement.offset + reach] = flat.repeat(-(-reach // flat.numel()))[:reach]
-        block = block.to(device)
-        return block.as_strided(shape, strides, placement.offset), block
-    extents = [
-        placement.before[axis] + (size - 1) * placement.steps[axis] + 1 + placement.after[axis]
-        for axis, size in enumerate(shape)
-    ]
-    strides, stride = [0] * rank, 1
-    for axis in reversed(placement.order):
-        strides[axis] = stride
-        stride *= extents[axis]
-    start = placement.offset + sum(before * step for before, step in zip(placement.before, strides, strict=True))
-    steps = [step * stride for step, stride in zip(placement.steps, strides, strict=True)]
-    block = torch.full((placement.offset + stride + 8,), torch.nan, dtype=dtype)
-    written = [1 if step == 0 else size for step, size in zip(placement.steps, shape, strict=True)]
-    source = made[tuple(slice(0, size) for size in written)].to(dtype)
-    block.as_strided(written, steps, start).copy_(source)
-    block = block.to(device)
-    return block.as_strided(shape, steps, start), block
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if count != before:
-        torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        if count != before:
-            torch.set_num_threads(before)
-
-
