@@ -245,7 +245,8 @@ class Worker(threading.Thread):
         assert process.stdout is not None
         assert process.stderr is not None
         errors: list[str] = []
-        threading.Thread(target=self._collect, args=(process.stderr, errors), daemon=True).start()
+        collector = threading.Thread(target=self._collect, args=(process.stderr, errors), daemon=True)
+        collector.start()
         clock = threading.Timer(SECONDS, process.kill)
         first = self.position
         for line in process.stdout:
@@ -261,13 +262,17 @@ class Worker(threading.Thread):
                 for find in read["finds"]:
                     self.report(find)
         clock.cancel()
-        if process.wait() == 0:
+        status = process.wait()
+        collector.join()
+        process.stdout.close()
+        process.stderr.close()
+        if status == 0:
             self.done = True
             return
         self.tally.update({"cases": 1, "finds": 1, "processes that died": 1})
         words = " ".join([line for line in errors if line.strip()][-1:])[:200]
         repeat = command(given.seed, self.index, given.device, given.pool)
-        self.report(f"FIND the process ended with {process.returncode}: {words} | {repeat}")
+        self.report(f"FIND the process ended with {status}: {words} | {repeat}")
         if self.position == first:  # it dies before its first case, and would for ever
             self.done = True
 
