@@ -232,6 +232,22 @@ def test_a_folder_above_that_belongs_to_another_user(tmp_path: Path, monkeypatch
     assert f"{home} belongs to the user {OTHER}" in detail()
 
 
+@needs_root
+@pytest.mark.parametrize(("outsider", "used"), [(OTHER, True), (OTHER + 1, False)])
+def test_a_folder_above_that_belongs_to_root_outside_of_a_user_namespace(
+    outsider: int, used: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where root itself is shown as another user, the folders above a home are root's all the same."""
+    above = make_above(tmp_path, 0o755)
+    give_away(above)
+    monkeypatch.setattr(storage, "_hidden_root", lambda: {outsider})
+    monkeypatch.setenv("FUSEDNORM_CACHE_DIR", str(above / "root"))
+    assert ("not used" in detail()) is not used
+    storage._make(str(above / "root"))
+    give_away(above / "root")
+    assert "not used" in detail()
+
+
 @pytest.mark.parametrize("owner", [pytest.param(OTHER, marks=needs_root), None], ids=["another's", "the user's"])
 def test_a_symbolic_link_on_the_way_to_the_cache(
     owner: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path, compiled: list[Kernel]
