@@ -43,7 +43,7 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 @triton.jit
 def moved(m2, rest, count):
-    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays, and makes a deviation infinite."""
+    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays infinite."""
     return tl.where(m2 < float("inf"), m2 - rest * rest * count, m2)
 
 
