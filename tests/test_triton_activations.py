@@ -1,4 +1,4 @@
-"""Triton's activations: their tails in the interpreter against 50 digits, and the instructions they become on NVIDIA."""
+"""Triton's activations: their tails in the interpreter against 50 digits, and what they become on NVIDIA."""
 
 from __future__ import annotations
 

@@ -136,14 +136,14 @@ class Formula:
     default: float = 0.0
 
 
-# An exponential is counted as 12 operations, a division as 1.
+# As the float32 primitives compute them: an exponential is counted as 12 operations, a division as 1.
 FORMULAS: dict[str, Formula] = {
     "silu": Formula(silu, silu_derivative, 16, 20, "beta", 1.0),
     "relu": Formula(relu, relu_derivative, 1, 1),
-    "gelu": Formula(gelu, gelu_derivative, 24, 28),
-    "gelu_tanh": Formula(gelu_tanh, gelu_tanh_derivative, 22, 30),
+    "gelu": Formula(gelu, gelu_derivative, 38, 40),
+    "gelu_tanh": Formula(gelu_tanh, gelu_tanh_derivative, 19, 25),
     "sigmoid": Formula(sigmoid_value, sigmoid_derivative, 14, 16),
-    "tanh": Formula(tanh_value, tanh_derivative, 15, 17),
+    "tanh": Formula(tanh_value, tanh_derivative, 30, 34),
     "hardswish": Formula(hardswish, hardswish_derivative, 5, 4),
     "leaky_relu": Formula(leaky_relu, leaky_relu_derivative, 2, 1, "negative_slope", 0.01),
 }
