@@ -27,7 +27,7 @@ from fusednorm.tensors import compute_dtype
 _PLAIN = (None, torch._C._disabled_torch_function_impl)
 
 
-def _overloaded(tensors: Sequence[object]) -> bool:
+def _overloaded(*tensors: object) -> bool:
     """True where an argument, and not a function mode alone, asks for the call by its ``__torch_function__``.
 
     A mode sees the op instead. It is not active while it handles a call, so a function handed to the mode of a tracer,
@@ -75,8 +75,13 @@ def group_norm(
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
     """
-    tensors = (input, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors) and _overloaded(tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, weight, bias, scale, shift)
+        and _overloaded(input, weight, bias, scale, shift)
+    ):
+        tensors = (input, weight, bias, scale, shift)
         return handle_torch_function(
             group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
             scale=scale, shift=shift,
@@ -137,8 +142,13 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
-    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors) and _overloaded(tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
+        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
         return handle_torch_function(
             instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -200,8 +210,9 @@ def layer_norm(
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
     """
-    tensors = (input, weight, bias)
-    if has_torch_function_variadic(*tensors) and _overloaded(tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias) and _overloaded(input, weight, bias):
+        tensors = (input, weight, bias)
         return handle_torch_function(
             layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
         )
@@ -254,7 +265,8 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
-    if has_torch_function_variadic(input, weight) and _overloaded((input, weight)):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight) and _overloaded(input, weight):
         return handle_torch_function(
             rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
         )
@@ -304,8 +316,13 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
-    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors) and _overloaded(tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
+        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
         return handle_torch_function(
             batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -332,8 +349,13 @@ def counted_batch_norm(
 
     One function, since torch.fx records calls and would lose a change of a buffer on its own.
     """
-    tensors = (input, running_mean, running_var, weight, bias)
-    if has_torch_function_variadic(*tensors) and _overloaded(tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias)
+        and _overloaded(input, running_mean, running_var, weight, bias)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias)
         return handle_torch_function(
             counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training, momentum,
             eps, activation, channel_dim,
