@@ -281,10 +281,10 @@ def test_each_kernel_has_its_own_name() -> None:
 
 
 @pytest.mark.timing
-def test_the_second_process_starts_a_kernel_in_a_fifth_of_a_second(tmp_path: Path) -> None:
-    fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)
+def test_the_second_process_starts_a_kernel_in_a_quarter_of_the_time(tmp_path: Path) -> None:
+    first = fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)["seconds"]
     seconds = [fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)["seconds"] for _ in range(3)]
-    assert min(seconds) < 0.2
+    assert min(seconds) < first / 4
 
 
 @pytest.mark.timing
@@ -292,14 +292,19 @@ def test_the_second_process_starts_a_kernel_in_a_fifth_of_a_second(tmp_path: Pat
     ("module", "function", "activation"),
     [("planes", "backward", "gelu"), ("slabs", "moments", None), ("slabs_backward", "reduce", "gelu_tanh")],
 )
-def test_a_kernel_compiles_in_two_seconds(module: str, function: str, activation: str | None, tmp_path: Path) -> None:
+def test_a_kernel_compiles_while_torch_is_imported_four_times(
+    module: str, function: str, activation: str | None, tmp_path: Path
+) -> None:
     """The largest kernels of each module, Numba imported before; the better of two, each with an empty cache."""
     code = f"""
-        import json, time, torch, fusednorm
+        import json, time
+        start = time.perf_counter()
+        import torch
+        imported = time.perf_counter() - start
+        import fusednorm
         from fusednorm.backends.cpu import compiler, kernels
         start = time.perf_counter()
         compiler.load(compiler.Kernel({module!r}, {function!r}, "float32", {activation!r}))
-        print(json.dumps(time.perf_counter() - start))
+        print(json.dumps((time.perf_counter() - start) / imported))
     """
-    seconds = min(fresh_process(code, FUSEDNORM_CACHE_DIR=tmp_path / str(attempt)) for attempt in range(2))
-    assert seconds < 2
+    assert min(fresh_process(code, FUSEDNORM_CACHE_DIR=tmp_path / str(attempt)) for attempt in range(2)) < 4
