@@ -180,7 +180,6 @@ def fresh_process(code: str, **changes: str | Path) -> Any:
         env=process_environment(**changes),
         capture_output=True,
         text=True,
-        timeout=120,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._vmap_internals import _vmap
 from torch.autograd import forward_ad
+from torch.autograd.functional import hessian, jacobian
 from torch.utils.checkpoint import checkpoint
 
 import fusednorm
@@ -237,6 +239,9 @@ def test_lazily_negated_tensors() -> None:
     torch.testing.assert_close(
         fusednorm.group_norm(x, 4, weight), F.group_norm(x.resolve_neg(), 4, weight.resolve_neg())
     )
+    mean, var = torch._neg_view(torch.randn(8)), torch.rand(8) + 0.5
+    x = torch.randn(2, 8, 4)
+    torch.testing.assert_close(fusednorm.batch_norm(x, mean, var), F.batch_norm(x, mean.resolve_neg(), var))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -254,3 +259,110 @@ def test_gradients_of_half_precision_beside_fp32_parameters(family: str, dtype: 
         assert mine.dtype == tensor.dtype
         tolerance = 4 * torch.finfo(mine.dtype).eps * (1 + expected.abs().max().item())
         torch.testing.assert_close(mine.double(), expected, rtol=0, atol=max(tolerance, 1e-5))
+
+
+def few(call: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A call with few outputs, for a jacobian of few rows."""
+    return lambda *tensors: call(*tensors).flatten()[::9]
+
+
+def test_batched_gradients_of_what_is_given_and_of_channel_dim() -> None:
+    x, weight, bias = double(2, 3, 4), double(4), double(4)
+    mean, var = torch.randn(3, dtype=torch.float64), torch.rand(3, dtype=torch.float64) + 0.5
+    calls: list[Callable[..., Tensor]] = [
+        lambda *t: fusednorm.group_norm(t[0], 2, *t[1:], activation="gelu", channel_dim=-1),
+        lambda *t: fusednorm.batch_norm(t[0], mean, var, t[1][:3], t[2][:3], activation="tanh"),
+        lambda *t: fusednorm.instance_norm(t[0], mean, var, t[1][:3], t[2][:3], False),
+    ]
+    for call in calls:
+        assert torch.autograd.gradcheck(
+            call, (x, weight, bias), check_batched_grad=True, check_forward_ad=True, check_batched_forward_grad=True
+        )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_batched_gradients(family: str) -> None:
+    call, tensors = case(family)
+    output = call(*tensors)
+    gradients = torch.randn(3, *output.shape, dtype=output.dtype)
+    one_by_one = [torch.autograd.grad(output, tensors, each, retain_graph=True) for each in gradients]
+    expected = tuple(torch.stack(each) for each in zip(*one_by_one, strict=True))
+    for create_graph in (False, True):
+        got = torch.autograd.grad(
+            output, tensors, gradients, is_grads_batched=True, retain_graph=True, create_graph=create_graph
+        )
+        torch.testing.assert_close(got, expected)
+    got = torch.vmap(lambda each: torch.autograd.grad(output, tensors, each, retain_graph=True))(gradients)
+    torch.testing.assert_close(got, expected)
+
+
+def test_batched_gradients_on_the_reference() -> None:
+    call, tensors = case("group_norm")
+    with fusednorm.use_instance("reference"):
+        output = call(*tensors)
+        gradients = torch.randn(3, *output.shape, dtype=output.dtype)
+        got = torch.autograd.grad(output, tensors, gradients, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close([each[1] for each in got], list(torch.autograd.grad(output, tensors, gradients[1])))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [SHAPE, (0, 4, 3, 2), (2, 3, 2, 4)], ids=["plain", "empty", "transposed"])
+def test_batched_gradients_of_other_inputs(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x = torch.randn(shape).to(dtype)
+    x = (x if shape[1] == 4 else x.movedim(-1, 1)).requires_grad_()
+    weight = torch.randn(4, requires_grad=True)
+    output = fusednorm.group_norm(x, 2, weight)
+    gradients = torch.randn(3, *x.shape).to(dtype)
+    got = torch.autograd.grad(output, (x, weight), gradients, is_grads_batched=True, retain_graph=True)
+    assert [each.dtype for each in got] == [dtype, torch.float32]
+    for index, each in enumerate(gradients):
+        expected = torch.autograd.grad(output, (x, weight), each, retain_graph=True)
+        torch.testing.assert_close(tuple(one[index] for one in got), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_vectorized_derivatives(family: str) -> None:
+    call, tensors = case(family, modulated=False)
+    inputs = tuple(tensor.detach() for tensor in tensors)
+    rows, every = few(call), tuple(range(len(inputs)))
+    expected = jacobian(rows, inputs)
+    torch.testing.assert_close(jacobian(rows, inputs, vectorize=True), expected)
+    torch.testing.assert_close(jacobian(rows, inputs, vectorize=True, strategy="forward-mode"), expected)
+    torch.testing.assert_close(torch.func.jacrev(rows, every)(*inputs), expected)
+    torch.testing.assert_close(torch.func.jacfwd(rows, every)(*inputs), expected)
+    loss = lambda *tensors: rows(*tensors).square().sum()  # noqa: E731
+    torch.testing.assert_close(hessian(loss, inputs, vectorize=True), hessian(loss, inputs))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradcheck_batched(family: str) -> None:
+    call, tensors = case(family, modulated=False)
+    assert torch.autograd.gradcheck(
+        call, tensors, check_batched_grad=True, check_forward_ad=True, check_batched_forward_grad=True
+    )
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_older_vmap_of_a_forward(family: str, which: int) -> None:
+    call, tensors = case(family, modulated=False)
+    inputs = [tensor.detach() for tensor in tensors]
+    batch = torch.stack([inputs[which], 2 * inputs[which] + 1])
+    of_one = lambda each: call(*inputs[:which], each, *inputs[which + 1 :])  # noqa: E731
+    torch.testing.assert_close(_vmap(of_one)(batch), torch.stack([of_one(each) for each in batch]))
+
+
+def test_vectorized_calls_of_the_backward_kernels() -> None:
+    x, weight, bias, mean = double(2, 4, 3), double(4), double(4), double(2, 2)
+    dy, rstd = double(2, 4, 3), (torch.rand(2, 2, dtype=torch.float64) + 0.5).requires_grad_()
+
+    def backward(*tensors: Tensor) -> Any:
+        dy, x, mean, rstd, weight, bias = tensors
+        return ops.group_norm_backward(dy, x, mean, rstd, 2, weight, bias, activation="silu")
+
+    assert torch.autograd.gradcheck(backward, (dy, x, mean, rstd, weight, bias), check_batched_grad=True)
+    rest = [tensor.detach() for tensor in (x, mean, rstd, weight, bias)]
+    batch = torch.randn(3, 2, 4, 3, dtype=torch.float64)
+    expected = tuple(map(torch.stack, zip(*(backward(each, *rest) for each in batch), strict=True)))
+    for vmap in (_vmap, torch.vmap):
+        torch.testing.assert_close(vmap(lambda each: backward(each, *rest))(batch), expected)

@@ -153,3 +153,27 @@ def test_a_compiled_vmap_is_right_or_an_error() -> None:
     except Exception:
         return
     torch.testing.assert_close(output, expected)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")  # of torch's own intermediate results
+def test_a_backward_under_compiled_autograd() -> None:
+    call, tensors = case("group_norm")
+    expected = torch.autograd.grad(call(*tensors).square().sum(), tensors)
+    loss = call(*tensors).square().sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        loss.backward()
+    torch.testing.assert_close([tensor.grad for tensor in tensors], list(expected))
+
+
+def test_eps_as_a_dynamic_number_and_a_default_device() -> None:
+    x = torch.randn(2, 8, 4)
+    compiled = torch.compile(
+        lambda x, eps: fusednorm.group_norm(x, 4, eps=eps), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for eps in (1e-5, 0.5, 0.7):
+        torch.testing.assert_close(compiled(x, eps), fusednorm.group_norm(x, 4, eps=eps))
+    module = nn.BatchNorm1d(8, activation="relu").eval()
+    with torch.device("cpu"):  # a function mode around the compiled call
+        torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))
+    module.eps = 0.5
+    torch.testing.assert_close(torch.compile(module, fullgraph=True, backend="aot_eager")(x), module(x))

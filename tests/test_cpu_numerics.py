@@ -30,7 +30,7 @@ import fusednorm
 from fusednorm import ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
-from fusednorm.bench.workloads import EPS, Init, Workload, draw
+from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
 from fusednorm.dispatch import use_instance
 from fusednorm.problem import Family
 
@@ -310,3 +310,35 @@ def test_subnormal_results_are_rounded_and_not_lost(dtype: torch.dtype) -> None:
         got = fusednorm.group_norm(layout, 2, weight).double()
         assert float((got - expected).abs().max()) <= units * info.tiny * info.eps
         assert int(torch.count_nonzero(got)) > 56
+
+
+# --- long sums ---
+
+#: A number that float32 adds without error while the sum is below 1024, and from there on as 1.
+UNEVEN = 1.0 + 2.0**-14
+
+
+def _of_long_sums(instance: str) -> tuple[Workload, Inputs]:
+    """Thousands of rows to each sum that one task makes, and gradients that are all alike."""
+    if instance == "cpu.rows":
+        workload = Workload("layer_norm", (64 * 4096, 8), 1)
+    else:
+        workload = Workload("group_norm", (1, 8, 128, 128), 8, layout="nhwc")
+    inputs = draw(workload)
+    inputs.grad_output.fill_(UNEVEN)
+    return workload, inputs
+
+
+@pytest.mark.parametrize("instance", [*CHANNELS_LAST, "cpu.rows"])
+def test_a_long_sum_of_gradients_is_as_exact_as_short_ones(instance: str) -> None:
+    workload, inputs = _of_long_sums(instance)
+    assert faults(workload, inputs, run(workload, inputs, instance), "backward_gamma_beta") == []
+
+
+@pytest.mark.parametrize("instance", CHANNELS_LAST)
+def test_a_long_sum_of_deviations_is_as_exact_as_short_ones(instance: str) -> None:
+    """The first sixteenth of the positions, whose mean the others deviate from, is 0."""
+    workload, inputs = _of_long_sums(instance)
+    inputs.input.fill_(UNEVEN)
+    inputs.input[:, :, :8] = 0.0
+    assert faults(workload, inputs, forward(workload, inputs, instance), "forward") == []

@@ -293,3 +293,13 @@ def test_memory_with_holes_is_read_by_its_strides_alone() -> None:
     block = placed.as_strided((placed.untyped_storage().nbytes() // 4,), (1,), 0)
     assert block.isnan().sum() == block.numel() - 6
     assert placed.isfinite().all()
+
+
+@pytest.mark.parametrize("gap", ["input", "grad_output"])
+def test_batch_norm_of_samples_with_a_gap_between_them(gap: str) -> None:
+    """Channels last, all but one row of each sample's positions, so that the samples are not as one."""
+    workload = Workload("batch_norm", (4, 8, 5, 6), layout="nhwc")
+    inputs = draw(workload)
+    block = torch.full((4, 7, 6, 8), torch.nan).permute(0, 3, 1, 2)
+    inputs = replace(inputs, **{gap: block[:, :, 1:6].copy_(getattr(inputs, gap))})
+    assert faults(workload, inputs, run(workload, inputs, "cpu.slabs_split")) == []

@@ -60,8 +60,8 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "unknown activation": (lambda: gn(X, 4, activation="mish"), ValueError, ("activation", "'mish'", "silu")),
     "activation of another type": (lambda: gn(X, 4, activation=torch.relu), TypeError, ("activation", "name")),  # type: ignore[arg-type]
     "activation without a parameter": (lambda: fusednorm.Activation("relu", 2.0), ValueError, ("relu", "2.0")),
-    "negative eps": (lambda: gn(X, 4, eps=-1e-5), ValueError, ("eps is -1e-05", "at least 0")),
-    "eps nan": (lambda: ln(X, (4,), eps=float("nan")), ValueError, ("eps is nan",)),
+    "batch eps negative": (lambda: bn(X, C, C, eps=-1e-5), ValueError, ("eps is -1e-05", "at least 0")),
+    "eps of a gradient": (lambda: gn(X, 4, eps=GRAD.sum()), TypeError, ("eps requires grad", "eps.item()")),
     "eps a string": (lambda: gn(X, 4, eps="1e-5"), TypeError, ("eps", "str", "number")),  # type: ignore[arg-type]
     "one element, group": (lambda: gn(torch.ones(1, 4), 4), ValueError, ("(1, 4)", "1 element", "group")),
     "one element, instance": (lambda: inorm(X[..., :1]), ValueError, ("(2, 8, 1)", "1 element")),

@@ -159,3 +159,44 @@ def test_one_element_under_a_statistic(eps: float, dtype: torch.dtype, device: s
     ):
         (dx,) = torch.autograd.grad(y, x, torch.randn_like(y))
         assert int(torch.count_nonzero(dx)) == 0, name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(("size", "shape"), [(1e-18, (1, 8, 70, 65)), (1e-20, (3, 8, 6, 5)), (1e18, (3, 8, 6, 5))])
+def test_inputs_whose_square_deviation_is_near_the_end_of_float32(
+    size: float, shape: tuple[int, ...], layout: torch.memory_format, device: str
+) -> None:
+    """rstd**2 would be subnormal or infinite; each instance keeps dx's relative accuracy."""
+    if device == "cuda" and size == 1e-20:
+        pytest.skip("the variance itself is subnormal in float32, in which a GPU sums it")
+    x = (torch.randn(shape, device=device) * size).contiguous(memory_format=layout)
+    weight, bias = torch.randn(2, 8, device=device)
+    dy = torch.randn(shape, device=device)
+    exact = x.double().requires_grad_()
+    groups = exact.reshape(shape[0], 4, -1)
+    xhat = (groups - groups.mean(2, keepdim=True)) / groups.var(2, correction=0, keepdim=True).sqrt()
+    z = xhat.reshape(shape) * weight.double()[:, None, None] + bias.double()[:, None, None]
+    (expected,) = torch.autograd.grad(z, exact, dy.double())
+
+    def gradient() -> Tensor:
+        leaf = x.clone(memory_format=torch.preserve_format).requires_grad_()
+        (result,) = torch.autograd.grad(fusednorm.group_norm(leaf, 4, weight, bias, 0.0), leaf, dy)
+        return result
+
+    for name, got in able(names(device), gradient):
+        error = (got.double() - expected).norm() / expected.norm()
+        assert float(error) < 2e-6, name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [2, 64, 5000])
+def test_an_infinite_element_of_rms_norm_leaves_the_others_finite(size: int, device: str) -> None:
+    """The mean square is infinite and rstd 0: 0 for finite elements, NaN for the infinite one, as the formula says."""
+    x = torch.ones(3, size, device=device)
+    x[1, 1] = -torch.inf
+    for name, (output, rstd) in able(names(device), ops.rms_norm_forward, x, (size,), None, 1e-5):
+        assert rstd[1] == 0, name
+        assert bool(output[1, 1].isnan()), name
+        assert int(output.isnan().sum()) == 1, name
+        assert int(torch.count_nonzero(output[1])) == 1, name

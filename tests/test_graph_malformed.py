@@ -129,7 +129,7 @@ def _no_outputs(draft: Draft) -> None:
 
 def _wrong_attribute(draft: Draft) -> None:
     node = draft.node()
-    wrong = {"num_groups": [0, -4, 3, 1.5, "4", None, True], "epsilon": [-1.0, "small", float("nan"), None]}
+    wrong = {"num_groups": [0, -4, 3, 1.5, "4", None, True], "epsilon": [float("inf"), "small", float("nan"), None]}
     wrong |= {"momentum": [2.0, -0.1, "0.1"], "phase": ["train", 1], "parameter": [float("inf"), "one"]}
     wrong["normalized_shape"] = [(7,), "30", (0,), (-1,), ()]
     known = [name for name in wrong if name in node["attributes"]]

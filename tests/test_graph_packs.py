@@ -250,6 +250,24 @@ def test_tensors_with_holes_may_interleave_but_not_meet() -> None:
     assert torch.equal(beside, expected)
 
 
+@pytest.mark.parametrize("before", [1, 2])
+def test_memory_that_is_shared_later_is_refused_too(before: int) -> None:
+    """After executions whose tensors lay apart, in new memory or in the memory of one of them; and again after that."""
+    graph = described("norm_activation").build()
+    pack = draw(graph)
+    for _ in range(before):
+        graph.execute(pack)
+    for shared in ({"y": pack["x"]}, {"x": pack["y"]}):
+        with pytest.raises(VariantPackError, match="share memory"):
+            graph.execute(pack | shared)
+    again = {name: tensor.clone() for name, tensor in pack.items()}
+    graph.execute(again)
+    with pytest.raises(VariantPackError, match="share memory"):
+        graph.execute(again | {"y": again["x"]})
+    graph.execute(again)
+    assert torch.equal(again["y"], pack["y"])
+
+
 def test_a_tensor_that_autograd_saved_does_not_change_unseen() -> None:
     x, y, leaf = torch.randn(4, 8), torch.randn(4, 8), torch.randn(4, 8, requires_grad=True)
     graph = Graph("float32")  # a kernel of the library; torch's own operations say what they write

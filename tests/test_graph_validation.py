@@ -149,7 +149,7 @@ def _missing_port(graph: Graph) -> None:
 
 
 def _epsilon(graph: Graph) -> None:
-    _norm(graph, epsilon=-1.0)[0].set_output()
+    _norm(graph, epsilon=float("nan"))[0].set_output()
 
 
 MISTAKES: dict[Callable[[Graph], None], str] = {
@@ -170,7 +170,7 @@ MISTAKES: dict[Callable[[Graph], None], str] = {
     _phase: r"mean and inv_variance are given in the training phase; expected the inference phase",
     _foreign: r"node relu, port x: the tensor belongs to another graph",
     _missing_port: r"node groupnorm_backward, port dy: it is not connected; expected a data tensor; give dy=",
-    _epsilon: r"epsilon is -1.0; expected a number of at least 0",
+    _epsilon: r"epsilon is nan; expected a finite number",
 }
 
 

@@ -218,3 +218,23 @@ def test_every_instance_says_why_not() -> None:
     )
     for problem in problems:
         assert all(c.reason for c in instances(problem) if c.instance.name not in ("triton.tiles", "reference"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("workload", [WORKLOADS[0], WORKLOADS[8], WORKLOADS[11], WORKLOADS[13]], ids=lambda w: w.key)
+def test_tensors_of_another_device_than_the_current_one(workload: Workload) -> None:
+    """Every instance launches on the device of its tensors, whose memory the current one may not reach."""
+    inputs = draw(workload, device="cuda:1")
+    backwards = able(workload, inputs, "backward")
+    for name in able(workload, inputs, "forward") | backwards:
+        back = name if name in backwards else None
+        found = []
+        for current in (0, 1, 0):
+            with torch.cuda.device(current):
+                results = forward(workload, inputs, name)
+                found.append(results | backward(workload, inputs, results["mean"], results["rstd"], back))
+                assert torch.cuda.current_device() == current
+        assert all(tensor.get_device() == 1 for tensor in found[0].values())
+        assert faults(workload, inputs, found[0]) == []
+        for other in found[1:]:
+            assert all(torch.equal(found[0][key], other[key]) for key in other)

@@ -5,59 +5,121 @@ TRITON_INTERPRET must be set before triton is imported, which another test of th
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from cpu_support import fresh_process
 
 triton = pytest.importorskip("triton")
 
-CODE = """
+CODE = '''
 import json
-from pathlib import Path
-import sys
-sys.path.insert(0, {tests!r})
+
+import torch
+
+import fusednorm
+from fusednorm import dispatch, ops
+
 from cpu_support import backward, faults, forward
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import Columns
+from fusednorm.backends.triton.config import Columns, Rows, RowSteps
+from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
 
-# Few programs, so that each takes several of a long row's few neighbours.
-instances.columns_backward_for = lambda problem: Columns(4096, 16, 1024, 4, 40)
+# Small steps and few programs, so that short rows need several steps, and a program several rows: the interpreter takes
+# seconds for long ones. `chosen` is what the heuristic chooses.
+chosen = {name: getattr(instances, name) for name in ("rows_forward_for", "rows_backward_for", "columns_backward_for")}
+small = {
+    "rows_forward_for": lambda problem: RowSteps(32, 4),
+    "rows_backward_for": lambda problem: Rows(2, 4, 2),
+    "columns_backward_for": lambda problem: Columns(64, 4, 32, 4, 24),
+}
+again = {**small, "rows_backward_for": lambda problem: Rows(1, 4, 2, reload=True)}
+instances.MOST_ROW = 200
 found = []
-for instance, family, shape, groups, dtype, layout, activation, modulated in (
-    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True),
-    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True),
-    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False),
-    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False),
-    ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False),
-    ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float32", "nchw", None, False),
-    ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False),
-    ("triton.rows", "layer_norm", (5, 600), 1, "float16", "rows", None, False),
-    ("triton.rows", "layer_norm", (2, 8200), 1, "float16", "rows", None, False),
-    ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False),
-    ("triton.rows", "rms_norm", (2, 2100), 1, "float64", "rows", "silu", False),
-    ("triton.rows", "layer_norm", (5, 16500), 1, "float16", "rows", "silu", False),
-    ("triton.rows", "layer_norm", (6, 5, 20), 2, "float32", "rows", "silu", False),
-    ("triton.rows", "rms_norm", (3, 9000), 1, "float64", "rows", None, False),
-    ("triton.whole", "layer_norm", (5, 600), 1, "float32", "rows", "hardswish", False),
-    ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False),
-    ("triton.whole", "group_norm", (2, 12, 3, 3), 4, "float32", "nchw", "silu", True),
+for instance, family, shape, groups, dtype, layout, activation, modulated, config in (
+    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
+    ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True, chosen),
+    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False, chosen),
+    ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False, chosen),
+    ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
+    ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float32", "nchw", None, False, chosen),
+    ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False, chosen),
+    ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False, small),
+    ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, small),
+    ("triton.rows", "layer_norm", (9, 96), 1, "float64", "rows", "silu", False, small),
+    ("triton.rows", "layer_norm", (6, 5, 20), 2, "float32", "rows", "silu", False, small),
+    ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, again),
+    ("triton.rows", "rms_norm", (5, 50), 1, "float64", "rows", "silu", False, again),
+    ("triton.rows", "layer_norm", (5, 330), 1, "float16", "rows", "silu", False, small),
+    ("triton.rows", "rms_norm", (3, 160), 1, "float64", "rows", None, False, small),
+    ("triton.whole", "layer_norm", (5, 100), 1, "float32", "rows", "hardswish", False, chosen),
+    ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False, chosen),
+    ("triton.whole", "group_norm", (2, 12, 3, 3), 4, "float32", "nchw", "silu", True, chosen),
 ):
+    vars(instances).update(config)
+    dispatch._plans.clear()
     workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)
     inputs = draw(workload)
     results = forward(workload, inputs, instance)
     back = None if instance == "triton.whole" else instance
     results |= backward(workload, inputs, results["mean"], results["rstd"], back)
     found += [(instance, workload.key, fault) for fault in faults(workload, inputs, results)]
-print(json.dumps(found))
-"""
 
+
+def exact(x, weight, bias, eps, mean=None, var=None):
+    """The output and 1 / deviation in float64, over dimensions 1 and up of (N, K), or of given statistics of dim 1."""
+    x = x.double()
+    if mean is None:
+        var, mean = torch.var_mean(x, 1, correction=0, keepdim=True)
+    rstd = (var.double() + eps).rsqrt()
+    return (x - mean.double()) * rstd * weight + bias, rstd
+
+
+def differ(place, results, expected):
+    """What is further from float64 than float32 explains."""
+    return [
+        (place, name)
+        for name, result, value in zip(("output", "rstd"), results, expected, strict=True)
+        if not torch.allclose(result.double().reshape(value.shape), value, rtol=1e-5, atol=1e-5)
+    ]
+
+
+# One plan of each kind, called with one eps after another; triton.tiles with partials merged by all programs, and by a
+# launch of their own.
+eps_ignored = []
+vars(instances).update(small)
+x, weight, bias = torch.randn(3, 100), torch.rand(100), torch.randn(100)
+for merged in (512, 0):
+    tiles.merged = lambda problem: merged
+    dispatch._plans.clear()
+    for name in ("triton.whole", "triton.rows", "triton.tiles"):
+        with fusednorm.use_instance(name):
+            for eps in (0.5, 1e-5, 0.125, 0.5):
+                y, mean, rstd, _ = ops.norm_forward(
+                    x, weight, bias, None, None, None, None, "layer_norm", 1, 1, eps, "", 0.0
+                )
+                eps_ignored += differ((name, merged, eps), (y, rstd), exact(x, weight, bias, eps))
+        assert len(dispatch._plans) == {"triton.whole": 1, "triton.rows": 2, "triton.tiles": 3}[name]
+
+# Given statistics, whose variance is as small as eps or smaller.
+given_eps_ignored = []
+x, mean, var = torch.randn(40, 6), torch.randn(6), torch.tensor([0.0, 1e-6, 0.1, 0.5, 1.0, 7.0])
+weight, bias = torch.rand(6), torch.randn(6)
+with fusednorm.use_instance("triton.tiles"):
+    for eps in (0.5, 1e-3, 0.125, 0.5):
+        y, _, rstd, _ = ops.norm_forward(x, weight, bias, None, None, mean, var, "batch_norm", 0, 1, eps, "", 0.0)
+        given_eps_ignored += differ(eps, (y, rstd), exact(x, weight, bias, eps, mean, var))
+
+print(json.dumps({"kernels": found, "eps": eps_ignored, "given": given_eps_ignored}))
+'''
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 
 @pytest.mark.skipif(OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton < 3.8 with numpy >= 2.4")
 def test_every_kernel() -> None:
-    from pathlib import Path
-
-    assert fresh_process(CODE.format(tests=str(Path(__file__).parent)), TRITON_INTERPRET="1") == []
+    path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    found = fresh_process(path + CODE, TRITON_INTERPRET="1")
+    assert found == {"kernels": [], "eps": [], "given": []}

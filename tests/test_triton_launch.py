@@ -1,4 +1,4 @@
-"""The short way to start a compiled kernel, against launchers of the forms that Triton's releases have."""
+"""Which calls share a compiled kernel, and the short way to start one, against launchers as Triton's releases have."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
-from fusednorm.backends.triton.launch import _start
+from fusednorm.backends.triton.launch import Launch, _start
 
 STREAM, FUNCTION, METADATA = 99, 11, (4, 1)
 TAIL = (128, 32, True, "value")
@@ -70,3 +72,127 @@ def test_what_a_launch_passes_on_is_seen_without_launching() -> None:
     _start(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16], TAIL)
     assert "launch" not in vars(run)
     assert run.calls == []
+
+
+class Kernel:
+    """Stands in for a kernel that Triton compiles at its first launch, anew each time that it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+        self.compiled: list[Launcher] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(*arguments: Any, **options: Any) -> Any:
+            self.asked.append((grid, arguments, options))
+            self.compiled.append(Launcher())
+            return SimpleNamespace(run=self.compiled[-1], function=len(self.compiled), packed_metadata=METADATA)
+
+        return launch
+
+    @property
+    def started(self) -> list[int]:
+        """How often each compiled kernel was started after its first launch."""
+        return [len(launcher.calls) for launcher in self.compiled]
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> int:
+    """A device and its current stream, where torch may know neither."""
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", {3: STREAM}.__getitem__, raising=False)
+    return STREAM
+
+
+def _at(offset: int, dtype: torch.dtype = torch.float16) -> Tensor:
+    """A tensor so many bytes behind a multiple of 16."""
+    block = torch.zeros(64, dtype=torch.uint8)
+    start = -block.data_ptr() % 16 + offset
+    return block[start : start + 16].view(dtype)
+
+
+FIRST = (_at(0), None, _at(0), _at(0))
+#: What differs from FIRST in one tensor, so that a kernel compiled for FIRST may read it wrongly.
+OTHERS: dict[str, tuple[Tensor | None, ...]] = {
+    "the first is unaligned": (_at(2), None, _at(0), _at(0)),
+    "the third is unaligned": (_at(0), None, _at(8), _at(0)),
+    "the last is unaligned": (_at(0), None, _at(0), _at(14)),
+    "two are unaligned": (_at(0), None, _at(4), _at(4)),
+    "all are unaligned": (_at(2), None, _at(2), _at(2)),
+    "the first is None": (None, None, _at(0), _at(0)),
+    "the last is None": (_at(0), None, _at(0), None),
+    "none is None": (_at(0), _at(0), _at(0), _at(0)),
+    "another is None": (_at(0), _at(0), None, _at(0)),
+    "another is unaligned, and another None": (_at(0), _at(2), None, _at(0)),
+    "the first is of a wider dtype": (_at(0, torch.float32), None, _at(0), _at(0)),
+    "the last is of a dtype as wide": (_at(0), None, _at(0), _at(0, torch.bfloat16)),
+    "all are of another dtype": (_at(0, torch.float64), None, _at(0, torch.float64), _at(0, torch.float64)),
+}
+
+
+def _launch(kernel: Kernel) -> Launch:
+    return Launch(kernel, 7, (128, 32), {"MASKED": True, "NAME": "value"}, warps=2)
+
+
+def test_the_first_call_goes_through_triton(stream: int) -> None:
+    kernel = Kernel()
+    _launch(kernel)(*FIRST)
+    ((grid, arguments, options),) = kernel.asked
+    assert grid == (7, 1, 1)
+    assert all(one is other for one, other in zip(arguments, (*FIRST, 128, 32), strict=True))
+    assert {"MASKED": True, "NAME": "value", "num_warps": 2}.items() <= options.items()
+    assert kernel.started == [0]
+
+
+def test_later_calls_start_what_it_compiled_with_their_own_tensors(stream: int) -> None:
+    kernel = Kernel()
+    launch = _launch(kernel)
+    launch(*FIRST)
+    for tensors in ((_at(0), None, _at(0), _at(0)), FIRST):
+        launch(*tensors)
+        addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+        official = Launcher()
+        official(7, 1, 1, stream, 1, METADATA, None, None, None, *addresses, 128, 32, True, "value")
+        assert kernel.compiled[0].calls[-1:] == official.calls
+    assert len(kernel.asked) == 1
+    assert kernel.started == [2]
+
+
+@pytest.mark.parametrize("how", OTHERS)
+def test_another_case_is_compiled_for_itself(how: str, stream: int) -> None:
+    kernel = Kernel()
+    launch = _launch(kernel)
+    launch(*FIRST)
+    launch(*OTHERS[how])
+    assert len(kernel.asked) == 2
+    launch(*OTHERS[how])
+    launch(*FIRST)
+    launch(*FIRST)
+    assert len(kernel.asked) == 2
+    assert kernel.started == [2, 1]
+
+
+def test_every_case_has_a_kernel_of_its_own(stream: int) -> None:
+    kernel = Kernel()
+    launch = _launch(kernel)
+    for count in (1, 2):
+        for tensors in (FIRST, *OTHERS.values()):
+            launch(*tensors)
+        assert kernel.started == [count - 1] * (1 + len(OTHERS))
+
+
+def test_nothing_is_kept_of_what_compiles_nothing() -> None:
+    """The interpreter returns no kernel: each call goes through it."""
+    asked: list[Any] = []
+    kernel = type("Interpreted", (), {"__getitem__": lambda self, grid: lambda *a, **k: asked.append(a)})()
+    launch = _launch(kernel)
+    launch(*FIRST)
+    launch(*FIRST)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("follows", [False, True])
+def test_what_follows_another_launch_starts_early_where_the_device_can(overlap: bool, follows: bool) -> None:
+    kernel = Kernel()
+    Launch(kernel, 1, (), {"OVERLAP": overlap}, follows=follows)(*FIRST)
+    assert kernel.asked[0][2].get("launch_pdl", False) is (overlap and follows)

@@ -119,12 +119,20 @@ def check_channel_dim(function: str, channel_dim: int) -> None:
         raise ValueError(f"{function}: channel_dim is {channel_dim!r}; expected 1 for (N, C, *) or -1 for (N, *, C)")
 
 
-def check_eps(function: str, eps: float) -> None:
-    """``eps`` is a real number of at least 0; a negative one has no use but to make NaN of a small variance."""
-    if not isinstance(eps, Real):
+def check_eps(function: str, eps: object) -> None:
+    """``eps`` is what torch takes: a number of any value, NaN and negative ones too, or a tensor of no dimensions."""
+    scalar = eps.item() if getattr(eps, "ndim", None) == 0 and hasattr(eps, "item") else eps
+    if not isinstance(scalar, (Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")
-    if not eps >= 0:
-        raise ValueError(f"{function}: eps is {eps}; expected a number of at least 0, such as 1e-5")
+    if isinstance(eps, Tensor) and eps.requires_grad:
+        raise TypeError(f"{function}: eps requires grad; expected a number such as 1e-5; pass eps.item()")
+
+
+def check_batch_eps(eps: float, training: bool) -> None:
+    """batch_norm's eps is not negative, and in training not 0, as torch's; NaN passes there too."""
+    if eps < 0.0 or (training and eps == 0.0):
+        where, expected = ("training", "a positive number") if training else ("evaluation", "a number of at least 0")
+        raise ValueError(f"batch_norm: eps is {eps} in {where}; expected {expected} such as 1e-5")
 
 
 def check_channels(
@@ -141,7 +149,7 @@ def check_channels(
     check_input(function, input, 2)
     if channel_dim != 1:
         check_channel_dim(function, channel_dim)
-    if type(eps) is not float or not eps >= 0.0:
+    if type(eps) is not float:
         check_eps(function, eps)
     shape, device = input.shape, input.device
     channels = shape[channel_dim]
@@ -159,6 +167,13 @@ def check_channels(
 def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -> None:
     if type(num_groups) is not int and (not isinstance(num_groups, Integral) or isinstance(num_groups, bool)):
         raise TypeError(f"{function}: num_groups is a {type(num_groups).__name__}; expected an int")
+    if num_groups <= 0 or channels % num_groups:
+        check_divisor(function, input, channels, num_groups)
+    if input.numel() == num_groups:
+        refuse_one_element(function, input, "group")
+
+
+def check_divisor(function: str, input: Tensor, channels: int, num_groups: int) -> None:
     if num_groups <= 0:
         raise ValueError(f"{function}: num_groups is {num_groups}; expected at least 1")
     if channels % num_groups:
@@ -167,8 +182,6 @@ def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -
             f"num_groups={num_groups} equal groups; choose a divisor of {channels}"
             + (", and check channel_dim" if input.dim() > 2 else "")
         )
-    if input.numel() == num_groups:
-        refuse_one_element(function, input, "group")
 
 
 def check_positions(function: str, input: Tensor, channel_dim: int) -> int:
@@ -201,7 +214,7 @@ def check_trailing(
             f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
             f"ints such as ({input.shape[-1]},)"
         )
-    if type(eps) is not float or not eps >= 0.0:
+    if type(eps) is not float:
         check_eps(function, eps)
     count, shape, device = len(normalized_shape), tuple(normalized_shape), input.device
     if not count or count > input.dim() or input.shape[-count:] != shape:

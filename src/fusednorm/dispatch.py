@@ -6,9 +6,11 @@ plan, and remember the plan by everything that it depends on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,9 +19,11 @@ from torch import Tensor
 from fusednorm.activations import Activation
 from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
-from fusednorm.instance import Backend, Candidate, Instance
+from fusednorm.instance import Backend, Candidate, CompilationError, Instance
 from fusednorm.problem import Direction, Family, Layout, Problem, layout_of, view_of
 from fusednorm.tensors import empty_output, is_dense
+
+logger = logging.getLogger(__name__)
 
 Plan = Callable[..., tuple[Any, ...]]
 
@@ -103,10 +107,7 @@ def backends() -> list[Backend]:
     if reason is None:
         from fusednorm.backends.cpu import compiler, memory
 
-        details = {
-            "kernel cache": str(compiler.cache_directory()),
-            "buffer cache": f"{memory.limit() >> 20} MB at most",
-        }
+        details = compiler.describe_caches() | {"buffer cache": memory.describe()}
     from fusednorm.backends.triton import instances as triton
 
     return [
@@ -235,9 +236,23 @@ def backward_problem(
 # --- plans ---
 
 
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("%s", message)
+
+
 def make_plan(problem: Problem, name: str | None = None) -> Plan:
-    """A plan of the problem on the named instance, or on the default one; raises as :func:`choose` does."""
-    plan = choose(problem, name).plan(problem)
+    """A plan of the problem on the named instance, or on the default one; raises as :func:`choose` does.
+
+    Where a kernel of the default instance cannot be compiled, the reference runs and a warning says why.
+    """
+    try:
+        plan = choose(problem, name).plan(problem)
+    except CompilationError as error:
+        if name is not None:
+            raise
+        _warn_once(f"{error}; calls that need it run on the reference, in plain torch")
+        plan = reference.INSTANCE.plan(problem)
     if not problem.copies:
         return plan
     native = _native_backward if problem.backward else _native_forward

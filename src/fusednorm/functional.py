@@ -16,10 +16,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
 from fusednorm.library import norm_forward
+from fusednorm.tensors import compute_dtype
 
 
 def group_norm(
@@ -40,7 +42,7 @@ def group_norm(
         input: (N, C, *), or (N, *, C) with ``channel_dim=-1``; any strides, channels_last without a copy.
         num_groups: a divisor of C.
         weight, bias: (C,) or None.
-        eps: added to the variance.
+        eps: added to the variance; any number, as in torch: rstd is NaN where the sum is negative.
         activation: a name such as "silu", an :class:`fusednorm.Activation`, or None.
         channel_dim: 1 or -1.
         scale, shift: (N, C) or None; z = x̂ weight (1 + scale) + bias (1 + scale) + shift.
@@ -56,6 +58,12 @@ def group_norm(
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
     """
+    tensors = (input, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
+            scale=scale, shift=shift,
+        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("group_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
@@ -112,6 +120,12 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
+    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
+            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+        )  # fmt: skip
     name, parameter = arguments.activation_arguments(activation)
     channels = arguments.check_channels("instance_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
@@ -169,6 +183,10 @@ def layer_norm(
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
     """
+    if has_torch_function_variadic(input, weight, bias):
+        return handle_torch_function(
+            layer_norm, (input, weight, bias), input, normalized_shape, weight, bias, eps, activation=activation
+        )
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
     return norm_forward(
@@ -218,6 +236,10 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
+    if has_torch_function_variadic(input, weight):
+        return handle_torch_function(
+            rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
+        )
     name, parameter = arguments.activation_arguments(activation)
     eps = arguments.rms_eps("rms_norm", input, eps)
     count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
@@ -250,7 +272,7 @@ def batch_norm(
         weight, bias: (C,) or None.
         training: whether the input's own statistics are used.
         momentum: the share of the new statistics in the running ones.
-        eps: positive in training.
+        eps: positive in training, at least 0 otherwise.
         activation, channel_dim, scale, shift: as in :func:`group_norm`.
 
     Raises:
@@ -264,9 +286,50 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
+    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
+            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+        )  # fmt: skip
     return batch_norm_with_statistics(
         input, running_mean, running_var, weight, bias, training, momentum, eps, activation, channel_dim, scale, shift
     )[0]
+
+
+def counted_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    counter: Tensor | None,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    training: bool,
+    momentum: float | None,
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+) -> Tensor:
+    """A module's :func:`batch_norm`: adds one to ``counter`` after it; a momentum of None is a cumulative average.
+
+    One function, since torch.fx records calls and would lose a change of a buffer on its own.
+    """
+    tensors = (input, running_mean, running_var, weight, bias)
+    if has_torch_function_variadic(*tensors):
+        return handle_torch_function(
+            counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training, momentum,
+            eps, activation, channel_dim,
+        )  # fmt: skip
+    share: float | Tensor = 0.0 if momentum is None else momentum
+    if counter is not None and momentum is None and running_mean is not None:
+        # As a tensor it waits for no device and breaks no compiled graph.
+        share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
+    output = batch_norm_with_statistics(
+        input, running_mean, running_var, weight, bias, training, share, eps, activation, channel_dim, None, None
+    )[0]
+    if counter is not None:
+        counter.add_(1)
+    return output
 
 
 def batch_norm_with_statistics(
@@ -288,6 +351,9 @@ def batch_norm_with_statistics(
     channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
+    eps = float(eps)
+    if not eps > 0.0:
+        arguments.check_batch_eps(eps, training)
     if not training:
         return norm_forward(
             input,
@@ -300,17 +366,15 @@ def batch_norm_with_statistics(
             "batch_norm",
             0,
             channel_dim,
-            float(eps),
+            eps,
             name,
             parameter,
         )[:3]
-    if eps <= 0:
-        raise ValueError(f"batch_norm: eps is {eps} in training; expected a positive number such as 1e-5")
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
     output, mean, rstd, var = norm_forward(
-        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, float(eps), name, parameter
+        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, eps, name, parameter
     )
     if running_mean is not None and running_var is not None and numel:
         update_running(running_mean, running_var, mean, var, numel // channels, momentum)

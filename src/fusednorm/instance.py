@@ -9,6 +9,10 @@ from typing import Any, Protocol
 from fusednorm.problem import Problem
 
 
+class CompilationError(RuntimeError):
+    """A kernel that an instance needs cannot be compiled here; says why."""
+
+
 class Instance(Protocol):
     """One way to run a problem.
 

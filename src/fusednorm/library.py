@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import forward_ad, profiler
 from torch.nn import Parameter
 
-from fusednorm import dispatch
+from fusednorm import dispatch, operands
 from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
 from fusednorm.problem import Family, view_of
@@ -33,6 +33,7 @@ _function_modes = torch._C._is_torch_function_mode_enabled
 _transforms_active = torch._C._are_functorch_transforms_active
 _tracing_state = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
+_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 _library = torch.library.Library("fusednorm", "DEF")
 # The strides of the outputs follow the input's, so a compiled graph must hand over the strides that the fake saw.
@@ -55,6 +56,7 @@ _backward_op = torch.ops.fusednorm.norm_backward.default
 
 
 def _forward_kernel(*arguments: Any) -> Outputs:
+    operands.check_forward("fusednorm::norm_forward", *arguments)
     input = arguments[0]
     output, *statistics = dispatch.run_forward(*arguments)
     mean, rstd, var = (
@@ -64,6 +66,7 @@ def _forward_kernel(*arguments: Any) -> Outputs:
 
 
 def _backward_kernel(*arguments: Any) -> Gradients:
+    operands.check_backward("fusednorm::norm_backward", *arguments)
     return _filled(arguments[1], dispatch.run_backward(*arguments))
 
 
@@ -93,6 +96,10 @@ def _forward_fake(
     activation: str,
     parameter: float,
 ) -> Outputs:
+    operands.check_forward(
+        "fusednorm::norm_forward", input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps,
+        activation, parameter,
+    )  # fmt: skip
     view = view_of(family, input.shape, num_groups, channel_dim)
     dtype = compute_dtype(input.dtype)
     saved = (view.groups,) if family == "batch_norm" else (view.samples, view.groups)
@@ -121,6 +128,10 @@ def _backward_fake(
     training: bool,
     output_mask: Sequence[bool],
 ) -> Gradients:
+    operands.check_backward(
+        "fusednorm::norm_backward", grad_output, input, mean, rstd, weight, bias, scale, shift, family, num_groups,
+        channel_dim, activation, parameter, training, output_mask,
+    )  # fmt: skip
     grad_input = empty_output(input, family, num_groups, channel_dim) if output_mask[0] else input.new_empty(0)
     grad_weight, grad_bias, grad_scale, grad_shift = (
         like.new_empty(like.shape) if like is not None and want else input.new_empty(0)
@@ -133,6 +144,8 @@ class _Norm(torch.autograd.Function):
     """One Function for both ways. ``run`` computes, ``given`` holds what needs no gradient, ``statistics`` is filled.
 
     mean, rstd and var leave through that list: as outputs they would cost 3 µs of wrapping; they carry no gradient.
+    Both ways save the same tensors, since a checkpoint may see the op in one pass and not in the other, and all that is
+    kept passes through ``save_for_backward``, where its hooks see it. ``ctx.given`` therefore holds no tensor.
     """
 
     @staticmethod
@@ -148,33 +161,34 @@ class _Norm(torch.autograd.Function):
         statistics: list[Tensor] | None,
     ) -> Tensor:
         output, mean, rstd, var = run(input, weight, bias, scale, shift, *given)
-        ctx.given = given
-        if statistics is None:  # nobody else sees them, who could write to them
-            ctx.save_for_backward(input, weight, bias, scale, shift)
-            ctx.statistics = mean, rstd
-        else:
-            ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
+        ctx.training = given[0] is None
+        ctx.given = given[2:]
+        if given[2] == "rms_norm":
+            mean = None  # empty where an op or the reference ran
+        ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
+        if statistics is not None:
             statistics[:] = mean, rstd, var
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, bias, scale, shift, *statistics = ctx.saved_tensors
-        mean, rstd = statistics or ctx.statistics
-        given_mean, _, family, num_groups, channel_dim, eps, activation, parameter = ctx.given
-        training = given_mean is None
+        input, weight, bias, scale, shift, mean, rstd = ctx.saved_tensors
+        family, num_groups, channel_dim, eps, activation, parameter = ctx.given
+        training = ctx.training
         if training and torch.is_grad_enabled():
             # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
             mean, rstd = reference.saved_statistics(input, family, num_groups, channel_dim, eps)
         mask = ctx.needs_input_grad[:5]
         grad_output = grad_outputs[0]
         direct = (
-            not statistics  # nobody saw mean and rstd, so they are what the forward made
+            not torch.compiler.is_dynamo_compiling()  # compiled autograd traces this
             and not _grad_enabled()
+            and type(rstd) is Tensor
+            and (mean is None or type(mean) is Tensor)
             and _readable(grad_output)
             and _straight(input, weight, bias, scale, shift)
         )
-        run = dispatch.run_backward if direct else _gradients
+        run = _run_backward if direct else _gradients
         a, b, c, d, e = run(
             grad_output,
             input,
@@ -223,21 +237,34 @@ def _differentiable(
     return output, *statistics  # type: ignore[return-value]
 
 
+def _run_backward(*arguments: Any) -> Sequence[Tensor | None]:
+    """dispatch.run_backward, and torch's ops where a tensor of torch's older vmap turns out to have no memory."""
+    try:
+        return dispatch.run_backward(*arguments)
+    except RuntimeError:
+        if not _batched(arguments[:8]):
+            raise
+        return _composite_backward(*arguments)
+
+
 def _run_below_autograd(*arguments: Any) -> Outputs:
     with torch._C._AutoDispatchBelowAutograd():
         return _forward_op(*arguments)
 
 
 def _forward_autograd(*arguments: Any) -> Outputs:
+    if _transformed():
+        return _checked_composite_forward(*arguments)
     if not (torch.is_grad_enabled() and _any_requires_grad(arguments[:5])):
         return _run_below_autograd(*arguments)
     input, weight, bias, scale, shift, *given = arguments
-    return _differentiable(input, weight, bias, scale, shift, _run_below_autograd, tuple(given))
+    output, mean, rstd, var = _differentiable(input, weight, bias, scale, shift, _run_below_autograd, tuple(given))
+    return output, rstd.new_empty(0) if mean is None else mean, rstd, var
 
 
 def _backward_autograd(*arguments: Any) -> Gradients:
-    if torch.is_grad_enabled() and _any_requires_grad(arguments[:8]):
-        return _composite_backward(*arguments)
+    if _transformed() or (torch.is_grad_enabled() and _any_requires_grad(arguments[:8])):
+        return _checked_composite_backward(*arguments)
     with torch._C._AutoDispatchBelowAutograd():
         return _backward_op(*arguments)
 
@@ -246,24 +273,34 @@ _library.impl("norm_forward", _forward_autograd, "Autograd")
 _library.impl("norm_backward", _backward_autograd, "Autograd")
 
 
+def _checked_composite_forward(*arguments: Any) -> Outputs:
+    operands.check_forward("fusednorm::norm_forward", *arguments)
+    return _composite_forward(*arguments)
+
+
+def _checked_composite_backward(*arguments: Any) -> Gradients:
+    operands.check_backward("fusednorm::norm_backward", *arguments)
+    return _composite_backward(*arguments)
+
+
 def _any_requires_grad(tensors: Sequence[Tensor | None]) -> bool:
     return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _composite_forward(*arguments: Any) -> Outputs:
     """norm_forward by differentiable torch ops."""
-    *operands, activation, parameter = arguments
+    *rest, activation, parameter = arguments
     forward: Callable[..., Outputs] = reference.forward
-    return forward(*operands, activation_of(activation, parameter))
+    return forward(*rest, activation_of(activation, parameter))
 
 
 def _composite_backward(*arguments: Any) -> Gradients:
     """norm_backward by differentiable torch ops, with every tensor a free input."""
-    *operands, activation, parameter, training, mask = arguments
+    *rest, activation, parameter, training, mask = arguments
     backward: Callable[..., reference.Gradients] = reference.backward
-    gradients = backward(*operands, activation_of(activation, parameter), training)
+    gradients = backward(*rest, activation_of(activation, parameter), training)
     grad_input, grad_weight, grad_bias, grad_scale, grad_shift = (
-        gradient if gradient is not None and want else operands[1].new_empty(0)
+        gradient if gradient is not None and want else rest[1].new_empty(0)
         for gradient, want in zip(gradients, mask, strict=True)
     )
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
@@ -272,6 +309,14 @@ def _composite_backward(*arguments: Any) -> Gradients:
 def _transformed() -> bool:
     """True under torch.func's transforms and forward-mode AD, which work on the reference's torch ops."""
     return _transforms_active() or forward_ad._current_level >= 0
+
+
+def _batched(tensors: Sequence[Tensor | None]) -> bool:
+    """True with a tensor of the vmap behind ``is_grads_batched``, which no mode announces and which has no memory.
+
+    Asked only where something is amiss, as it costs 0.1 us a tensor.
+    """
+    return any(tensor is not None and _is_batched(tensor) for tensor in tensors)
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -334,20 +379,26 @@ def norm_forward(
     given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
     if torch.compiler.is_dynamo_compiling():
         return _forward_op(input, weight, bias, scale, shift, *given)
-    if not _straight(input, weight, bias, scale, shift):
-        run = _composite_forward if _transformed() else _forward_op
-        return run(input, weight, bias, scale, shift, *given)
-    if _grad_enabled() and (
-        input.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-        or (scale is not None and scale.requires_grad)
-        or (shift is not None and shift.requires_grad)
-    ):
-        if not statistics:
-            return _apply(input, weight, bias, scale, shift, dispatch.run_forward, given, None), None, None, None
-        return _differentiable(input, weight, bias, scale, shift, dispatch.run_forward, given)
-    return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
+    tensors = (input, weight, bias, scale, shift)
+    if not (_straight(*tensors) and (mean is None or (_plain(mean) and var is not None and _plain(var)))):
+        run = _composite_forward if _transformed() or _batched(tensors) else _forward_op
+        return run(*tensors, *given)
+    try:
+        if _grad_enabled() and (
+            input.requires_grad
+            or (weight is not None and weight.requires_grad)
+            or (bias is not None and bias.requires_grad)
+            or (scale is not None and scale.requires_grad)
+            or (shift is not None and shift.requires_grad)
+        ):
+            if not statistics:
+                return _apply(*tensors, dispatch.run_forward, given, None), None, None, None
+            return _differentiable(*tensors, dispatch.run_forward, given)
+        return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
+    except RuntimeError:
+        if not _batched((*tensors, mean, var)):
+            raise
+        return _composite_forward(*tensors, *given)
 
 
 def norm_backward(
@@ -389,19 +440,19 @@ def _gradients(
     """norm_backward, where an unwanted gradient may be None."""
     if mean is None:
         mean = rstd.new_empty(0)
-    operands = (grad_output, input, mean, rstd, weight, bias, scale, shift)
-    arguments = (*operands, *given)
+    tensors = (grad_output, input, mean, rstd, weight, bias, scale, shift)
+    arguments = (*tensors, *given)
     if torch.compiler.is_dynamo_compiling():
         gradients: Gradients = _backward_op(*arguments)
         return gradients
-    if _transformed():
-        return _composite_backward(*arguments)
     if (
-        all(tensor is None or _plain(tensor) for tensor in operands)
+        all(tensor is None or _plain(tensor) for tensor in tensors)
         and _direct(input)
         and _readable(grad_output)
-        and not (torch.is_grad_enabled() and _any_requires_grad(operands))
+        and not (torch.is_grad_enabled() and _any_requires_grad(tensors))
     ):
-        return dispatch.run_backward(*arguments)
+        return _run_backward(*arguments)
+    if _transformed() or _batched(tensors):
+        return _composite_backward(*arguments)
     gradients = _backward_op(*arguments)
     return gradients

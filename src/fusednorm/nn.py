@@ -4,34 +4,58 @@ Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, 
 ``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
 shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
 
-``torch.nn.SyncBatchNorm.convert_sync_batchnorm`` makes torch's own modules of the batch norms, without the activation:
-convert first, and call the activation on its own.
+torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
+these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
+each module as one call, as it does torch's; ``torch.ao.quantization.fuse_modules`` takes the batch norms, and keeps a
+fused ReLU.
 """
 
-from __future__ import annotations
+# Annotations are evaluated here: torch.fx cannot pickle the graph of a module whose forward has them as strings.
 
+import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fusednorm import functional
+from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
-from fusednorm.tensors import compute_dtype
 
 ActivationLike = str | Activation | None
 
 
 class _Fused(torch.nn.Module):
-    """The fused parts of a module; the class attributes serve a torch module whose class one of these replaces."""
+    """The fused parts of a module; the class attributes serve a torch module whose class one of these replaces.
+
+    ``forward`` begins with the exact type of its input, which is cheap and no Proxy's, and reads eps from ``__dict__``,
+    past the property.
+    """
 
     activation: Activation | None = None
     channel_dim: int = 1
+
+    @property
+    def eps(self) -> Any:
+        """The number added to the variance; refused to functions of torch that would leave the fused parts out."""
+        try:
+            value = self.__dict__["eps"]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'eps'") from None
+        if (self.activation is None and self.channel_dim == 1) or torch.compiler.is_compiling():
+            return value
+        return interop.eps_for(self, value, sys._getframe(1))
+
+    @eps.setter
+    def eps(self, value: Any) -> None:
+        self.__dict__["eps"] = value
+
+    def __prepare_scriptable__(self) -> NoReturn:
+        interop.refuse_script(self)
 
     def _set_fused(self, activation: ActivationLike, channel_dim: int = 1) -> None:
         check_channel_dim(type(self).__name__, channel_dim)
@@ -74,12 +98,14 @@ class GroupNorm(_Fused, torch.nn.GroupNorm):
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+            return call
         return functional.group_norm(
             input,
             self.num_groups,
             self.weight,
             self.bias,
-            self.eps,
+            self.__dict__["eps"],
             activation=self.activation,
             channel_dim=self.channel_dim,
         )
@@ -107,8 +133,10 @@ class LayerNorm(_Fused, torch.nn.LayerNorm):
         self._set_fused(activation)
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+            return call
         return functional.layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self.eps, activation=self.activation
+            input, self.normalized_shape, self.weight, self.bias, self.__dict__["eps"], activation=self.activation
         )
 
 
@@ -134,7 +162,11 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
         self._set_fused(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self.eps, activation=self.activation)
+        if type(x) is not Tensor and (call := interop.leaf(self, x)) is not None:
+            return call
+        return functional.rms_norm(
+            x, self.normalized_shape, self.weight, self.__dict__["eps"], activation=self.activation
+        )
 
 
 class _FusedBatchNorm(_Fused, _BatchNorm):
@@ -156,33 +188,27 @@ class _FusedBatchNorm(_Fused, _BatchNorm):
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
-        self._check_input_dim(input)
+        if type(input) is Tensor:
+            self._check_input_dim(input)
+        elif (call := interop.leaf(self, input)) is not None:
+            return call
+        elif not isinstance(input, torch.fx.Proxy):
+            self._check_input_dim(input)
         update = self.training and self.track_running_stats
         given = update or not self.training  # running statistics that are not to be updated stay out of training
-        running_mean = self.running_mean if given else None
-        running_var = self.running_var if given else None
-        momentum: float | Tensor = 0.0 if self.momentum is None else self.momentum
-        counter = self.num_batches_tracked if update else None
-        if counter is not None and self.momentum is None and running_mean is not None:
-            # A cumulative average; as a tensor it waits for no device and breaks no compiled graph.
-            momentum = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
-        output = functional.batch_norm_with_statistics(
+        return functional.counted_batch_norm(
             input,
-            running_mean,
-            running_var,
+            self.running_mean if given else None,
+            self.running_var if given else None,
+            self.num_batches_tracked if update else None,
             self.weight,
             self.bias,
             self.training or (self.running_mean is None and self.running_var is None),
-            momentum,
-            self.eps,
+            self.momentum,
+            self.__dict__["eps"],
             self.activation,
             self.channel_dim,
-            None,
-            None,
-        )[0]
-        if counter is not None:
-            counter.add_(1)
-        return output
+        )
 
 
 class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):
@@ -228,12 +254,14 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
         self._set_fused(activation, channel_dim)
 
     def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+            return call
         self._check_input_dim(input)
         unbatched = input.dim() == self._get_no_batch_dim()
         axis = -1 if self.channel_dim == -1 else int(not unbatched)
         if input.size(axis) != self.num_features:
             self._refuse_channels(input, axis)
-        output = self._apply_instance_norm(input.unsqueeze(0) if unbatched else input)
+        output = self._normalize(input.unsqueeze(0) if unbatched else input)
         return output.squeeze(0) if unbatched else output
 
     def _refuse_channels(self, input: Tensor, axis: int) -> None:
@@ -245,7 +273,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
             raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 
-    def _apply_instance_norm(self, input: Tensor) -> Tensor:
+    def _normalize(self, input: Tensor) -> Tensor:
         return functional.instance_norm(
             input,
             self.running_mean,
@@ -254,7 +282,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
             self.bias,
             self.training or not self.track_running_stats,
             0.0 if self.momentum is None else self.momentum,
-            self.eps,
+            self.__dict__["eps"],
             activation=self.activation,
             channel_dim=self.channel_dim,
         )
@@ -282,3 +310,12 @@ class InstanceNorm3d(_FusedInstanceNorm, torch.nn.InstanceNorm3d):
     >>> InstanceNorm3d(8)(torch.randn(2, 8, 2, 4, 4)).shape
     torch.Size([2, 8, 2, 4, 4])
     """
+
+
+interop.register_fusions(
+    {
+        torch.nn.BatchNorm1d: BatchNorm1d,
+        torch.nn.BatchNorm2d: BatchNorm2d,
+        torch.nn.BatchNorm3d: BatchNorm3d,
+    }
+)

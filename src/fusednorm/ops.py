@@ -23,10 +23,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm import arguments
+from fusednorm import arguments, library, operands
 from fusednorm.activations import Activation
 from fusednorm.functional import batch_norm_with_statistics
-from fusednorm.library import norm_backward, norm_forward
 from fusednorm.problem import Family, view_of
 from fusednorm.tensors import empty_output
 
@@ -85,7 +84,7 @@ def _channel_forward(
         arguments.check_groups(function, input, channels, num_groups)
     else:
         arguments.check_positions(function, input, channel_dim)
-    return norm_forward(
+    return library.norm_forward(
         input, weight, bias, scale, shift, None, None, family, int(num_groups), channel_dim, float(eps), name, parameter
     )[:3]
 
@@ -114,7 +113,7 @@ def _channel_backward(
     arguments.check_gradient(function, grad_output, input)
     samples = () if family == "batch_norm" else (input.shape[0],)
     arguments.check_statistics(function, input, mean, rstd, (*samples, num_groups or channels))
-    gradients = norm_backward(
+    gradients = library.norm_backward(
         grad_output,
         input,
         mean,
@@ -151,7 +150,7 @@ def _trailing_backward(
     count = arguments.check_trailing(function, input, normalized_shape, weight, bias, 0.0)
     arguments.check_gradient(function, grad_output, input)
     arguments.check_statistics(function, input, mean, rstd, (view_of(family, input.shape, count).samples, 1))
-    gradients = norm_backward(
+    gradients = library.norm_backward(
         grad_output,
         input,
         rstd.new_empty(0) if mean is None else mean,
@@ -177,6 +176,36 @@ def _present(weight: Tensor | None, bias: Tensor | None, gradients: tuple[Tensor
 
 # One parameter a line, as the formatter would have it, makes 400 lines of these signatures.
 # fmt: off
+def norm_forward(
+        input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
+        mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int, channel_dim: int, eps: float,
+        activation: str, parameter: float) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """(output, mean, rstd, var) of any family, None or empty where it has none; the op's arguments, checked.
+
+    num_groups is group_norm's, and for layer_norm and rms_norm the number of trailing dimensions. mean and var of shape
+    [C] are the statistics of batch_norm in evaluation, else None. activation is "" for none.
+    """
+    given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
+    operands.check_forward("norm_forward", input, weight, bias, scale, shift, *given)
+    return library.norm_forward(input, weight, bias, scale, shift, mean, var, family, int(num_groups), channel_dim,
+                                float(eps), activation, float(parameter))
+
+
+def norm_backward(
+        grad_output: Tensor, input: Tensor, mean: Tensor | None, rstd: Tensor, weight: Tensor | None,
+        bias: Tensor | None, scale: Tensor | None, shift: Tensor | None, family: Family, num_groups: int,
+        channel_dim: int, activation: str, parameter: float, training: bool,
+        output_mask: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of input, weight, bias, scale and shift, empty where unwanted or absent; arguments are checked.
+
+    Differentiable in every tensor, mean and rstd included.
+    """
+    given = (family, num_groups, channel_dim, activation, parameter, training, output_mask)
+    operands.check_backward("norm_backward", grad_output, input, mean, rstd, weight, bias, scale, shift, *given)
+    return library.norm_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, family, int(num_groups),
+                                 channel_dim, activation, float(parameter), training, output_mask)
+
+
 def group_norm_forward(
         input: Tensor, num_groups: int, weight: Tensor | None, bias: Tensor | None, eps: float, *,
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
@@ -253,8 +282,8 @@ def layer_norm_forward(
     """(output, mean, rstd) of layer normalization; mean and rstd of shape [rows, 1]."""
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm_forward", input, normalized_shape, weight, bias, eps)
-    return norm_forward(input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name,
-                        parameter)[:3]
+    return library.norm_forward(input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name,
+                                parameter)[:3]
 
 
 def layer_norm_backward(
@@ -289,8 +318,8 @@ def rms_norm_forward(
     name, parameter = arguments.activation_arguments(activation)
     eps = arguments.rms_eps("rms_norm_forward", input, eps)
     count = arguments.check_trailing("rms_norm_forward", input, normalized_shape, weight, None, eps)
-    output, _, rstd, _ = norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps),
-                                      name, parameter)
+    output, _, rstd, _ = library.norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1,
+                                              float(eps), name, parameter)
     return output, rstd
 
 

@@ -1,33 +1,305 @@
-"""Where files that only save time are kept, and how one is written so that no reader ever sees half of it."""
+"""Where files that only save time are kept, who may have written them, and how one is written as a whole.
+
+The kernels kept here run as part of the process, so a file counts only where nobody but this user can have written it:
+the folders and the file are the user's own, closed to the writes of others, and no folder on the way to them can be
+exchanged. What fails this is refused with a warning, and the process works without. Owner and mode are read from the
+descriptor that is then read from, so that nothing can be exchanged in between.
+"""
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
-import tempfile
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_NOWHERE = Path(os.devnull)  # below it nothing is found or kept
+_MOST_LINKS = 40  # as many as Linux follows
+
+
+class RefusedError(OSError):
+    """A folder or file that somebody else can have written, or that is none; says how to mend it."""
 
 
 def cache_root() -> Path:
-    """FUSEDNORM_CACHE_DIR, or the user's cache folder."""
-    root = os.environ.get("FUSEDNORM_CACHE_DIR")
-    if not root:
-        from platformdirs import user_cache_dir
+    """FUSEDNORM_CACHE_DIR, or the user's cache folder; a relative path starts where the process first needed it."""
+    given = os.environ.get("FUSEDNORM_CACHE_DIR")
+    if given:
+        return _absolute(given)
+    try:
+        return _absolute(_user_cache_dir())
+    except RuntimeError:  # there is no home
+        return _NOWHERE
 
-        try:
-            root = user_cache_dir("fusednorm", appauthor=False)
-        except RuntimeError:  # there is no home: nothing is found or kept below the null device
-            root = os.devnull
-    return Path(root)
+
+def readonly_root() -> Path | None:
+    """FUSEDNORM_CACHE_READONLY_DIR: a cache that somebody else prepared, as in a container's image."""
+    given = os.environ.get("FUSEDNORM_CACHE_READONLY_DIR")
+    return _absolute(given) if given else None
+
+
+def _absolute(path: str) -> Path:
+    path = os.path.expanduser(path)
+    if path.startswith("~"):  # whose home nobody knows
+        return _NOWHERE
+    return Path(path) if os.path.isabs(path) else _from_here(path)
+
+
+@cache
+def _from_here(path: str) -> Path:
+    try:
+        return Path(os.getcwd(), path)
+    except OSError:  # the working directory was removed
+        return _NOWHERE
+
+
+def contents(path: Path) -> Iterator[tuple[Path, bytes]]:
+    """What is kept under <root>/<folder>/<name>: in the user's cache, and after it in the one that is only read."""
+    yield from _trusted(path, readonly=False)
+    root = readonly_root()
+    if root is not None:
+        yield from _trusted(root / path.parent.name / path.name, readonly=True)
+
+
+def _user_cache_dir() -> str:
+    """The folder of platformdirs; where that is not installed, the one that it gives on Linux."""
+    try:
+        from platformdirs import user_cache_dir
+    except ImportError:
+        base = os.environ.get("XDG_CACHE_HOME", "").strip()
+        return str((Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "fusednorm")
+    return user_cache_dir("fusednorm", appauthor=False)
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file as a whole, with the folders above it; an OSError leaves the old one and nothing else."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+    """Write <root>/<folder>/<name> as a whole, with its folders; an OSError leaves the old file and nothing else.
+
+    No reader ever sees half of it. Raises RefusedError where others could write.
+    """
+    folder = _open_folder(path.parent, create=True)
+    try:
+        temporary = f".{path.name}.{secrets.token_hex(8)}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
         try:
-            file.write(content)
-            file.close()
-            os.replace(file.name, path)
-        except OSError:
-            os.unlink(file.name)
+            with open(descriptor, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            os.unlink(temporary, dir_fd=folder)
             raise
+    finally:
+        os.close(folder)
+
+
+def problem(folder: Path, readonly: bool = False) -> str | None:
+    """Why nothing is found or kept in <root>/<folder>, None where it can be."""
+    try:
+        descriptor = _open_folder(folder, readonly=readonly)
+    except FileNotFoundError as error:
+        if readonly or error.filename is None:
+            return _reason(error)
+        if os.access(os.path.dirname(error.filename), os.W_OK | os.X_OK):
+            return None  # the first kernel makes it
+        return f"{os.path.dirname(error.filename)} cannot be written"
+    except OSError as error:
+        return _reason(error)
+    os.close(descriptor)
+    return None if readonly or os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, RefusedError) or error.filename is None:
+        return error.strerror or str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def _trusted(path: Path, readonly: bool) -> Iterator[tuple[Path, bytes]]:
+    """The path and its content, or nothing."""
+    try:
+        folder = _open_folder(path.parent, readonly=readonly)
+        try:
+            content = _read(path, folder, readonly)
+        finally:
+            os.close(folder)
+    except RefusedError as error:
+        _warn_once(error.strerror)
+    except OSError:
+        pass
+    else:
+        yield path, content
+
+
+@cache
+def _warn_once(message: str) -> None:
+    logger.warning("a cache is not used: %s", message)
+
+
+def _read(path: Path, folder: int, readonly: bool) -> bytes:
+    # A FIFO that is opened without O_NONBLOCK waits for a writer.
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path.name, flags, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO, errno.ENODEV):  # a symbolic link, a socket, a device
+            raise RefusedError(error.errno, f"{path} is no plain file; remove it") from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise RefusedError(errno.EINVAL, f"{path} is no plain file; remove it")
+        _check_own(status, path, readonly)
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read()
+    finally:
+        os.close(descriptor)
+
+
+# --- folders ---
+
+
+def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> int:
+    """A descriptor of <root>/<folder> after both were checked and all that is above them."""
+    root = folder.parent
+    if root == _NOWHERE:
+        raise FileNotFoundError(errno.ENOENT, "no folder for it is known; FUSEDNORM_CACHE_DIR can name one")
+    if not hasattr(os, "geteuid"):
+        raise RefusedError(errno.ENOSYS, f"{root}: on this system a file's owner cannot be checked")
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    place = _resolve(root, create)
+    _check_own(os.lstat(place), root, readonly)  # says more than that it cannot be opened
+    parent = os.open(place, flags)
+    try:
+        _check_own(os.fstat(parent), root, readonly)
+        if create:
+            _make(folder.name, parent)
+        try:
+            descriptor = os.open(folder.name, flags, dir_fd=parent)
+        except OSError as error:
+            if error.errno in (errno.ENOTDIR, errno.ELOOP):
+                raise RefusedError(error.errno, f"{folder} is no folder; remove it") from None
+            raise type(error)(error.errno, error.strerror, str(folder)) from None
+    finally:
+        os.close(parent)
+    try:
+        _check_own(os.fstat(descriptor), folder, readonly)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _make(name: str, parent: int | None = None) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(name, 0o700, dir_fd=parent)
+
+
+def _resolve(path: Path, create: bool) -> str:
+    """The path without symbolic links, every folder above its last one checked; makes what is missing."""
+    place, links = os.sep, 0
+    pending = _parts(str(path))
+    while pending:
+        _check_above(os.lstat(place), place)
+        name = pending.pop()
+        if name == os.pardir:
+            place = os.path.dirname(place)
+            continue
+        step = os.path.join(place, name)
+        if create and not os.path.lexists(step):
+            _make(step)
+        status = os.lstat(step)
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MOST_LINKS:
+                raise RefusedError(errno.ELOOP, f"{path} goes through too many symbolic links")
+            _check_owner(status, step, _superiors())
+            target = os.readlink(step)
+            place = os.sep if os.path.isabs(target) else place
+            pending += _parts(target)
+        elif stat.S_ISDIR(status.st_mode):
+            place = step
+        else:
+            raise RefusedError(errno.ENOTDIR, f"{step} is no folder; FUSEDNORM_CACHE_DIR can name one")
+    return place
+
+
+def _parts(path: str) -> list[str]:
+    """The names in a path, the last first."""
+    return [name for name in reversed(path.split(os.sep)) if name not in ("", os.curdir)]
+
+
+# --- who can have written ---
+
+
+def _check_own(status: os.stat_result, path: Path, readonly: bool) -> None:
+    """Refuses what is not the user's own (or root's, where it is only read) or what others can write."""
+    owners = {os.geteuid(), 0} if readonly else {os.geteuid()}
+    _check_owner(status, path, owners)
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise RefusedError(
+            errno.EPERM, f"{path} can be written by other users; remove it, or chmod go-w it if you trust it"
+        )
+
+
+def _check_above(status: os.stat_result, path: str) -> None:
+    """Refuses a folder in which others could exchange what lies below it."""
+    _check_owner(status, path, _superiors())
+    mode = status.st_mode
+    if mode & stat.S_ISVTX:  # only its owner renames or removes an entry
+        return
+    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_private(status.st_gid)):
+        raise RefusedError(
+            errno.EPERM,
+            f"other users can exchange what lies in {path}; chmod go-w it, or name another folder by "
+            "FUSEDNORM_CACHE_DIR",
+        )
+
+
+def _check_owner(status: os.stat_result, path: Path | str, owners: set[int]) -> None:
+    if status.st_uid not in owners:
+        raise RefusedError(
+            errno.EPERM,
+            f"{path} belongs to the user {status.st_uid} and this process runs as {os.geteuid()}; FUSEDNORM_CACHE_DIR "
+            "can name a folder of its own, FUSEDNORM_CACHE_READONLY_DIR one of root's to read from",
+        )
+
+
+def _superiors() -> set[int]:
+    """Those who may own a folder above a cache: the user, root, and root where a user namespace hides it."""
+    return {os.geteuid(), 0} | _hidden_root()
+
+
+@cache
+def _hidden_root() -> set[int]:
+    """The id that stands for users outside this process's user namespace, of whom root is one."""
+    try:
+        inside, outside, count = Path("/proc/self/uid_map").read_text().split()
+        if (inside, outside, count) == ("0", "0", str(2**32 - 1)):
+            return set()
+    except OSError:
+        return set()
+    except ValueError:  # several ranges
+        pass
+    try:
+        return {int(Path("/proc/sys/kernel/overflowuid").read_text())}
+    except (OSError, ValueError):
+        return set()
+
+
+def _is_private(group: int) -> bool:
+    """Whether a group is the user's alone, as the groups that many systems make for each user."""
+    import grp
+    import pwd
+
+    try:
+        name, found = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(group)
+    except KeyError:
+        return False
+    return found.gr_name == name and set(found.gr_mem) <= {name}

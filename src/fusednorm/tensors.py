@@ -8,6 +8,7 @@ import torch
 
 from fusednorm.problem import Family, layout_of
 
+MOST_DIMS = 64  # of what torch's operators take
 DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 
 

@@ -255,6 +255,8 @@ def available(names: Collection[str] = (), device: str = "cpu") -> tuple[list[Co
             continue
         try:
             found.append(peer.load())
-        except ImportError as error:
+        except ModuleNotFoundError as error:
             missing[name] = f"not installed ({error.name or error})"
+        except Exception as error:  # A peer that is built for other versions may raise anything.
+            missing[name] = f"cannot be imported ({type(error).__name__}: {error})"
     return found, missing

@@ -107,7 +107,7 @@ def _part_results(
 
 def _cut_statistic(tensor: Tensor | None, workload: Workload, part: slice) -> Tensor | None:
     """The rows of a saved [N, G] (or [rows, 1]) statistic that belong to a range of the leading dimension."""
-    if tensor is None or workload.family == "batch_norm" or tensor.numel() == 0:
+    if tensor is None or part == slice(0, workload.shape[0]):
         return tensor
     per_sample = tensor.shape[0] // workload.shape[0]
     return tensor[part.start * per_sample : part.stop * per_sample]

@@ -52,7 +52,7 @@ class Machine:
 def cpu_model() -> str:
     """The processor's name as the system gives it."""
     try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     except OSError:
@@ -105,7 +105,7 @@ def driver_version(files: Iterable[Path] = _DRIVER_FILES) -> str:
     """The version of the GPU's driver as the system gives it; empty where it does not."""
     for path in files:
         try:
-            found = re.search(r"\d+(\.\d+)+", path.read_text())
+            found = re.search(r"\d+(\.\d+)+", path.read_text(encoding="utf-8", errors="replace"))
         except OSError:
             continue
         if found:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from fusednorm.bench.results import Report
 from fusednorm.bench.runner import COPY
 from fusednorm.bench.summary import COMPILE, EAGER, OURS, cases_of
+from fusednorm.text import printable
 
 
 def require_matplotlib() -> None:
@@ -18,8 +21,31 @@ def require_matplotlib() -> None:
         raise ValueError("plot: matplotlib is not installed; pip install 'fusednorm[plot]', or ask for no picture")
 
 
+def picture_format(path: Path) -> str:
+    """The format of a picture, from its suffix; ValueError, before anything is measured for it, where it cannot be."""
+    require_matplotlib()
+    from matplotlib.figure import Figure
+
+    known = sorted(Figure().canvas.get_supported_filetypes())
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix not in known:
+        raise ValueError(f"plot: {str(path)!r} has no suffix of a picture; expected one of {', '.join(known)}")
+    return suffix
+
+
+def _saved(figure: Any, picture: str, dpi: int) -> bytes:
+    content = BytesIO()
+    figure.savefig(content, dpi=dpi, format=picture)
+    return content.getvalue()
+
+
 def save_plot(report: Report, path: Path) -> None:
-    """Horizontal bars per workload, written to ``path`` in the format of its suffix."""
+    """The picture of :func:`draw_plot`, in a file, in the format of its suffix."""
+    path.write_bytes(draw_plot(report, picture_format(path)))
+
+
+def draw_plot(report: Report, picture: str) -> bytes:
+    """Horizontal bars per workload, as a picture of this format."""
     from matplotlib.figure import Figure
 
     cases = cases_of(report.rows)
@@ -37,14 +63,16 @@ def save_plot(report: Report, path: Path) -> None:
     axes = figure.add_subplot()
     for name, found in bars.items():
         axes.barh([where for where, _ in found], [share for _, share in found], 0.9, label=name)
-    axes.set_yticks(ticks, [f"{case.first.workload}\n{case.first.direction}" for case in cases], fontsize=7)
+    names = [printable(f"{case.first.workload}\n{case.first.direction}") for case in cases]
+    axes.set_yticks(ticks, names, fontsize=7, parse_math=False)
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.axvline(100, color="black", linewidth=0.8)
     axes.set_xlabel("% of the speed of a plain copy of the same bytes")
-    axes.set_title(f"{report.machine.device}, {report.machine.threads} threads", fontsize=9)
+    title = printable(f"{report.machine.device}, {report.machine.threads} threads")
+    axes.set_title(title, fontsize=9, parse_math=False)
     axes.legend(fontsize=7)
-    figure.savefig(path, dpi=150)
+    return _saved(figure, picture, 150)
 
 
 @dataclass(frozen=True)
@@ -88,8 +116,8 @@ def roofline_of(reports: Sequence[Report]) -> Roofline:
     )
 
 
-def save_roofline(roofline: Roofline, path: Path) -> None:
-    """Speed against arithmetic intensity, both logarithmic, written to ``path`` in the format of its suffix."""
+def draw_roofline(roofline: Roofline, picture: str) -> bytes:
+    """Speed against arithmetic intensity, both logarithmic, as a picture of this format."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -113,6 +141,6 @@ def save_roofline(roofline: Roofline, path: Path) -> None:
     axes.set_yscale("log")
     axes.set_xlabel("floating-point operations per byte that must move")
     axes.set_ylabel("Tflop/s")
-    axes.set_title(f"{roofline.device}, tensors of 64 MB and more", fontsize=9)
+    axes.set_title(printable(f"{roofline.device}, tensors of 64 MB and more"), fontsize=9, parse_math=False)
     axes.legend(fontsize=7)
-    figure.savefig(path, dpi=110)
+    return _saved(figure, picture, 110)

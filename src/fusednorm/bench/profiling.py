@@ -17,9 +17,10 @@ from fusednorm import dispatch
 from fusednorm.bench.judging import Judge, Results, saved_statistics
 from fusednorm.bench.limits import TRANSFERS, limit_calls
 from fusednorm.bench.machine import name_of
+from fusednorm.bench.memory import require, workload_bytes
 from fusednorm.bench.operations import Operation, problem_of
 from fusednorm.bench.results import Status
-from fusednorm.bench.runner import COPY, Progress, first_line, silent
+from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of
 from fusednorm.bench.timing import Calls, Timer, timer_for
 from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
 from fusednorm.instance import Candidate
@@ -128,12 +129,12 @@ class _Setting:
                 for inputs, given in zip(self.sets, self.statistics, strict=True)
             ]
             got = runs[0].results()
+            verdict = None if self.judge is None else self.judge.check(got)
         except Exception as error:  # One broken instance must not hide the others.
-            return describe("failed", first_line(error)), ()
+            return describe(status_of(error), first_line(error)), ()
         calls = [run.call for run in runs]
-        if self.judge is None:
+        if verdict is None:
             return describe("ok"), calls
-        verdict = self.judge.check(got)
         if verdict.fault is not None:
             return describe("wrong", verdict.fault, verdict.error, verdict.allowed), ()
         return describe("ok", "", verdict.error, verdict.allowed), calls
@@ -143,8 +144,12 @@ def _prepare(
     operation: Operation, workload: Workload, init: Init, verify: bool, device: str, timer: Timer, progress: Progress
 ) -> _Setting:
     progress("drawing inputs")
-    touched = TRANSFERS[operation.direction] * workload.bytes_per_transfer
-    sets = [draw(workload, init, seed, device) for seed in range(timer.input_sets(touched))]
+    count = timer.input_sets(TRANSFERS[operation.direction] * workload.bytes_per_transfer)
+    backward = operation.direction not in ("forward", "inference")
+    needed = workload_bytes(workload, sets=count, contenders=1, backward=backward, judged=verify)
+    remedy = "give a smaller shape" + (", or --no-verify" if verify else "")
+    require(needed, device, f"{operation.name} of {workload.key}", remedy)
+    sets = [draw(workload, init, seed, device) for seed in range(count)]
     problem = problem_of(operation.direction, workload, sets[0])
     statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
     if problem.backward:
@@ -190,10 +195,14 @@ def profile(
 
 def _time(setting: _Setting, timer: Timer, admitted: dict[str, Calls], results: dict[str, InstanceResult]) -> float:
     """Writes the times of the admitted into their results; returns that of the copy, in ms."""
-    timings = timer.measure({**admitted, COPY: limit_calls(setting.operation.direction, setting.sets)})
-    host = timer.host_seconds({name: calls[0] for name, calls in admitted.items()})
+    calls = {**admitted, COPY: limit_calls(setting.operation.direction, setting.sets)}
+    timings, failed = measure_those_that_run(timer, calls)
+    for name, error in failed.items():
+        results[name] = replace(results[name], status=status_of(error), note=first_line(error))
+    right = [name for name in admitted if name in timings]
+    host = timer.host_seconds({name: admitted[name][0] for name in right})
     copy_ms = timings[COPY].ms
-    for name in admitted:
+    for name in right:
         ms = timings[name].ms
         results[name] = replace(
             results[name],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.limits import TRANSFERS
@@ -88,6 +89,47 @@ def row_of(workload: Workload, asked: Asked, contender: str, status: Status, **m
     )
 
 
+_KNOWN = {"direction": tuple(TRANSFERS), "status": get_args(Status)}
+_MOST = 1 << 63  # of any number that is counted; more would overflow a float
+
+
+def _as(kind: type[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, kind) or isinstance(value, bool):
+        raise TypeError(f"{where} is a {type(value).__name__}, not a {kind.__name__}")
+    return value
+
+
+def _read(kind: type[Any], entry: Any) -> Any:
+    """A row or machine from a file, with every value of its field's type, so that the tables can take it."""
+    entry = _as(dict, entry, kind.__name__.lower())
+    hints = get_type_hints(kind)
+    for name, value in entry.items():
+        if name not in hints:
+            raise ValueError(f"{kind.__name__.lower()} has no {name}")
+        wanted = hints[name]
+        optional = type(None) in get_args(wanted)
+        if optional and value is None:
+            continue
+        types = {one for one in get_args(wanted) if one is not type(None)} if optional else {wanted}
+        if types & {int, float}:
+            _check_number(name, value, whole=float not in types)
+        elif dict in {get_origin(one) for one in types}:
+            for key, inner in _as(dict, value, name).items():
+                _as(str, inner, f"{name}.{key}")
+        else:
+            _as(str, value, name)
+        if name in _KNOWN and value not in _KNOWN[name]:
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(_KNOWN[name])}")
+    return kind(**entry)
+
+
+def _check_number(name: str, value: Any, whole: bool) -> None:
+    """Times and counts are finite and not negative; an error may be anything that a wrong result has."""
+    _as(int if whole or isinstance(value, int) else float, value, name)
+    if name not in ("error", "allowed") and not 0 <= value < (_MOST if isinstance(value, int) else math.inf):
+        raise ValueError(f"{name} is {value!r}; expected a number of at least 0")
+
+
 @dataclass(frozen=True)
 class Report:
     """A machine and its rows."""
@@ -103,9 +145,10 @@ class Report:
         """The inverse of :meth:`to_json`; ValueError where the text is no report."""
         try:
             data = json.loads(text)
-            return cls(Machine(**data["machine"]), tuple(Row(**row) for row in data["rows"]))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
-            raise ValueError(f"not a report written by fusednorm bench --json: {error}") from error
+            rows = tuple(_read(Row, row) for row in _as(list, data["rows"], "rows"))
+            return cls(_read(Machine, data["machine"]), rows)
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"not a report written by fusednorm bench --json: {error}") from None
 
     def to_csv(self) -> str:
         """One line per row, under the names of its fields."""

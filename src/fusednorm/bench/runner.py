@@ -9,9 +9,10 @@ from typing import Any
 from fusednorm.bench.contenders import Contender, Eager, Prepared
 from fusednorm.bench.judging import Asked, Judge
 from fusednorm.bench.limits import TRANSFERS, limit_calls
+from fusednorm.bench.memory import NotEnoughMemoryError, is_out_of_memory, require, workload_bytes
 from fusednorm.bench.operations import problem_of
-from fusednorm.bench.results import Row, row_of
-from fusednorm.bench.timing import Calls, Timer, timer_for
+from fusednorm.bench.results import Row, Status, row_of
+from fusednorm.bench.timing import Calls, Timer, Timing, timer_for
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.problem import Direction
 from fusednorm.tolerance import Verdict
@@ -29,18 +30,59 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0][:200]
 
 
+def status_of(error: Exception) -> Status:
+    """What became of a contender that raised: for want of memory it says nothing of its results."""
+    return "skipped" if is_out_of_memory(error) else "failed"
+
+
+def measure_those_that_run(
+    timer: Timer, calls: Mapping[str, Calls], whole: bool = False
+) -> tuple[dict[str, Timing], dict[str, Exception]]:
+    """The times of all that can be called again and again, and what the others raised.
+
+    A call that was right once may fail later, on another set of inputs or for want of memory. The timed calls are not
+    wrapped, which would cost time of its own: after a failure each contender is tried alone.
+    """
+    failed: dict[str, Exception] = {}
+    while True:
+        left = {name: sets for name, sets in calls.items() if name not in failed}
+        try:
+            return timer.measure(left, whole), failed
+        except Exception:
+            alone = {name: _raised(timer, sets) for name, sets in left.items()}
+            found = {name: raised for name, raised in alone.items() if raised is not None}
+            if COPY in found or not found:
+                raise
+            failed |= found
+
+
+def _raised(timer: Timer, sets: Calls) -> Exception | None:
+    """What a contender raises when it is measured alone."""
+    try:
+        timer.measure({"alone": sets})
+    except Exception as error:
+        return error
+    return None
+
+
+def workload_needs(workload: Workload, asked: Asked, contenders: int, sets: int) -> int:
+    """About the bytes that a workload takes with all its contenders."""
+    backward = asked not in ("forward", "inference")
+    return workload_bytes(workload, sets=sets, contenders=contenders, backward=backward, judged=True)
+
+
 def _admit(
     contender: Contender, workload: Workload, asked: Asked, judge: Judge, sets: Sequence[Inputs]
 ) -> tuple[Row | None, list[Prepared], Verdict | None]:
     """The prepared calls of a contender that is right, or the row that says why it is not timed."""
-    refusal = contender.refusal(workload, asked)
-    if refusal is not None:
-        return row_of(workload, asked, contender.name, "skipped", note=refusal), [], None
     try:
+        refusal = contender.refusal(workload, asked)
+        if refusal is not None:
+            return row_of(workload, asked, contender.name, "skipped", note=refusal), [], None
         prepared = [contender.prepare(workload, inputs, asked) for inputs in sets]
         verdict = judge.check(prepared[0].results(prepared[0].call()), contender.allowance)
     except Exception as error:  # A peer's own failure is a result of the bench, not the end of it.
-        return row_of(workload, asked, contender.name, "failed", note=first_line(error)), [], None
+        return row_of(workload, asked, contender.name, status_of(error), note=first_line(error)), [], None
     if not verdict.ok:
         row = row_of(
             workload, asked, contender.name, "wrong", note=verdict.fault, error=verdict.error, allowed=verdict.allowed
@@ -66,6 +108,11 @@ def run_workload(
     timer = timer or timer_for(device)
     with timer.session():
         count = timer.input_sets(TRANSFERS[asked] * workload.bytes_per_transfer)
+        try:
+            require(workload_needs(workload, asked, len(contenders), count), device, workload.key)
+        except NotEnoughMemoryError as error:  # The other workloads of a suite may fit.
+            names = [*(contender.name for contender in contenders), COPY]
+            return [row_of(workload, asked, name, "skipped", note=str(error)) for name in names]
         sets = [draw(workload, init, seed, device) for seed in range(count)]
         judge = Judge(workload, sets[0], asked)
         rows: dict[str, Row] = {}
@@ -79,13 +126,16 @@ def run_workload(
                 admitted[contender.name] = prepared, verdict
         del judge
         progress(f"{workload.key} {asked}: timing")
-        measured = _measure(workload, asked, {name: prepared for name, (prepared, _) in admitted.items()}, sets, timer)
+        right = {name: prepared for name, (prepared, _) in admitted.items()}
+        measured, failed = _measure(workload, asked, right, sets, timer)
     flops = flops_of(workload, asked, sets[0])
     for name, values in measured.items():
         if name in admitted:
             verdict = admitted[name][1]
             values |= {"error": verdict.error, "allowed": verdict.allowed}
         rows[name] = row_of(workload, asked, name, "ok", flops=flops, **values)
+    for name, raised in failed.items():
+        rows[name] = row_of(workload, asked, name, status_of(raised), note=first_line(raised))
     order = [*(contender.name for contender in contenders), COPY]
     return [rows[name] for name in order]
 
@@ -101,18 +151,20 @@ def flops_of(workload: Workload, asked: Asked, inputs: Inputs) -> int:
 
 def _measure(
     workload: Workload, asked: Asked, admitted: Mapping[str, list[Prepared]], sets: Sequence[Inputs], timer: Timer
-) -> dict[str, dict[str, Any]]:
-    """The times of all contenders and of the plain copy, as the fields of their rows."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
+    """The times of all contenders and of the plain copy, as the fields of their rows, and what the failing raised."""
     calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, prepared in admitted.items()}
     calls[COPY] = limit_calls(asked, sets)
     whole = asked == "forward_backward"
-    timings = timer.measure(calls, whole)
+    timings, failed = measure_those_that_run(timer, calls, whole)
+    admitted = {name: prepared for name, prepared in admitted.items() if name in timings}
+    calls = {name: sets for name, sets in calls.items() if name in timings}
     found: dict[str, dict[str, Any]] = {
         name: {"ms": timing.ms, "copy_ms": timings[COPY].ms, "method": timing.method}
         for name, timing in timings.items()
     }
     if not timer.asynchronous:
-        return found
+        return found, failed
     public = {name: prepared[0].public or prepared[0].call for name, prepared in admitted.items()}
     for name, seconds in timer.host_seconds(public).items():
         found[name]["host_ms"] = seconds * 1e3
@@ -126,4 +178,4 @@ def _measure(
             limit = timer.peak_bytes(Eager().prepare(plain, sets[0], asked).call)
         for name, prepared in admitted.items():
             found[name] |= {"peak_bytes": timer.peak_bytes(prepared[0].call), "plain_peak_bytes": limit}
-    return found
+    return found, failed

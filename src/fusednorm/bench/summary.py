@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from fusednorm.bench.limits import TRANSFERS
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import COPY
+from fusednorm.text import printable
 
 OURS, PREALLOCATED, EAGER, COMPILE = "fusednorm", "fusednorm out=", "eager", "compile"
 # The contenders that fusednorm is compared with as "the fastest peer"; eager has its own column.
@@ -27,7 +28,7 @@ class Case:
     @property
     def group(self) -> tuple[str, str, str, str]:
         """What a geometric mean is taken over: the same operation, dtype, layout and direction in several shapes."""
-        operation = self.first.workload.split()[0]
+        operation = self.first.workload.partition(" ")[0]
         return operation, self.first.dtype, self.first.layout, self.first.direction
 
     def ms(self, contender: str) -> float | None:
@@ -125,7 +126,9 @@ class Table:
     def to_markdown(self) -> str:
         rule = ["---" if name in self.words else "---:" for name in self.header]
         lines = [self.header, tuple(rule), *self.lines]
-        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+        return "\n".join(
+            "| " + " | ".join(printable(cell, keep="").replace("|", "\\|") for cell in line) + " |" for line in lines
+        )
 
 
 def _times(value: float | None) -> str:

@@ -67,7 +67,7 @@ class Timer(Protocol):
 
 def turns_within(seconds: float, seconds_per_sample: float, least: int, most: int) -> int:
     """How many samples fit into the time for one contender, within the two bounds."""
-    return min(most, max(least, int(seconds / max(seconds_per_sample, 1e-9))))
+    return int(min(most, max(least, seconds / max(seconds_per_sample, 1e-9))))
 
 
 def in_turns(turns: Mapping[str, int]) -> Iterator[str]:

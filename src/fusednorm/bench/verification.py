@@ -10,7 +10,8 @@ from typing import get_args
 from fusednorm.activations import FORMULAS
 from fusednorm.bench.contenders import FusedNorm
 from fusednorm.bench.judging import Asked, Judge, worst
-from fusednorm.bench.runner import first_line
+from fusednorm.bench.memory import is_out_of_memory, require
+from fusednorm.bench.runner import first_line, workload_needs
 from fusednorm.bench.summary import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, LayoutName, Workload, draw
 from fusednorm.problem import DTYPE_BYTES, FAMILIES, Family
@@ -84,12 +85,15 @@ def all_workloads() -> Iterator[Workload]:
 
 def check(workload: Workload, init: Init, device: str = "cpu") -> Check:
     """Runs forward and backward through the public function and holds both against fp64."""
-    inputs = draw(workload, init, device=device)
     asked: Asked = "forward_backward" if workload.training else "forward"
+    require(workload_needs(workload, asked, 1, 1), device, workload.key, "free some")
+    inputs = draw(workload, init, device=device)
     try:
         prepared = FusedNorm().prepare(workload, inputs, asked)
         verdicts = Judge(workload, inputs, asked).verdicts(prepared.results(prepared.call()))
     except Exception as error:  # Reported as a failed check, so that the table shows the others too.
+        if is_out_of_memory(error):
+            raise
         failed = Verdict(float("inf"), 0.0, 0.0, f"{type(error).__name__}: {first_line(error)}")
         return Check(workload, init, failed, None)
     forward = verdicts.pop("output")

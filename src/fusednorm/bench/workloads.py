@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fusednorm.activations import resolve
 from fusednorm.problem import DTYPE_BYTES, Family
+from fusednorm.tensors import MOST_DIMS
 
 LayoutName = Literal["nchw", "nhwc", "channel_dim=-1", "rows"]
 Init = Literal["zeros", "uniform", "normal", "integer", "offset", "large"]
@@ -46,6 +47,8 @@ class Workload:
             raise ValueError(f"dtype: {self.dtype!r} is unknown; expected one of {', '.join(DTYPE_BYTES)}")
         if any(size < 0 for size in self.shape):
             raise ValueError(f"shape: {self.shape} has a negative size; give sizes of zero or more")
+        if len(self.shape) > MOST_DIMS:
+            raise ValueError(f"shape: it has {len(self.shape)} dims; torch's operators take at most {MOST_DIMS}")
         resolve(self.activation)
         if self.family in ROW_FAMILIES:
             if not 1 <= self.groups <= len(self.shape):

@@ -1,23 +1,39 @@
-"""The command line: profile, bench, report, verify, run and doctor."""
+"""The command line: profile, bench, report, verify, run and doctor.
+
+What a command raises becomes an exit code in :mod:`fusednorm.cli.exits`; the commands themselves are imported at the
+first use, so that a missing package is answered there too.
+"""
 
 from __future__ import annotations
 
-import typer
+import sys
+from importlib import import_module
+from typing import Any
 
-from fusednorm.cli import bench, doctor, profile, report, run, verify
-
-app = typer.Typer(
-    name="fusednorm",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Fused normalizations: measure them, verify them, look at this machine. "
-    "Exit codes: 0 right, 1 a check failed, 2 wrong usage.",
-)
-for command in (profile.profile, bench.bench, report.report, verify.verify, run.run, doctor.doctor):
-    app.command()(command)
+_MODULES = ("bench", "commands", "doctor", "exits", "output", "profile", "report", "run", "streams", "verify")
 
 
 def main() -> None:
     """The entry point of the ``fusednorm`` script."""
-    app()
+    from fusednorm.cli import exits, streams
+
+    if not streams.install():
+        exits.say("Error: stdout is closed; to run without output, redirect it to /dev/null")
+        sys.exit(exits.UNUSABLE)
+
+    def run() -> object:
+        from fusednorm.cli.commands import app
+
+        return app()
+
+    sys.exit(exits.guarded(run))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":
+        from fusednorm.cli.commands import app
+
+        return app
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,9 +11,10 @@ from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.limits import peak_flops
 from fusednorm.bench.machine import this_machine
-from fusednorm.bench.plot import require_matplotlib, save_plot
+from fusednorm.bench.memory import NotEnoughMemoryError
+from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.results import Report, Row
-from fusednorm.bench.runner import run_workload
+from fusednorm.bench.runner import COPY, run_workload
 from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
 from fusednorm.bench.timing import timer_for
 from fusednorm.bench.workloads import SUITES, Init, Workload, select
@@ -45,7 +46,9 @@ def bench(
     ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Only this contender; may be repeated.")] = None,
     init: Annotated[Init, typer.Option(help="Input values, as for profile.")] = "normal",
-    seconds: Annotated[float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0)] = 1.0,
+    seconds: Annotated[
+        float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0, callback=output.finite)
+    ] = 1.0,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
     revision: Annotated[str, typer.Option(help="The revision to record, for sources that git does not know.")] = "",
     json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
@@ -62,23 +65,25 @@ def bench(
             raise ValueError(f"no workload of suite {suite!r} is left by --dtype, --layout and --match")
         where = output.chosen_device(device)
         chosen = _contenders(contender or [], where)
-        if plot is not None:
-            require_matplotlib()
+        picture = picture_format(plot) if plot is not None else ""
     wanted = _DIRECTIONS[direction or ("both" if where == "cpu" else "all")]
     jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
-    rows = _run(jobs, chosen, init, where, seconds, to_stderr)
-    peak = 0.0 if where == "cpu" else peak_flops("float32", where)
-    result = Report(this_machine(where, revision, peak), tuple(rows))
-    cases = cases_of(rows)
-    output.print_table(ratio_table(cases), to_stderr)
-    output.print_table(mean_table(cases), to_stderr)
-    if json_path:
-        output.write_text(json_path, result.to_json())
-    if csv_path:
-        output.write_text(csv_path, result.to_csv())
-    if plot is not None:
-        save_plot(result, plot)
+    with output.destinations(json_path, csv_path, plot) as (json_file, csv_file, plot_file):
+        rows = _run(jobs, chosen, init, where, seconds, to_stderr)
+        if not any(row.status == "ok" for row in rows if row.contender == COPY):
+            raise NotEnoughMemoryError(rows[0].note)
+        peak = 0.0 if where == "cpu" else peak_flops("float32", where)
+        result = Report(this_machine(where, revision, peak), tuple(rows))
+        cases = cases_of(rows)
+        output.print_table(ratio_table(cases), to_stderr)
+        output.print_table(mean_table(cases), to_stderr)
+        if json_file is not None:
+            json_file.write(result.to_json())
+        if csv_file is not None:
+            csv_file.write(result.to_csv())
+        if plot_file is not None:
+            plot_file.write(draw_plot(result, picture))
     if any(row.contender in (OURS, PREALLOCATED) and row.status in ("wrong", "failed") for row in rows):
         raise typer.Exit(output.CHECK_FAILED)
 

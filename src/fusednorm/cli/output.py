@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from io import StringIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO, TextIO
 
 import torch
 import typer
@@ -15,63 +20,144 @@ from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
+from rich.text import Text
 
-from fusednorm.bench.machine import DeviceChoice, name_of, resolve_device
+from fusednorm.bench.machine import DeviceChoice, available_cores, name_of, resolve_device
 from fusednorm.bench.summary import Table
+from fusednorm.cli.exits import CHECK_FAILED as CHECK_FAILED
+from fusednorm.cli.exits import say as say
+from fusednorm.cli.streams import UnwritableError
 from fusednorm.problem import DTYPE_BYTES
+from fusednorm.text import printable
 
-CHECK_FAILED = 1
 DeviceOption = Annotated[DeviceChoice, typer.Option(help="auto is the GPU where torch has one, the CPU otherwise.")]
 # A pipe has no width; a table must not be cut to rich's 80 columns there.
 _PIPE_WIDTH = 240
 _DTYPE_ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 
-def console(to_stderr: bool = False) -> Console:
-    """A console on stdout for data, or on stderr for words."""
-    stream = sys.stderr if to_stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False)
+class _Page(StringIO):
+    """Text on its way to a stream, whose encoding rich asks for: it draws other lines where that is narrow."""
+
+    def __init__(self, encoding: str) -> None:
+        super().__init__()
+        self._encoding = encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._encoding
 
 
-def say(message: str) -> None:
-    """Words for the person at the terminal."""
-    console(to_stderr=True).print(message, markup=False)
+def _width(stream: TextIO) -> int:
+    return shutil.get_terminal_size().columns if stream.isatty() else _PIPE_WIDTH
+
+
+def emit(text: str) -> None:
+    """Data on stdout, in lines."""
+    print(printable(text, keep="\n\t"))
 
 
 def print_table(table: Table, to_stderr: bool = False) -> None:
     """A table of words and right-aligned numbers."""
-    rich = RichTable(title=table.title, title_justify="left", box=box.SIMPLE_HEAD)
+    stream = sys.stderr if to_stderr else sys.stdout
+    page = _Page(stream.encoding or "utf-8")
+    rich = RichTable(title=_cell(table.title), title_justify="left", box=box.SIMPLE_HEAD)
     for name in table.header:
         words = name in table.words
         rich.add_column(name, justify="left" if words else "right", overflow="fold", no_wrap=not words)
     for line in table.lines:
-        rich.add_row(*(cell.replace("[", r"\[") for cell in line))
-    console(to_stderr).print(rich)
+        rich.add_row(*map(_cell, line))
+    Console(file=page, width=_width(stream), force_terminal=stream.isatty(), highlight=False).print(rich)
+    stream.write(page.getvalue())
+    stream.flush()
+
+
+def _cell(text: str) -> Text:
+    """Text that is neither markup nor commands to the terminal."""
+    return Text(printable(text))
 
 
 def print_json(value: Any) -> None:
     """JSON on stdout, with nothing else."""
-    typer.echo(json.dumps(value, indent=1))
+    print(json.dumps(value, indent=1))
 
 
-def write_text(path: str, text: str) -> None:
-    """Writes a file, or stdout for "-"."""
-    if path == "-":
-        typer.echo(text.rstrip("\n"))
-    else:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(text)
+class Destination:
+    """Where a file that was asked for goes, "-" being stdout.
+
+    It is opened before the work whose result it takes, so that a place that cannot be written is told first. What is
+    already there stays until then, and an empty file of ours goes if nothing comes.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file: BinaryIO | None = None
+        self._new = False
+
+    def __enter__(self) -> Destination:
+        if self.path != "-":
+            try:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+                self._new = not os.path.lexists(self.path)
+                # Without O_NONBLOCK the open of a pipe would wait for a reader.
+                descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+                os.set_blocking(descriptor, True)
+                self._file = os.fdopen(descriptor, "wb")
+            except ValueError as error:  # a null byte, which no name of a file has
+                raise typer.BadParameter(f"{self.path!r} is no path: {error}") from None
+            except OSError as error:
+                raise UnwritableError(self.path, error) from None
+        return self
+
+    def write(self, content: str | bytes) -> None:
+        """The whole content; text in UTF-8."""
+        if self._file is None:
+            assert isinstance(content, str)
+            print(content.rstrip("\n"))
+            return
+        try:
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.truncate(0)
+            self._file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
+            self._file.flush()
+        except OSError as error:
+            raise UnwritableError(self.path, error) from None
+        self._new = False
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        except OSError as error:
+            raise UnwritableError(self.path, error) from None
+        finally:
+            if self._new:
+                os.unlink(self.path)
+
+
+@contextmanager
+def destinations(*paths: str | Path | None) -> Iterator[list[Destination | None]]:
+    """A destination for each path, None for none; two that are the same, stdout too, are a usage error."""
+    given = [str(path) for path in paths if path]
+    twice = sorted({path for path in given if given.count(path) > 1})
+    if twice:
+        name = "stdout" if twice[0] == "-" else twice[0]
+        raise typer.BadParameter(f"{name} can take one result; give each a place of its own")
+    with ExitStack() as stack:
+        yield [stack.enter_context(Destination(str(path))) if path else None for path in paths]
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Any]:
     """A progress bar on stderr; yields a function that shows a message and, with advance=True, moves the bar."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(to_stderr=True), transient=True) as bar:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(file=sys.stderr, width=_width(sys.stderr), highlight=False)
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=total)
 
         def show(message: str = "", advance: bool = False) -> None:
-            bar.update(task, description=message, advance=int(advance))
+            bar.update(task, description=printable(message, keep=""), advance=int(advance))
 
         yield show
 
@@ -103,8 +189,18 @@ def chosen_device(choice: DeviceChoice) -> str:
 
 def set_threads(threads: int) -> None:
     """torch's number of threads, which everything obeys; 0 leaves it as it is."""
+    most = max(64, 4 * available_cores())
+    if threads > most:  # OpenMP ends the process where the system gives it no thread
+        raise typer.BadParameter(f"threads: {threads} is more than {most}, which is enough for this machine")
     if threads:
         torch.set_num_threads(threads)
+
+
+def finite(value: float) -> float:
+    """The callback of an option that takes a number: neither nan nor infinite."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fusednorm.bench import profiling
+from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.operations import OPERATIONS
 from fusednorm.bench.summary import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, Workload
@@ -68,6 +69,9 @@ def profile(
     where = output.chosen_device(device)
     with output.progress(1) as show:
         result = profiling.profile(chosen, workload, init=init, verify=verify, time=time, device=where, progress=show)
+    if not any(one.status != "skipped" for one in result.results):
+        reasons = "".join(f"\n  {one.instance}: {one.note}" for one in result.results)
+        raise NotEnoughMemoryError(f"no instance ran {result.workload}:{reasons}")
     if as_json:
         output.print_json(asdict(result) | {"best": result.best.instance if result.best else None})
     else:
@@ -99,7 +103,7 @@ def _print(result: profiling.Profile) -> None:
     table = Table(title, header, tuple(lines), ("instance", "config", "note"))
     output.print_table(table.without_empty_columns())
     if result.copy_ms is not None:
-        typer.echo(f"copy limit: {result.copy_ms:.4f} ms")
+        output.emit(f"copy limit: {result.copy_ms:.4f} ms")
     if result.best is not None:
         best = result.best
-        typer.echo(f"best: {best.instance}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")
+        output.emit(f"best: {best.instance}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")

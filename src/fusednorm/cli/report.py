@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from fusednorm.bench.plot import require_matplotlib, roofline_of, save_roofline
+from fusednorm.bench.plot import draw_roofline, picture_format, roofline_of
 from fusednorm.bench.results import Report
 from fusednorm.bench.summary import report_markdown
 from fusednorm.cli import output
+from fusednorm.text import MOST_BYTES, read_bytes
 
 
 def report(
@@ -24,8 +25,20 @@ def report(
 ) -> None:
     """Prints the tables of saved results as Markdown, as the README shows them."""
     with output.usage_errors():
-        reports = [Report.from_json(path.read_text()) for path in files]
+        reports = [Report.from_json(_read(path)) for path in files]
         if roofline is not None:
-            require_matplotlib()
-            save_roofline(roofline_of(reports), roofline)
-    typer.echo(report_markdown(reports, workloads), nl=False)
+            picture, drawn = picture_format(roofline), roofline_of(reports)
+    with output.destinations(roofline) as (file,):
+        if file is not None:
+            file.write(draw_roofline(drawn, picture))
+    output.emit(report_markdown(reports, workloads).rstrip("\n"))
+
+
+def _read(path: Path) -> str:
+    content = read_bytes(path)
+    if len(content) > MOST_BYTES:
+        raise ValueError(f"{path}: it has more than {MOST_BYTES} bytes; expected a report of fusednorm bench --json")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: it is no UTF-8 text ({error}); expected a report") from None

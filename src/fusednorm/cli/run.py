@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,27 +11,31 @@ from typing import Annotated
 import torch
 import typer
 
+from fusednorm.bench.machine import resolve_device
+from fusednorm.bench.memory import require
 from fusednorm.cli import output
-from fusednorm.graph import Graph, GraphError, draw
+from fusednorm.graph import Graph, draw
+from fusednorm.graph.serialization import decoded
+from fusednorm.graph.tensors import extent
+from fusednorm.text import MOST_BYTES
 
 
 def run(
     graph_path: Annotated[Path, typer.Argument(help="A file of Graph.save, or - for stdin.", metavar="GRAPH.json")],
     plan: Annotated[str, typer.Option(help="The plan to run; by default the saved one, or the first.")] = "",
     device: Annotated[str, typer.Option(help="cpu or cuda; by default the saved one.")] = "",
-    seed: Annotated[int, typer.Option(help="Of the drawn inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the drawn inputs.", min=-(2**63), max=2**64 - 1)] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time every plan and run the fastest.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Time the plan.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
     """Executes a saved graph on drawn inputs and verifies every output against float64; exit code 1 if one is wrong."""
-    try:
-        graph = _load(graph_path, device)
-        graph.build(plan or None)
-        pack = draw(graph, seed)
-        workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
-    except (GraphError, OSError) as error:
-        raise typer.BadParameter(str(error)) from None
+    graph = _load(graph_path, _device(device))
+    graph.validate()
+    _require_memory(graph)
+    graph.build(plan or None)
+    pack = draw(graph, seed)
+    workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
     seconds = graph.autotune(pack, workspace) if tune else {}
     if tune:
         workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8, device=graph.device)
@@ -42,20 +47,47 @@ def run(
         result = {"graph": graph.name, "plan": graph.plan.name, "ok": found.ok, "outputs": verdicts}
         output.print_json(result | {"seconds": measured, "tuned": seconds})
     else:
-        typer.echo(str(graph.explain()))
+        output.emit(str(graph.explain()))
         for name, value in seconds.items():
-            typer.echo(f"  tuned      {name}: {value * 1e3:.4g} ms")
+            output.emit(f"  tuned      {name}: {value * 1e3:.4g} ms")
         if measured is not None:
-            typer.echo(f"  time       {measured * 1e3:.4g} ms")
-        typer.echo(str(found))
+            output.emit(f"  time       {measured * 1e3:.4g} ms")
+        output.emit(str(found))
     if not found.ok:
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _load(path: Path, device: str) -> Graph:
+def _load(path: Path, device: str | None) -> Graph:
     if str(path) == "-":
-        return Graph.from_json(sys.stdin.read(), device=device or None)
-    return Graph.load(path, device=device or None)
+        return Graph.from_json(decoded(sys.stdin.buffer.read(MOST_BYTES + 1), "stdin"), device=device)
+    return Graph.load(path, device=device)
+
+
+def _device(text: str) -> str | None:
+    """A device on which drawn tensors can be computed, read back and judged: the CPU, or a GPU that is there."""
+    if not text:
+        return None
+    found = re.fullmatch(r"cpu|cuda(?::(\d{1,4}))?", text, re.ASCII)
+    if found is None:
+        raise typer.BadParameter(f"device: {text!r} is unknown; expected cpu, cuda or cuda:N")
+    with output.usage_errors():
+        resolve_device("cpu" if text == "cpu" else "cuda")
+    if found[1] is not None and int(found[1]) >= torch.cuda.device_count():
+        raise typer.BadParameter(f"device: {text!r} is not there; torch finds {torch.cuda.device_count()} GPUs")
+    return text
+
+
+def _require_memory(graph: Graph) -> None:
+    """Refuses a graph too large for its device, or for the host, which draws its inputs and judges its outputs."""
+    sizes = {one: extent(one.dims, one.strides) for one in graph.tensors if one.dims and one.strides}
+    stored = sum(size * (4 if one.dtype is None else one.dtype.itemsize) for one, size in sizes.items())
+    made = {tensor for node in graph.nodes for tensor in node.outputs.values()}
+    # The judge keeps each result in float64, rounded to its dtype and not, and in float32; and the reference's steps.
+    judging = 28 * sum(size for one, size in sizes.items() if one in made) + 40 * max(sizes.values(), default=0)
+    on_host = graph.device.type == "cpu"
+    require(judging + (stored if on_host else 0), "cpu", f"graph {graph.name!r} with its judge", "use smaller tensors")
+    if not on_host:
+        require(stored, str(graph.device), f"graph {graph.name!r}", "use smaller tensors")
 
 
 def _time(graph: Graph, pack: dict[str, torch.Tensor], workspace: torch.Tensor) -> float:

@@ -49,7 +49,7 @@ def verify(
     else:
         for table in verification_tables(checks):
             output.print_table(table)
-        typer.echo(f"{len(checks)} checks, {len(wrong)} wrong")
+        output.emit(f"{len(checks)} checks, {len(wrong)} wrong")
         for one in wrong[:20]:
             output.say(f"{one.workload.key}, {one.init}: {one.fault}")
     if wrong:

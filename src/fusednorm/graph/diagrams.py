@@ -9,6 +9,7 @@ from fusednorm.graph.fusion import Operation, Remark
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.plans import ExecutionPlan
 from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.text import printable
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,13 @@ class Explanation:
             lines += [f"  numerics   {note}" for note in self.plan.notes]
             if self.plan.program is not None:
                 lines.append(f"  workspace  {self.plan.program.workspace_bytes} bytes")
-        return "\n".join(lines)
+        return "\n".join(printable(line, keep="") for line in lines)
 
 
 def _quoted(text: str) -> str:
     """A label that Mermaid takes as text, whatever is in it."""
-    return '"' + text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;").replace("\n", " ") + '"'
+    text = printable(text.replace("\n", " "), keep="")
+    return '"' + text.replace("#", "#35;").replace('"', "#quot;").replace("<", "#lt;") + '"'
 
 
 def _details(tensor: TensorAttributes) -> str:

@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusednorm.text import printable
+
 
 class GraphError(RuntimeError):
-    """Any error of the graph API."""
+    """Any error of the graph API: one line or several, in which what is not printable in a name is escaped."""
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__("\n  ".join(printable(line, keep="") for line in lines))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class InvalidGraphError(GraphError, ValueError):
     def __init__(self, graph: str, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
         count = f"{len(self.mistakes)} mistakes" if len(self.mistakes) > 1 else "one mistake"
-        super().__init__(f"graph {graph!r} has {count}:" + "".join(f"\n  {mistake}" for mistake in self.mistakes))
+        super().__init__(f"graph {graph!r} has {count}:", *map(str, self.mistakes))
 
 
 class StageError(GraphError):

@@ -14,6 +14,7 @@ from fusednorm.graph.building import GraphBuilder
 from fusednorm.graph.diagrams import Explanation, mermaid
 from fusednorm.graph.errors import InvalidGraphError, StageError, UnknownPlanError, UnsupportedGraphError
 from fusednorm.graph.judging import Verification, evaluate, verify
+from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Program
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.packs import PackReader, VariantPack
@@ -22,7 +23,7 @@ from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
 from fusednorm.graph.workspace import Workspace
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 STAGES = ("validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans")
 DEBUG = logging.DEBUG
@@ -218,8 +219,8 @@ class Graph(GraphBuilder):
         self._reset_after("create_execution_plans")
         reasons = {plan.name: plan.reason for plan in self._plans}
         if all(reason is not None for reason in reasons.values()):
-            lines = "".join(f"\n  {plan}" for plan in self._plans)
-            raise UnsupportedGraphError(f"graph {self.name!r}: no plan can run it on {self.device}:{lines}")
+            summary = f"graph {self.name!r}: no plan can run it on {self.device}:"
+            raise UnsupportedGraphError(summary, *map(str, self._plans))
         supported = sum(reason is None for reason in reasons.values())
         self._done("check_support", "%d of %d plans can run", supported, len(reasons))
         return reasons

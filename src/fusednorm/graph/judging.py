@@ -12,6 +12,7 @@ from torch import Tensor
 from fusednorm.backends import reference
 from fusednorm.graph.nodes import Node, group_count
 from fusednorm.graph.tensors import TensorAttributes
+from fusednorm.text import printable
 from fusednorm.tolerance import Verdict, judge, offset_of
 
 Tensors = dict[TensorAttributes, Tensor]
@@ -32,7 +33,7 @@ class Verification:
 
     def __str__(self) -> str:
         parts = [
-            f"{name} {'ok' if one.ok else 'WRONG'}, error {one.error:.2e} of {one.allowed:.2e}"
+            f"{printable(name, keep='')} {'ok' if one.ok else 'WRONG'}, error {one.error:.2e} of {one.allowed:.2e}"
             + (f" ({one.fault})" if one.fault else "")
             for name, one in self.verdicts.items()
         ]

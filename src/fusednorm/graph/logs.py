@@ -9,6 +9,8 @@ import logging
 import os
 import warnings
 
+from fusednorm.text import printable
+
 LEVELS = {
     "off": logging.CRITICAL + 1,
     "error": logging.ERROR,
@@ -16,6 +18,18 @@ LEVELS = {
     "info": logging.INFO,
     "debug": logging.DEBUG,
 }
+
+
+def _printable(record: logging.LogRecord) -> bool:
+    record.msg, record.args = printable(record.getMessage(), keep=""), ()
+    return True
+
+
+def logger_of(name: str) -> logging.Logger:
+    """The logger of a module, whose messages are one printable line each, whatever the names in them."""
+    logger = logging.getLogger(name)
+    logger.addFilter(_printable)
+    return logger
 
 
 def configure() -> None:

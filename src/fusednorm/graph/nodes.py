@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from math import prod
+from math import isfinite, prod
 from numbers import Integral, Real
 from typing import Any, Literal
 
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.graph.tensors import Dims, TensorAttributes
 from fusednorm.problem import Family
+from fusednorm.text import printable
 
 Role = Literal["data", "parameter", "statistic", "operand"]
 Operation = Literal["forward", "inference", "backward", "activation", "activation_backward", "arithmetic"]
@@ -85,7 +86,8 @@ class Node:
         return Activation(name, self.attributes.get("parameter"))
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.kind.name})" if self.name != self.kind.name else self.name
+        name = printable(self.name, keep="")
+        return f"{name} ({self.kind.name})" if self.name != self.kind.name else name
 
 
 # --- attributes ---
@@ -96,13 +98,20 @@ def _wrong_count(value: Any) -> str | None:
     return None if good else "an int of at least 1"
 
 
+def _finite(value: Any) -> bool:
+    """Whether a value is a number that float64 holds; a file may have an integer of a thousand digits."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and isfinite(float(value))
+    except OverflowError:
+        return False
+
+
 def _wrong_epsilon(value: Any) -> str | None:
-    good = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
-    return None if good else "a number of at least 0, such as 1e-5"
+    return None if _finite(value) else "a finite number, such as 1e-5"
 
 
 def _wrong_momentum(value: Any) -> str | None:
-    good = isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) <= 1
+    good = _finite(value) and 0 <= value <= 1
     return None if good else "a number from 0 to 1, such as 0.1"
 
 
@@ -111,8 +120,7 @@ def _wrong_phase(value: Any) -> str | None:
 
 
 def _wrong_parameter(value: Any) -> str | None:
-    good = isinstance(value, Real) and not isinstance(value, bool) and abs(float(value)) < float("inf")
-    return None if value is None or good else "a finite number, or None for the default"
+    return None if value is None or _finite(value) else "a finite number, or None for the default"
 
 
 def _wrong_shape(value: Any) -> str | None:

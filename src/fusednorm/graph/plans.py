@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, product
@@ -11,12 +10,14 @@ import torch
 
 from fusednorm import dispatch
 from fusednorm.graph.fusion import Operation, OperationGraph
+from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Lowering, NormProblem, Program, problem_of
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.tensors import TensorAttributes, dtype_name
 from fusednorm.tensors import compute_dtype
+from fusednorm.text import printable
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 MOST_COMBINATIONS = 32  # of supported instances for one operation graph; the heuristic's favourites come first
 TORCH = "torch"  # what a plan of pointwise nodes alone runs on
@@ -50,7 +51,7 @@ class ExecutionPlan:
         return self.program
 
     def __str__(self) -> str:
-        return self.name if self.reason is None else f"{self.name}: {self.reason}"
+        return printable(self.name if self.reason is None else f"{self.name}: {self.reason}", keep="")
 
 
 @dataclass(frozen=True)

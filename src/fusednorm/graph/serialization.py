@@ -19,13 +19,13 @@ import torch
 
 from fusednorm.graph.errors import GraphError, GraphFormatError
 from fusednorm.graph.tensors import dtype_name
+from fusednorm.text import MOST_BYTES, read_bytes
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
 
 FORMAT = "fusednorm.graph"
 VERSION = 1
-MOST_BYTES = 64 << 20  # a file beyond this is no graph
 _DTYPES = ("io_data_type", "intermediate_data_type", "compute_data_type")
 
 
@@ -67,13 +67,17 @@ def as_dict(graph: Graph) -> dict[str, Any]:
 
 def read(path: str | Path) -> str:
     """The text of a file; raises GraphFormatError for one that cannot be a graph, OSError as open does."""
-    content = Path(path).read_bytes()
+    return decoded(read_bytes(path), str(path))
+
+
+def decoded(content: bytes, where: str) -> str:
+    """The text of a graph's bytes; raises GraphFormatError for what cannot be a graph."""
     if len(content) > MOST_BYTES:
-        raise GraphFormatError(f"{path}: {len(content)} bytes; expected a graph of at most {MOST_BYTES}")
+        raise GraphFormatError(f"{where}: more than {MOST_BYTES} bytes; expected a graph of at most as many")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise GraphFormatError(f"{path}: it is no UTF-8 text ({error}); save the graph again") from None
+        raise GraphFormatError(f"{where}: it is no UTF-8 text ({error}); save the graph again") from None
 
 
 def from_json(text: str, device: torch.device | str | None = None) -> Graph:
@@ -103,7 +107,7 @@ def from_json(text: str, device: torch.device | str | None = None) -> Graph:
     except GraphFormatError:
         raise
     except GraphError as error:
-        raise GraphFormatError(f"the saved graph is damaged: {error}") from None
+        raise GraphFormatError(*f"the saved graph is damaged: {error}".split("\n  ")) from None
     plan = root.value.get("plan")
     if plan is not None and not isinstance(plan, str):
         raise root.wrong(f"plan is {plan!r}; expected a name or null")

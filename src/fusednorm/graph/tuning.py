@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from fusednorm.graph.logs import logger_of
 from fusednorm.graph.packs import VariantPack
 from fusednorm.graph.serialization import as_dict
 from fusednorm.graph.workspace import ALIGNMENT
-from fusednorm.storage import cache_root, replace_file
+from fusednorm.storage import cache_root, contents, replace_file
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
 
-logger = logging.getLogger(__name__)
+logger = logger_of(__name__)
 
 VERSION = 1
 SECONDS = 0.1  # of timing for each plan
@@ -92,22 +92,16 @@ def _file(graph: Graph) -> Path:
 
 def read(graph: Graph) -> dict[str, float] | None:
     """The kept ranking, from the fastest plan, or None."""
-    path = _file(graph)
-    try:
-        content = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        content = ""
-    except OSError:
-        return None
-    try:
-        found = json.loads(content)
-        ranking = {entry["plan"]: float(entry["seconds"]) for entry in found["ranking"]}
-        supported = {plan.name for plan in graph._plans if plan.reason is None}
-        if found["version"] == VERSION and ranking and set(ranking) == supported:
-            return dict(sorted(ranking.items(), key=lambda item: item[1]))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    logger.warning("ignoring the damaged tuning cache file %s", path)
+    supported = {plan.name for plan in graph._plans if plan.reason is None}
+    for path, content in contents(_file(graph)):
+        try:
+            found = json.loads(content.decode())
+            ranking = {entry["plan"]: float(entry["seconds"]) for entry in found["ranking"]}
+            if found["version"] == VERSION and ranking and set(ranking) == supported:
+                return dict(sorted(ranking.items(), key=lambda item: item[1]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            pass
+        logger.warning("ignoring the damaged tuning cache file %s", path)
     return None
 
 

@@ -19,7 +19,7 @@ from fusednorm.graph.tensors import (
     overlaps_itself,
     same_strides,
 )
-from fusednorm.tensors import compute_dtype, empty_output, packed_strides
+from fusednorm.tensors import MOST_DIMS, compute_dtype, empty_output, packed_strides
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
@@ -142,12 +142,16 @@ class Validator:
         dims, strides = tensor.dims, tensor.strides
         assert dims is not None and strides is not None
         before = len(self.mistakes)
-        if not dims or any(size < 0 for size in dims) or prod(dims) > MOST_ELEMENTS:
+        if len(dims) > MOST_DIMS:
+            self.wrong(
+                where, f"there are {len(dims)} dims", f"at most {MOST_DIMS}, as torch's own", "join some of them"
+            )
+        elif not dims or not all(0 <= size <= MOST_ELEMENTS for size in dims) or prod(dims) > MOST_ELEMENTS:
             self.wrong(where, f"dims are {dims}", "one size or more, each of at least 0", "give the tensor's sizes")
         elif len(strides) != len(dims):
             value = f"strides {strides} for dims {dims}"
             self.wrong(where, value, f"{len(dims)} strides", "leave strides out for a packed tensor")
-        elif any(stride < 0 for stride in strides) or extent(dims, strides) > MOST_ELEMENTS:
+        elif not all(0 <= stride <= MOST_ELEMENTS for stride in strides) or extent(dims, strides) > MOST_ELEMENTS:
             self.wrong(
                 where, f"strides are {strides}", "strides of at least 0", "leave strides out for a packed tensor"
             )

@@ -20,17 +20,22 @@ import os
 import platform
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import llvmlite.binding as llvm
+try:
+    import llvmlite.binding as llvm
+except ImportError:  # then instances.unavailable says so, and nothing here is called
+    llvm = None
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
-from fusednorm.storage import cache_root, replace_file
+from fusednorm.instance import CompilationError
+from fusednorm.storage import cache_root, contents, problem, readonly_root, replace_file
 
 logger = logging.getLogger(__name__)
 
@@ -78,8 +83,25 @@ class Function:
 
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
 
+#: Settings of Numba that would change the kernels' code, or make it need Numba's runtime, at their defaults.
+_SETTINGS = {
+    "DISABLE_JIT": 0,
+    "CPU_NAME": None,
+    "CPU_FEATURES": None,
+    "ENABLE_AVX": True,
+    "ENABLE_PROFILING": 0,
+    "LLVM_PASS_TIMINGS": 0,
+    "JIT_COVERAGE": 0,
+    "BOUNDSCHECK": None,
+    "EXTEND_VARIABLE_LIFETIMES": 0,
+    "LOOP_VECTORIZE": 1,
+    "SLP_VECTORIZE": 0,
+    "LLVM_REFPRUNE_PASS": 1,
+}
+
 _lock = threading.RLock()
 _loaded: dict[Kernel, Function] = {}
+_failed: dict[Kernel, str] = {}
 _libraries: dict[str, Any] = {}  # a library that is collected takes its machine code with it
 
 
@@ -102,7 +124,10 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 def load(kernel: Kernel) -> Function:
-    """The callable of a kernel: from this process, from the disk, or compiled now."""
+    """The callable of a kernel: from this process, from the disk, or compiled now.
+
+    Raises CompilationError where that fails, for which no call is at fault.
+    """
     function = _loaded.get(kernel)
     if function is None:
         with _lock:
@@ -115,12 +140,31 @@ def load(kernel: Kernel) -> Function:
 def _materialize(kernel: Kernel) -> Function:
     entry = _read(kernel)
     if entry is None:
-        entry = _compile(kernel)
+        entry = _compile_or_say_why(kernel)
         _write(kernel, entry)
     signature, symbol, code = entry
     address = link(code, symbol, kernel.name)
     pack = struct.Struct("".join(_PACKED[letter] for letter in signature.removesuffix("t"))).pack
     return Function(pack, _RUN(address), address)
+
+
+def _compile_or_say_why(kernel: Kernel) -> tuple[str, str, bytes]:
+    reason = _failed.get(kernel)
+    if reason is None:
+        try:
+            return _compile(kernel)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever Numba and LLVM raise
+            logger.info("compiling %s", kernel.name, exc_info=True)
+            first = (str(error).strip().splitlines() or [""])[0]
+            versions = ", ".join(f"{name} {version(name)}" for name in ("numba", "llvmlite", "numpy"))
+            reason = _failed[kernel] = (
+                f"the CPU kernel {kernel.name} cannot be compiled ({type(error).__name__}: {first}) with {versions}; "
+                "see that they fit each other and which NUMBA_* variables are set, and by FUSEDNORM_LOG_LEVEL=info "
+                "where it failed"
+            )
+    raise CompilationError(reason)
 
 
 def link(code: bytes, symbol: str, name: str) -> int:
@@ -177,17 +221,57 @@ def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
     """Compile a kernel; return its signature, the symbol and the object code."""
     from numba import cfunc  # costs 0.3 s, paid only where there is something to compile
 
-    from fusednorm.backends.cpu import kernels
+    with _own_settings():
+        from fusednorm.backends.cpu import kernels
 
-    function, signature = kernels.build(kernel)
-    compiled = cfunc(kernels.numba_signature(signature, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH)(
-        function
-    )
+        function, signature = kernels.build(kernel)
+        compiled = cfunc(
+            kernels.numba_signature(signature, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH
+        )(function)
     # With the kernel internal, its constant status code reaches the wrapper that Numba makes, and the wrapper's error
     # handling, which would need Numba's runtime, folds away.
     symbol = "fusednorm_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
     ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, signature)
     return signature, symbol, assemble(ir, symbol)
+
+
+@contextmanager
+def _own_settings() -> Iterator[None]:
+    """Numba as the kernels need it, whatever NUMBA_OPT and its like say for the program's own functions.
+
+    The program's functions are compiled in other threads before or after, by Numba's own lock, and as they were.
+    """
+    from numba.core import config, registry
+    from numba.core.compiler_lock import global_compiler_lock
+
+    with global_compiler_lock:
+        context = registry.cpu_target.target_context
+        pinned = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
+        pinned["OPT"] = type(config.OPT)(3)
+        # What they print goes to stdout, amid the program's own output.
+        talk = [name for name in vars(config) if name.startswith(("DEBUG", "DUMP_"))]
+        pinned |= {name: 0 for name in talk if isinstance(getattr(config, name), int)}
+        found = {name: getattr(config, name) for name in pinned}
+        # It keeps the processor and the level of optimization that were set when it was made.
+        generator = getattr(context, "_internal_codegen", None)
+        try:
+            for name, value in pinned.items():
+                setattr(config, name, value)
+            if generator is not None:
+                context._internal_codegen = _code_generator()
+            yield
+        finally:
+            if generator is not None:
+                context._internal_codegen = generator
+            for name, value in found.items():
+                setattr(config, name, value)
+
+
+@cache
+def _code_generator() -> Any:
+    from numba.core.codegen import JITCPUCodegen
+
+    return JITCPUCodegen("fusednorm.exec")
 
 
 def _entry(symbol: str, function: str, signature: str) -> str:
@@ -213,6 +297,16 @@ def cache_directory() -> Path:
     return cache_root() / f"cpu-{_digest()}"
 
 
+def describe_caches() -> dict[str, str]:
+    """Where kernels are kept and whether that works, for ``fusednorm doctor``."""
+    directory, readonly = cache_directory(), readonly_root()
+    found = {"kernel cache": (directory, problem(directory))}
+    if readonly is not None:
+        directory = readonly / directory.name
+        found["read-only kernel cache"] = (directory, problem(directory, readonly=True))
+    return {name: f"{path} (not used: {reason})" if reason else str(path) for name, (path, reason) in found.items()}
+
+
 @cache
 def _digest() -> str:
     """A digest of all that the machine code depends on: sources, compiler and processor."""
@@ -225,20 +319,14 @@ def _digest() -> str:
 
 
 def _read(kernel: Kernel) -> tuple[str, str, bytes] | None:
-    content = b""
-    try:
-        content = (cache_directory() / kernel.name).read_bytes()
-    except IsADirectoryError:
-        pass
-    except OSError:
-        return None
-    try:
-        digest, signature, symbol, code = content.split(b"\n", 3)
-        if hashlib.sha256(b"\n".join((signature, symbol, code))).hexdigest().encode() == digest:
-            return signature.decode(), symbol.decode(), code
-    except ValueError:
-        pass
-    logger.warning("ignoring the damaged kernel cache file %s", cache_directory() / kernel.name)
+    for path, content in contents(cache_directory() / kernel.name):
+        try:
+            digest, signature, symbol, code = content.split(b"\n", 3)
+            if hashlib.sha256(b"\n".join((signature, symbol, code))).hexdigest().encode() == digest:
+                return signature.decode(), symbol.decode(), code
+        except ValueError:
+            pass
+        logger.warning("ignoring the damaged kernel cache file %s", path)
     return None
 
 

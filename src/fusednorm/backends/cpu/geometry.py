@@ -23,8 +23,8 @@ PIECES, PIECE = 17, 18
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 FIELDS = 21
 
-#: The coefficients that channels_last keeps per (n, c): mean, a, b, and for the gradient c2, c3.
-COEFFICIENTS = 5
+#: The coefficients that channels_last keeps per (n, c): mean, a, b, and for the gradient c2, c3 and rstd.
+COEFFICIENTS = 6
 
 
 def _strides(layout: Layout) -> tuple[int, int]:

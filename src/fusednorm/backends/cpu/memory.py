@@ -2,80 +2,207 @@
 
 The C library returns a large block to the system when it is freed, so the next output of that size touches every page
 for the first time again: 33 ms for 32 MB in pages of 4 KB, against 5 ms for the norm itself. Large outputs here come in
-huge pages where the system allows them, and go back to a list when their tensor dies, for the next output to take.
+huge pages where the system allows them, and the next output of the same size takes the memory of a dead one.
+
+All memory is torch's own, so an output grows, shrinks and moves to shared memory as any tensor does. What is kept is a
+reference to its storage beside the user's. No finalizer tells when the user's are gone, since a Ctrl-C that arrives in
+one is lost: the next request of that size looks at the counts of references. A block serves its exact size alone,
+because torch.save writes whole storages and torch cannot shrink one in place.
 """
 
 from __future__ import annotations
 
+import ctypes
+import logging
 import mmap
+import operator
 import os
-import weakref
+import sys
 from collections import deque
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
+
+logger = logging.getLogger(__name__)
 
 SMALLEST = 1 << 22  # bytes: below this the C library keeps freed memory, and a kept block costs 10 us more
 HUGE_PAGE = 1 << 21
-SLACK = 1.25  # a kept block serves any request of at least 1/1.25 of its size
+DEFAULT_MEGABYTES = 512
 
-# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child.
-_free: deque[mmap.mmap] = deque()
+
+class Block:
+    """A storage that was lent, with its memory as it was then."""
+
+    __slots__ = ("address", "size", "storage")
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self.storage = storage
+        self.address = storage.data_ptr()
+        self.size = storage.nbytes()
+
+    def counts(self) -> tuple[int, int]:
+        """References of tensors and all else to the storage, and to the Python object that stands for it.
+
+        No bytecode runs between the two readings, and the second allocates nothing that could start the garbage
+        collector: no other thread can turn one kind of reference into the other there, by taking a tensor's storage
+        and dropping the tensor.
+        """
+        first, second = map(operator.call, _COUNTERS, (self.storage._cdata, self.storage))
+        return first, second
+
+    def unchanged(self) -> bool:
+        """False after resize_, share_memory_ and numpy(), which forbids resizing for good."""
+        storage = self.storage
+        return storage.data_ptr() == self.address and storage.nbytes() == self.size and storage.resizable()
+
+
+_COUNTERS: Any = (getattr(torch._C, "_storage_Use_Count", None), sys.getrefcount)
+
+# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child. The block
+# that was lent first comes first.
+_blocks: deque[Block] = deque()
 
 
 @cache
+def _setting() -> tuple[int, str | None]:
+    """The limit in bytes, and what is wrong with FUSEDNORM_BUFFER_CACHE_MB."""
+    value = os.environ.get("FUSEDNORM_BUFFER_CACHE_MB", "").strip()
+    if not value:
+        return DEFAULT_MEGABYTES << 20, None
+    # A number of more digits is beyond any memory, and int() refuses the longest.
+    if value.isdecimal() and len(value) <= 18 and int(value) << 20 <= sys.maxsize:
+        return int(value) << 20, None
+    problem = (
+        f"FUSEDNORM_BUFFER_CACHE_MB is {value[:40]!r}, which is no number of megabytes; the default of "
+        f"{DEFAULT_MEGABYTES} is used, 0 keeps none"
+    )
+    logger.warning("%s", problem)
+    return DEFAULT_MEGABYTES << 20, problem
+
+
 def limit() -> int:
-    """Bytes kept for reuse at most: FUSEDNORM_BUFFER_CACHE_MB, 512 by default; 0 keeps none."""
-    megabytes = os.environ.get("FUSEDNORM_BUFFER_CACHE_MB", "512")
-    if not megabytes.isdecimal():
-        raise ValueError(f"FUSEDNORM_BUFFER_CACHE_MB is {megabytes!r}; expected a number of megabytes, 0 to keep none")
-    return int(megabytes) << 20
+    """Bytes of the blocks that are looked after: FUSEDNORM_BUFFER_CACHE_MB, 512 by default; 0 keeps none."""
+    return _setting()[0]
+
+
+def describe() -> str:
+    """The limit in words, for ``fusednorm doctor``."""
+    size, problem = _setting()
+    text = f"{size >> 20} MB at most"
+    if size and _idle_counts() is None:
+        text = "none: this torch cannot tell whether a storage is in use, or cannot move its memory to another"
+    return f"{text} ({problem})" if problem else text
 
 
 def empty_cache() -> None:
-    """Give the kept blocks back to the system."""
-    _free.clear()
+    """Give the memory of dead outputs back to the system."""
+    for block in tuple(_blocks):
+        if block.counts() == _idle_counts():
+            _forget(block)
 
 
-def _release(block: mmap.mmap) -> None:
-    # Runs whenever a tensor dies, also amid _take() in this very thread.
-    _free.append(block)
-    while sum(map(len, tuple(_free))) > limit():
+@cache
+def _idle_counts() -> tuple[int, int] | None:
+    """The counts of a block that nothing else holds; None where a trial shows that they do not tell.
+
+    They come from private functions of torch, and from torch 2.12 on memory can move from one storage to another.
+    """
+    try:
+        tensor = torch.empty(64, dtype=torch.uint8, device="cpu")
+        address = tensor.data_ptr()
+        block = Block(tensor.untyped_storage())
+        lent = block.counts()
+        del tensor
+        idle = block.counts()
+        holder = block.storage
+        held = block.counts()
+        moved = _move(holder)
+        able = (
+            lent[0] == idle[0] + 1
+            and held[1] == idle[1] + 1
+            and (moved.data_ptr(), moved.nbytes(), moved.resizable(), holder.nbytes()) == (address, 64, True, 0)
+        )
+    except (AttributeError, RuntimeError, TypeError):
+        return None
+    return idle if able else None
+
+
+def _move(storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    """A new storage that takes the memory of an old one.
+
+    What still knows the old one by a weak reference, or what was set on it as an attribute, never meets the new one.
+    """
+    new = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
+    new._swap_data_ptr_(storage)  # type: ignore[attr-defined]
+    return new
+
+
+def _forget(block: Block) -> bool:
+    """Whether the block was still there: of two threads that want it one gets it."""
+    try:
+        _blocks.remove(block)
+    except ValueError:
+        return False
+    return True
+
+
+def _take(size: int) -> torch.UntypedStorage | None:
+    """The memory of a dead output of this size, the last one lent if there are several."""
+    idle = _idle_counts()
+    for block in reversed(tuple(_blocks)):
+        if block.size != size or block.counts() != idle or not _forget(block):
+            continue
+        # Nobody can come by the storage any more, save by a weak reference, hence the second look.
+        if block.unchanged() and block.counts() == idle:
+            return _move(block.storage)
+    return None
+
+
+def _keep(storage: torch.UntypedStorage) -> None:
+    _blocks.append(Block(storage))
+    while sum(block.size for block in tuple(_blocks)) > limit():
         try:
-            _free.popleft()
+            _blocks.popleft()  # torch frees it with the last tensor that uses it
         except IndexError:
             return
 
 
-def _take(size: int) -> mmap.mmap:
-    size = -(-size // HUGE_PAGE) * HUGE_PAGE
-    for block in sorted((block for block in tuple(_free) if size <= len(block) <= SLACK * size), key=len):
-        try:
-            _free.remove(block)
-            return block
-        except ValueError:  # taken by another thread, or trimmed by a release
-            pass
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    return block
+@cache
+def _madvise() -> Any:
+    """The system's madvise, None where it knows no huge pages."""
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return None
+    try:
+        function = ctypes.CDLL(None).madvise
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return function
+
+
+def _ask_for_huge_pages(address: int, size: int) -> None:
+    madvise = _madvise()
+    first, end = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + size) // HUGE_PAGE * HUGE_PAGE
+    if madvise is not None and first < end:
+        madvise(first, end - first, mmap.MADV_HUGEPAGE)
 
 
 def empty_strided(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """torch.empty_strided for a dense tensor, from kept blocks where it is large."""
+    """torch.empty_strided for a dense tensor, in the memory of a dead one where it is large."""
     size = shape.numel() * dtype.itemsize
-    if size < SMALLEST or limit() == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if size < SMALLEST or limit() == 0:
         return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
-    block = _take(size)
-    array = np.frombuffer(block, np.uint8, size)
-    # The storage holds the array, and the array's end is the end of the tensor and of all its views.
-    weakref.finalize(array, _release, block).atexit = False
-    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(
-        torch.from_numpy(array).untyped_storage(), 0, shape, strides
-    )
-    deterministic: Any = torch.utils.deterministic  # a module whose attributes are properties
-    if torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory:
-        tensor.fill_(torch.nan)
+    keeps = size <= limit() and _idle_counts() is not None
+    storage = _take(size) if keeps else None
+    if storage is None:
+        tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+        _ask_for_huge_pages(tensor.data_ptr(), size)
+    else:
+        tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, 0, shape, strides)
+        deterministic: Any = torch.utils.deterministic  # a module whose attributes are properties
+        if torch.are_deterministic_algorithms_enabled() and deterministic.fill_uninitialized_memory:
+            tensor.fill_(torch.nan)
+    if keeps:
+        _keep(tensor.untyped_storage())
     return tensor

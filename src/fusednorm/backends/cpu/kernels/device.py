@@ -15,8 +15,8 @@ _compile = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_
 #: For element-wise work: what is written is what is computed.
 exact = _compile(fastmath={"contract"})
 
-#: For the formulas of activations, which are well conditioned: z * (1 / d) may become z / d.
-rewritten = _compile(fastmath={"reassoc", "arcp", "contract"})
+#: The same for the functions of activations, which LLVM would call where they are long, and a call ends all vector code.
+inlined = _compile(fastmath={"contract"}, forceinline=True)
 
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
 reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})

@@ -1,7 +1,8 @@
 """The primitives of the activations as functions that LLVM turns into vector code.
 
-float32: 2**t by range reduction and a polynomial, and the rest from it; absolute errors are a few units in the last
-place of 1. float64: the exponential likewise, tanh and erfc from the C library (exact to an ulp, scalar).
+Everything stands on exp(-y) by range reduction and a polynomial: nothing overflows, no tail cancels, and no result
+depends on the C library, whose scalar functions differ by processor. An exponential below the normal numbers is 0, so
+that a value or a derivative of a huge z is its limit.
 """
 
 from __future__ import annotations
@@ -11,192 +12,238 @@ from functools import cache
 
 import numpy as np
 
-from fusednorm.activations import FORMULAS, bind
-from fusednorm.backends.cpu.kernels.device import exact, rewritten
+from fusednorm.activations import (
+    FORMULAS,
+    NORMAL_CENTRE_32,
+    NORMAL_TAIL_32,
+    NORMAL_TAIL_64,
+    TANH_32,
+    TANH_64_BOTTOM,
+    TANH_64_TOP,
+    bind,
+)
+from fusednorm.backends.cpu.kernels.device import inlined
 from fusednorm.backends.cpu.kernels.elements import from_bits, to_bits
 
 F = np.float32
+_SQRT_HALF, _PDF_AT_0 = math.sqrt(0.5), 1.0 / math.sqrt(2.0 * math.pi)
 _LOG2E = 1.4426950408889634
+# log2(e) in float32, what it lacks, and its neighbour, for the product that is rounded anyway: of the same two numbers,
+# LLVM would share one product between both uses, and then contract neither into an fma.
+_LOG2E_HIGH, _LOG2E_LOW, _LOG2E_NEAR = F(1.442695), F(1.925963e-08), F(1.4426951)
 # log(2) in two parts, the first with low bits zero so that its product with the integer n is exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# Adding one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are 2**n.
+# A sum with one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are 2**n,
+# and 0 for the least n, at which exponentials are held.
 _ROUND_32, _ROUND_64 = F(1.5 * 2**23 + 127), 1.5 * 2.0**52 + 1023
+_MOST_32, _MOST_64 = F(127 * math.log(2.0)), 1023 * math.log(2.0)
 
-# Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-8, 3e-6 or
-# 1e-4; where a result is rounded to the 11 or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
+# Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-9, 9e-8,
+# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives have the first; where a result is rounded to the 11
+# or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
 _EXP2 = {
+    "derivative": (0.0001545316295, 0.001339086336, 0.009618082557, 0.05550357114, 0.2402265076, 0.693147188),
     "float32": (0.001326472707, 0.009671512649, 0.05550733744, 0.2402224209, 0.6931469776),
     "float16": (0.009582852994, 0.05590642474, 0.2402409861, 0.6931241934),
     "bfloat16": (0.05500893, 0.2422109596, 0.6932829273),
 }
-
-
-def _power_of_two(coefficients):
-    leading, *others = map(F, coefficients)
-    others = tuple(others)
-
-    @exact
-    def exp2(t):
-        """2**t for t in [-126, 128.5), infinity from 127.5; NaN stays NaN.
-
-        The power is a factor and no sum of bits, which would make numbers of NaNs with a payload. Callers scale by
-        log2(e) themselves: that error, t units in the last place, is absolute in their results.
-        """
-        shifted = t + _ROUND_32
-        f = t - (shifted - _ROUND_32)
-        p = leading
-        for coefficient in others:
-            p = p * f + coefficient
-        p = p * f + F(1.0)
-        return p * from_bits(np.int32(to_bits(shifted) << np.int32(23)))
-
-    return exp2
-
-
 _INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 
 
-@exact
-def exp64(x):
-    """exp(x), with x held to [-708, 709] where the result is a normal number."""
-    x = -708.0 if x < -708.0 else x
-    x = 709.0 if x > 709.0 else x
-    shifted = x * _LOG2E + _ROUND_64
-    n = shifted - _ROUND_64
-    r = (x - n * _LN2_HIGH) - n * _LN2_LOW
-    p = _INVERSE_FACTORIALS[0]
-    for coefficient in _INVERSE_FACTORIALS[1:]:
-        p = p * r + coefficient
-    return p * from_bits(np.int64(to_bits(shifted) << np.int64(52)))
+@inlined
+def at_least(bound, x):
+    """One instruction on x86, NaN included; both bounds of one number would become three."""
+    return bound if x < bound else x
 
 
-@rewritten
-def sigmoid64(z):
-    return 1.0 / (1.0 + exp64(-z))
+@inlined
+def at_most(bound, x):
+    return bound if x > bound else x
 
 
-# Minimax fits by Lawson's iteration, lowest power first: (cdf(z) - 1/2) / z in z**2 on [0, 1], error 7e-9, and
-# erfcx(x) / t in t = 1 / (1 + 0.3 x) on 0 <= x <= 10, relative error 2e-8, where erfcx(x) = exp(x**2) erfc(x).
-_CENTRE = tuple(map(F, (0.398942199, -0.06648873, 0.009964166814, -0.001165350759, 9.246838032e-05)))[::-1]
-_TAIL = tuple(
-    map(
-        F,
-        (
-            0.169188006,
-            0.1707152132,
-            0.1483392718,
-            0.2149256491,
-            -0.09464973913,
-            0.5477185676,
-            -0.5122767862,
-            0.4855625689,
-            -0.1295227708,
-        ),
-    )
-)[::-1]
-
-
-@exact
-def normal_cdf64(z):
-    return 0.5 * math.erfc(-0.7071067811865476 * z)
-
-
-@exact
-def normal_pdf64(z):
-    return 0.3989422804014327 * exp64(-0.5 * z * z)
-
-
-@exact
-def tanh64(z):
-    return math.tanh(z)
-
-
-@exact
+@inlined
 def where(condition, a, b):
     return a if condition else b
 
 
-def _primitives_32(precision):
-    """The primitives in float32, for results that a dtype of this precision holds."""
-    exp2 = _power_of_two(_EXP2[precision])
+def _polynomial(coefficients, number):
+    """A polynomial in Horner's form, highest power first.
 
-    @exact
-    def at_least(bound, t):
-        """One instruction on x86, NaN included; both bounds of one number would become three."""
-        return bound if t < bound else t
+    It is written out, because a loop over many coefficients stays one, and then nothing around it becomes vector code.
+    """
+    constants = {f"c{place}": number(coefficient) for place, coefficient in enumerate(coefficients)}
+    first, *others = constants
+    lines = ["def polynomial(x):", f"    p = {first}", *(f"    p = p * x + {name}" for name in others), "    return p"]
+    exec("\n".join(lines), constants)
+    return inlined(constants["polynomial"])
 
-    @rewritten
+
+def _decay_32(precision):
+    polynomial = _polynomial((*_EXP2[precision], 1.0), F)
+    fine = precision in ("float32", "derivative")
+
+    @inlined
+    def decay(y):
+        """exp(-y) for y >= -89, a few units in its last place; 0 above 87.7, infinity below -88.4; NaN stays NaN.
+
+        The power of two is a factor and no sum of bits, which would make numbers of NaNs with a payload.
+        """
+        y = at_most(_MOST_32, y)
+        shifted = _ROUND_32 - y * _LOG2E_NEAR
+        f = (_ROUND_32 - shifted) - y * _LOG2E_HIGH
+        if fine:
+            f = f - y * _LOG2E_LOW
+        return polynomial(f) * from_bits(np.int32(to_bits(shifted) << np.int32(23)))
+
+    return decay
+
+
+_taylor = _polynomial(_INVERSE_FACTORIALS, float)
+
+
+@inlined
+def _decay_64(y):
+    """exp(-y) for y >= -710, a unit in its last place; 0 above 708.8, infinity below -709.5; NaN stays NaN."""
+    y = at_most(_MOST_64, y)
+    shifted = _ROUND_64 - y * _LOG2E
+    n = shifted - _ROUND_64
+    r = (-y - n * _LN2_HIGH) - n * _LN2_LOW
+    return _taylor(r) * from_bits(np.int64(to_bits(shifted) << np.int64(52)))
+
+
+def _sigmoid(decay, number):
+    one, least = number(1.0), number(-89.0 if number is F else -710.0)
+
+    @inlined
     def sigmoid(z):
-        t = at_least(F(-89.0), z) * F(-_LOG2E)  # at most 128.4: a sigmoid of 0
-        return F(1.0) / (F(1.0) + exp2(at_least(F(-126.0), t)))
+        """By an exponential that may be infinite: the fewest operations."""
+        return one / (one + decay(at_least(least, z)))
 
-    @exact
+    return sigmoid
+
+
+def _sigmoid_and_slope(decay, number):
+    """The same from exp(-|z|) and an inverse that a derivative's two functions share."""
+    zero, one = number(0.0), number(1.0)
+
+    @inlined
+    def sigmoid(z):
+        e = decay(abs(z))
+        inverse = one / (one + e)
+        return e * inverse if z < zero else inverse
+
+    @inlined
+    def sigmoid_slope(z):
+        e = decay(abs(z))
+        inverse = one / (one + e)
+        return (e * inverse) * inverse
+
+    return sigmoid, sigmoid_slope
+
+
+def _tanh_32(decay):
+    polynomial = _polynomial(TANH_32, F)
+    sign = np.int32(-(2**31))
+
+    @inlined
     def tanh(z):
-        """An odd polynomial below 0.625, where 1 - 2/(exp(2|z|) + 1) would cancel (Cephes, tanhf)."""
+        """An odd polynomial below 0.625, where 1 - 2 e / (1 + e) would cancel (Cephes, tanhf)."""
         size = abs(z)
-        s = z * z
-        p = F(-5.70498872745e-3)
-        p = p * s + F(2.06390887954e-2)
-        p = p * s + F(-5.37397155531e-2)
-        p = p * s + F(1.33314422036e-1)
-        p = p * s + F(-3.33332819422e-1)
-        small = p * s * z + z
-        t = at_least(F(-43.0), -size) * F(-2.0 * _LOG2E)
-        large = F(1.0) - F(2.0) / (exp2(t) + F(1.0))
-        large = -large if z < F(0.0) else large
-        return large if size >= F(0.625) else small
+        square = z * z
+        e = decay(abs(F(2.0) * z))  # as the slope of 2 z in the derivative has it: LLVM then computes it once
+        large = F(1.0) - F(2.0) * (e * (F(1.0) / (F(1.0) + e)))
+        small = polynomial(square) * square * size + size
+        return from_bits(np.int32(to_bits(large if size >= F(0.625) else small) | (to_bits(z) & sign)))
 
-    @exact
-    def normal_cdf(z):
+    return tanh
+
+
+_tanh_top, _tanh_bottom = _polynomial(TANH_64_TOP, float), _polynomial(TANH_64_BOTTOM, float)
+
+
+@inlined
+def _tanh_64(z):
+    """The same with a rational function (Cephes, tanh), and one division for both."""
+    size = abs(z)
+    square = z * z
+    e = _decay_64(abs(2.0 * z))
+    outer = size >= 0.625
+    top, bottom = size * square * _tanh_top(square), _tanh_bottom(square)
+    quotient = (-2.0 * e if outer else top) / (1.0 + e if outer else bottom)
+    magnitude = (1.0 if outer else size) + quotient
+    return from_bits(np.int64(to_bits(magnitude) | (to_bits(z) & np.int64(-(2**63)))))
+
+
+def _normal_32(decay):
+    centre, scaled_tail = _polynomial(NORMAL_CENTRE_32, F), _polynomial(NORMAL_TAIL_32, F)
+
+    @inlined
+    def cdf(z):
         """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
         square = z * z
-        p = _CENTRE[0]
-        for coefficient in _CENTRE[1:]:
-            p = p * square + coefficient
-        centre = F(0.5) + z * p
-        t = F(1.0) / (F(1.0) + F(0.3 * 0.7071067811865476) * abs(z))
-        p = _TAIL[0]
-        for coefficient in _TAIL[1:]:
-            p = p * t + coefficient
-        tail = F(0.5) * exp2(at_least(F(-126.0), F(-0.5 * _LOG2E) * square)) * (t * p)
+        middle = F(0.5) + z * centre(square)
+        t = F(1.0) / (F(1.0) + F(0.3 * _SQRT_HALF) * abs(z))
+        tail = F(0.5) * decay(F(0.5) * square) * (t * scaled_tail(t))
         outer = tail if z < F(0.0) else F(1.0) - tail
-        return centre if square < F(1.0) else outer
+        return middle if square < F(1.0) else outer
 
-    @exact
-    def normal_pdf(z):
-        return F(0.3989422804014327) * exp2(at_least(F(-126.0), F(-0.5 * _LOG2E) * (z * z)))
+    @inlined
+    def pdf(z):
+        return F(_PDF_AT_0) * decay(F(0.5) * (z * z))
 
-    return {
-        "const": np.float32,
-        "where": where,
-        "sigmoid": sigmoid,
-        "tanh": tanh,
-        "normal_cdf": normal_cdf,
-        "normal_pdf": normal_pdf,
-    }
+    return cdf, pdf
 
 
-_PRIMITIVES_64 = {
-    "const": np.float64,
-    "where": where,
-    "sigmoid": sigmoid64,
-    "tanh": tanh64,
-    "normal_cdf": normal_cdf64,
-    "normal_pdf": normal_pdf64,
-}
+_scaled_tail = _polynomial(NORMAL_TAIL_64, float)
+
+
+@inlined
+def _gaussian_64(z):
+    """exp(-z**2 / 2), from a high part of z whose square is exact: a rounded square costs 700 units at z = -38."""
+    high = from_bits(np.int64(to_bits(z) & np.int64(-(2**27))))
+    rest = (high - z) * (high + z) * 0.5
+    return _decay_64(0.5 * high * high) * (1.0 + rest * (1.0 + 0.5 * rest))
+
+
+@inlined
+def _normal_cdf_64(z):
+    size = at_most(39.0, abs(z))
+    tail = _gaussian_64(size) * (_scaled_tail((size - 6.0) / (size + 6.0)) / (size + 2.0))
+    return tail if z < 0.0 else 1.0 - tail
+
+
+@inlined
+def _normal_pdf_64(z):
+    return _PDF_AT_0 * _gaussian_64(at_most(39.0, abs(z)))
 
 
 @cache
-def _primitives(precision):
-    return _PRIMITIVES_64 if precision == "float64" else _primitives_32(precision)
+def _primitives(dtype, derivative):
+    """The primitives in the compute dtype, for values that a dtype holds or for derivatives, which are summed."""
+    if dtype == "float64":
+        number, decay = np.float64, _decay_64
+        tanh, normal = _tanh_64, (_normal_cdf_64, _normal_pdf_64)
+    else:
+        number, decay = F, _decay_32("derivative" if derivative else dtype)
+        tanh, normal = _tanh_32(decay), _normal_32(decay)
+    sigmoid, sigmoid_slope = _sigmoid_and_slope(decay, number)
+    return {
+        "const": number,
+        "where": where,
+        "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
+        "sigmoid_slope": sigmoid_slope,
+        "tanh": tanh,
+        "normal_cdf": normal[0],
+        "normal_pdf": normal[1],
+    }
 
 
-@exact
+@inlined
 def _identity(z, unused):
     return z
 
 
-@exact
+@inlined
 def _identity_pullback(grad_output, z, unused):
     return grad_output
 
@@ -210,22 +257,22 @@ def activation(name: str | None, dtype: str, parametric: bool = True):
     if name is None:
         return _identity, _identity_pullback
     formula = FORMULAS[name]
-    value = rewritten(bind(formula.value, _primitives(dtype)))
-    derivative = rewritten(bind(formula.derivative, _primitives("float64" if dtype == "float64" else "float32")))
+    value = inlined(bind(formula.value, _primitives(dtype, False)))
+    derivative = inlined(bind(formula.derivative, _primitives(dtype, True)))
     if parametric:
 
-        @exact
+        @inlined
         def pullback(grad_output, z, parameter):
             return grad_output * derivative(z, parameter)
 
         return value, pullback
     default = (np.float64 if dtype == "float64" else F)(formula.default)
 
-    @exact
+    @inlined
     def default_value(z, unused):
         return value(z, default)
 
-    @exact
+    @inlined
     def default_pullback(grad_output, z, unused):
         return grad_output * derivative(z, default)
 

@@ -121,9 +121,10 @@ def _row_sums(element: Element, make):
 
 
 def _gradient_row(element: Element, make):
-    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 (x - mean) + c3.
+    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3.
 
-    Where the statistics were given it is a dz alone, since 0 (x - mean) would be NaN where x is infinite.
+    With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
+    Where the statistics were given it is a dz alone, since 0 xhat would be NaN where x is infinite.
     """
     load, store, T = element.load, element.store, element.compute
 
@@ -131,13 +132,13 @@ def _gradient_row(element: Element, make):
     def gradient_row(grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, parameter, mean_p, mean_q, training):
         inverse = np.float64(rstd)
         a, b = T(gain * inverse), T(offset)
-        c2, c3 = T(-inverse * inverse * mean_q), T(-inverse * mean_p)
+        c2, c3 = T(-inverse * mean_q), T(-inverse * mean_p)
         p = T(parameter)
         if training:
             for k in range(n):
                 deviation = load(x, i + k) - centre
                 dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), p)
-                store(dx, o + k, a * dz + (c2 * deviation + c3))
+                store(dx, o + k, a * dz + (c2 * (deviation * rstd) + c3))
         else:
             for k in range(n):
                 z = normalized(load(x, i + k) - centre, a, b)

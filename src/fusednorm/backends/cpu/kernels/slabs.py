@@ -54,7 +54,7 @@ def statistic_unit(geometry, n, c):
 
 
 def _slab_moments(element: Element):
-    """(mean, M2) per channel of one slab, written to its place in the partials."""
+    """(mean, M2) per channel of one slab, written to its place in the partials; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
@@ -81,6 +81,8 @@ def _slab_moments(element: Element):
     def find_pivot(x, i, step, rows, n, pivot):
         for c in range(n):
             pivot[c] = T(0)
+        if rows == 0:
+            return
         head = max(rows // HEAD, min(rows, FEWEST_ROWS))
         for r in range(head):
             for c in range(n):
@@ -94,10 +96,11 @@ def _slab_moments(element: Element):
         channels, step = channel_count(geometry), geometry[INPUT_STEP]
         origin = n * geometry[INPUT_SAMPLE] + position * step
         pivot, first, second = scratch(), scratch(), scratch()
+        rms = geometry[RMS]
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             means, m2s = 2 * task * channels + tile, (2 * task + 1) * channels + tile
-            find_pivot(x, origin + tile, step, rows, width, pivot)
+            find_pivot(x, origin + tile, step, 0 if rms else rows, width, pivot)
             for c in range(width):
                 first[c] = second[c] = T(0)
                 partials[means + c] = partials[m2s + c] = 0.0
@@ -110,7 +113,10 @@ def _slab_moments(element: Element):
             for c in range(width):
                 shift = partials[means + c] / rows
                 m2 = partials[m2s + c] - partials[means + c] * shift
-                partials[means + c], partials[m2s + c] = np.float64(pivot[c]) + shift, 0.0 if m2 < 0.0 else m2
+                if rms:
+                    partials[means + c] = 0.0
+                else:
+                    partials[means + c], partials[m2s + c] = np.float64(pivot[c]) + shift, 0.0 if m2 < 0.0 else m2
 
     return slab_moments
 

@@ -90,7 +90,7 @@ def _unit_gradient(element: Element):
 
     @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
-        """c2 and c3 of each channel under one statistic, from P and Q."""
+        """c2, c3 and rstd of each channel under one statistic, from P and Q."""
         channels = channel_count(geometry)
         if geometry[PER_BATCH]:
             n0, n1, c0, c1 = 0, geometry[SAMPLES], unit, unit + 1
@@ -104,13 +104,14 @@ def _unit_gradient(element: Element):
                 total_p += gain * sums[2 * (n * channels + c)]
                 total_q += gain * sums[2 * (n * channels + c) + 1]
         rstd, count = stats[2 * unit + 1], reduced_count(geometry)
-        c2, c3 = -rstd * rstd * total_q / count, -rstd * total_p / count
+        c2, c3 = -rstd * total_q / count, -rstd * total_p / count
         if geometry[RMS]:
             c3 = 0.0
         for n in range(n0, n1):
             for c in range(c0, c1):
                 base = n * COEFFICIENTS * channels + c
                 coefficients[base + 3 * channels], coefficients[base + 4 * channels] = T(c2), T(c3)
+                coefficients[base + 5 * channels] = T(rstd)
 
     return unit_gradient
 
@@ -133,8 +134,9 @@ def _gradient_slab(element: Element, pullback):
                     deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
                     z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
                     c2, c3 = read(coefficients, k + 3 * channels + c), read(coefficients, k + 4 * channels + c)
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, p) + (c2 * deviation + c3))
-            else:  # 0 times an infinite deviation would be NaN
+                    xhat = deviation * read(coefficients, k + 5 * channels + c)
+                    store(dx, o + c, a * pullback(load(grad, g + c), z, p) + (c2 * xhat + c3))
+            else:  # 0 times an infinite xhat would be NaN
                 for c in range(channels):
                     deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
                     z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
@@ -177,7 +179,7 @@ def build_combine(element: Element, value, pullback):
 
 
 def build_gradient_coefficients(element: Element, value, pullback):
-    """c2 and c3 under the statistics start to stop."""
+    """c2, c3 and rstd under the statistics start to stop."""
     unit_gradient = _unit_gradient(element)
 
     def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):

@@ -1,19 +1,34 @@
-"""The activations' formulas as Triton functions, over Triton's own primitives, and for 16-bit results over tanh.approx.
+"""The activations' formulas as Triton functions, over Triton's own primitives, and on NVIDIA over its instructions.
 
-The approximation errs by 2**-11 at most, which a bf16 or fp16 result hides: measured on an H200, the exact sigmoid's
-two special functions and division cost up to 11 points of the memory's speed.
+``ex2.approx`` and ``rcp.approx`` err by two units in the last place of float32 at most, so one form serves values and
+sums of every 16-bit and fp32 problem. What they leave out are subnormal numbers, and with them five instructions of the
+exponential and the division that Triton makes by itself. ``tanh.approx`` errs by 2**-11 of its result: a bf16 tanh hides
+that, but 0.5 + 0.5 tanh, a sigmoid, would lose its left tail, and sums of gradients exceed the tolerance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import builtins
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import triton
 import triton.language as tl
 
-from fusednorm.activations import FORMULAS, bind
+from fusednorm.activations import (
+    FORMULAS,
+    NORMAL_TAIL_32,
+    NORMAL_TAIL_64,
+    TANH_32,
+    TANH_64_BOTTOM,
+    TANH_64_TOP,
+    bind,
+)
+
+_TAIL_32, _TAIL_64 = tl.constexpr(NORMAL_TAIL_32), tl.constexpr(NORMAL_TAIL_64)
+_TANH_32 = tl.constexpr(TANH_32)
+_TANH_TOP, _TANH_BOTTOM = tl.constexpr(TANH_64_TOP), tl.constexpr(TANH_64_BOTTOM)
 
 
 @triton.constexpr_function
@@ -26,60 +41,132 @@ def where(condition, a, b):
     return tl.where(condition, a, b)
 
 
-@triton.jit
-def sigmoid(z):
-    return 1.0 / (1.0 + tl.exp(-z))
+@triton.constexpr_function
+def degree(coefficients):
+    return len(coefficients) - 1
+
+
+@triton.constexpr_function
+def coefficient(coefficients, k):
+    return coefficients[k]
 
 
 @triton.jit
-def tanh(z):
-    """An odd polynomial below 0.625, where 1 - 2 / (exp(2|z|) + 1) would cancel (Cephes, tanhf); fp64 without it."""
-    size = tl.abs(z)
-    large = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    large = tl.where(z < 0.0, -large, large)
-    if z.dtype == tl.float64:
-        return large
-    else:
-        s = z * z
-        p = -5.70498872745e-3 * s + 2.06390887954e-2
-        p = p * s - 5.37397155531e-2
-        p = p * s + 1.33314422036e-1
-        p = p * s - 3.33332819422e-1
-        return tl.where(size >= 0.625, large, p * s * z + z)
+def polynomial(x, COEFFICIENTS: tl.constexpr):
+    """Horner's form, highest power first."""
+    p = coefficient(COEFFICIENTS, 0) * x + coefficient(COEFFICIENTS, 1)
+    for k in tl.static_range(2, degree(COEFFICIENTS) + 1):
+        p = p * x + coefficient(COEFFICIENTS, k)
+    return p
 
 
 @triton.jit
-def normal_cdf(z):
-    return 0.5 + 0.5 * tl.erf(z * 0.7071067811865476)
+def decay(y):
+    """exp(-y)."""
+    return tl.exp(-y)
 
 
 @triton.jit
-def normal_pdf(z):
-    return 0.3989422804014327 * tl.exp(-0.5 * z * z)
+def reciprocal(y):
+    return 1.0 / y
 
 
 @triton.jit
-def tanh_approximate(z):
+def decay_nvidia(y):
+    t = y * -1.4426950408889634
+    return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def reciprocal_nvidia(y):
+    return tl.inline_asm_elementwise("rcp.approx.ftz.f32 $0, $1;", "=f,f", [y], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def tanh_nvidia(z):
     return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1)
 
 
-@triton.jit
-def sigmoid_approximate(z):
-    return 0.5 + 0.5 * tanh_approximate(0.5 * z)
+def sigmoid_alone(z):
+    """For values: its exponential may be infinite."""
+    return reciprocal(1.0 + decay(z))
 
 
-_PRIMITIVES = {
-    "const": const,
-    "where": where,
-    "sigmoid": sigmoid,
-    "tanh": tanh,
-    "normal_cdf": normal_cdf,
-    "normal_pdf": normal_pdf,
-    "tl": tl,  # the interpreter looks for it in every function
-}
+def sigmoid(z):
+    """From exp(-|z|), which a derivative shares with the slope."""
+    e = decay(tl.abs(z))
+    inverse = reciprocal(1.0 + e)
+    return tl.where(z < 0.0, e * inverse, inverse)
 
 
-_APPROXIMATE = {**_PRIMITIVES, "sigmoid": sigmoid_approximate, "tanh": tanh_approximate}
+def sigmoid_slope(z):
+    e = decay(tl.abs(z))
+    inverse = reciprocal(1.0 + e)
+    return (e * inverse) * inverse
+
+
+def tanh(z):
+    """An odd function below 0.625, where 1 - 2 e / (1 + e) would cancel: a polynomial in fp32, a quotient in fp64."""
+    size = tl.abs(z)
+    square = z * z
+    e = decay(tl.abs(2.0 * z))
+    large = 1.0 - 2.0 * (e * reciprocal(1.0 + e))
+    if z.dtype == tl.float64:
+        small = size + size * square * polynomial(square, _TANH_TOP) / polynomial(square, _TANH_BOTTOM)
+    else:
+        small = size + size * square * polynomial(square, _TANH_32)
+    magnitude = tl.where(size >= 0.625, large, small)
+    return tl.where(z < 0.0, -magnitude, magnitude)
+
+
+def normal_cdf(z):
+    """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
+    size = tl.abs(z)
+    gaussian = decay(0.5 * (z * z))
+    if z.dtype == tl.float64:
+        held = tl.where(size > 39.0, 39.0, size)
+        tail = gaussian * polynomial((held - 6.0) / (held + 6.0), _TAIL_64) / (held + 2.0)
+    else:
+        t = reciprocal(1.0 + 0.21213203435596426 * size)
+        tail = 0.5 * gaussian * (t * polynomial(t, _TAIL_32))
+    return tl.where(z < 0.0, tail, 1.0 - tail)
+
+
+def normal_pdf(z):
+    return 0.3989422804014327 * decay(0.5 * (z * z))
+
+
+def _compiled(function: FunctionType) -> Any:
+    function.__module__ = __name__  # Triton names a kernel's functions by their module
+    return triton.jit(function)
+
+
+@cache
+def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
+    """The primitives, in fp32 over NVIDIA's instructions or else over what Triton makes of any dtype."""
+    names = {
+        "tl": tl,  # the interpreter looks for it in every function
+        "polynomial": polynomial,
+        "decay": decay_nvidia if nvidia else decay,
+        "reciprocal": reciprocal_nvidia if nvidia else reciprocal,
+        "_TAIL_32": _TAIL_32,
+        "_TAIL_64": _TAIL_64,
+        "_TANH_32": _TANH_32,
+        "_TANH_TOP": _TANH_TOP,
+        "_TANH_BOTTOM": _TANH_BOTTOM,
+    }
+    primitives = {
+        "sigmoid": sigmoid if derivative else sigmoid_alone,
+        "sigmoid_slope": sigmoid_slope,
+        "tanh": tanh,
+        "normal_cdf": normal_cdf,
+        "normal_pdf": normal_pdf,
+    }
+    found = {"const": const, "where": where, "tl": tl}
+    for name, function in primitives.items():
+        scope = {"__builtins__": builtins, **names}
+        found[name] = _compiled(FunctionType(function.__code__, scope, function.__name__))
+    return found
 
 
 @triton.jit
@@ -92,16 +179,15 @@ def one(z, parameter):
     return tl.full((), 1.0, z.dtype)
 
 
-def _compiled(formula: Any, primitives: Mapping[str, Any]) -> Any:
-    function = bind(formula, primitives)
-    function.__module__ = __name__  # Triton names a kernel's functions by their module
-    return triton.jit(function)
-
-
 @cache
-def activation(name: str | None, approximate: bool = False) -> tuple[Any, Any]:
-    """value(z, parameter) and derivative(z, parameter); ``approximate`` needs an NVIDIA GPU."""
+def activation(name: str | None, dtype: str, nvidia: bool) -> tuple[Any, Any]:
+    """value(z, parameter) and derivative(z, parameter) for a problem of a dtype."""
     if name is None:
         return identity, one
-    primitives = _APPROXIMATE if approximate else _PRIMITIVES
-    return _compiled(FORMULAS[name].value, primitives), _compiled(FORMULAS[name].derivative, primitives)
+    nvidia = nvidia and dtype != "float64"
+    values = _primitives(nvidia, False)
+    if nvidia and dtype == "bfloat16":
+        values = {**values, "tanh": tanh_nvidia}
+    formula = FORMULAS[name]
+    derivative = bind(formula.derivative, _primitives(nvidia, True))
+    return _compiled(bind(formula.value, values)), _compiled(derivative)

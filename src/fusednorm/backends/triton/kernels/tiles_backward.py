@@ -218,13 +218,14 @@ def input_program(
     b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
     b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
+    inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
     if OVERLAP:
         gdc_wait()
     if p_totals is not None:
         o_unit = o_c if PER_BATCH else wide * G + o_c // D
-        slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd * rstd, o_s, LAST)
+        slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd, o_s, LAST)
         if p_mean is not None:
             level, _ = tile_of(tl.load(p_totals + 2 * o_unit, m_c, 0.0) * rstd, o_s, LAST)
         else:
@@ -235,7 +236,7 @@ def input_program(
             p_partials, p_weight, p_scale, unit, G, D, C, total, rows, partial_chunks, partial_channel, partial_chunk,
             PER_BATCH, BLOCK_R, BLOCK_D,
         )  # fmt: skip
-        slope, _ = tile_of(rstd * rstd * (total_q / K), o_s, LAST)
+        slope, _ = tile_of(rstd * (total_q / K), o_s, LAST)
         level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if p_mean is None:
             level = tl.zeros_like(slope)
@@ -244,7 +245,7 @@ def input_program(
         centred = b_x - mean
         b_dx = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter) * gain
         if p_totals is not None or p_partials is not None:
-            b_dx -= level + centred * slope
+            b_dx -= level + centred * inverse * slope  # rstd**2 would be beyond fp32 for inputs of 1e19
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_grad += BLOCK_S * dy_spatial

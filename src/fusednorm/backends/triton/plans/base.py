@@ -81,13 +81,7 @@ class Plan:
         self.shape, self.strides, self.allocate = problem.shape, problem.output_strides, allocator(problem.device)
         self.on_gpu = problem.device == "cuda"
         self.rms, self.empty = problem.rms, view.numel == 0
-        # What is stored in 16 bits hides an approximate activation; a gradient of fp32 weights does not.
-        parameters = {problem.weight_dtype, problem.bias_dtype, problem.scale_dtype, problem.shift_dtype}
-        stored = parameters - {None, "float16", "bfloat16"}
-        short = problem.dtype in ("float16", "bfloat16") and approximates()
-        name = used.name if used else None
-        self.value, self.derivative = activation(name, short)
-        self.sum_derivative = activation(name, short and not stored)[1]
+        self.value, self.derivative = activation(used.name if used else None, problem.dtype, approximates())
         self.overlap = {"OVERLAP": overlaps()}
         self.parameter = float(used.parameter or 0.0) if used else 0.0
 

@@ -73,7 +73,7 @@ class RowsBackward(SummedRowsBackward):
             programs,
             (view.samples, grad.sample, problem.layout.sample, output.sample, self.total),
             {
-                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter,
+                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
                 "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
                 "RELOAD": config.reload,
@@ -111,7 +111,7 @@ class LongRowsBackward(SummedRowsBackward):
             blocks * shares,
             (self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total),
             {
-                **common, "DERIVATIVE": self.sum_derivative, "BIAS": problem.bias_dtype is not None, "K": size,
+                **common, "DERIVATIVE": self.derivative, "BIAS": problem.bias_dtype is not None, "K": size,
                 "BLOCK_K": config.elements, "STEPS": steps,
             },
             config.warps,

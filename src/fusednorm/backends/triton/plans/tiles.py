@@ -163,7 +163,7 @@ class TilesBackward(BackwardPlan):
             reduction.programs,
             (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
             {
-                **self.overlap, "DERIVATIVE": self.sum_derivative, "PARAMETER": self.parameter, **reduction.order,
+                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **reduction.order,
                 **reduction.tile, **reduction.staged,
             },
             reduction.warps,

@@ -1,0 +1,144 @@
+"""What torch's own tools do with the modules: tracing, folding, quantization, scripting.
+
+A tool that knows torch's class runs or rewrites a module without its ``forward``, and so without the activation. Here
+each such tool either keeps the activation or is refused with a remedy. Tools that compare types exactly leave the
+modules alone: ``torch.fx.experimental.optimization.fuse``, the fusions of FX graph mode quantization and of Inductor.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+# Functions of torch that take a module apart and read its eps, each with what it makes of it.
+_FOLDS = {
+    ("torch.nn.utils.fusion", "fuse_conv_bn_eval"): "folds it into the convolution",
+    ("torch.nn.utils.fusion", "fuse_linear_bn_eval"): "folds it into the linear layer",
+    ("torch._inductor.fx_passes.efficient_conv_bn_eval", "efficient_conv_bn_eval"): "folds it into the convolution",
+    ("torch.nn.modules.batchnorm", "SyncBatchNorm.convert_sync_batchnorm"): "makes a torch.nn.SyncBatchNorm of it",
+    ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): "makes an MKL-DNN batch norm of it",
+}
+# These take a module's weights for a kernel of their own if two norms have one eps, and else call the modules.
+_COMPARISONS = {
+    ("torch.nn.modules.transformer", "TransformerEncoderLayer.forward"),
+    ("torch.nn.modules.transformer", "TransformerEncoder.__init__"),
+}
+_ALONG_THE_LAST = ("torch.nn.utils.fusion", "fuse_linear_bn_eval")
+
+
+def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
+    """The eps that ``reader`` sees of a module with fused parts; RuntimeError where it would leave them out.
+
+    The frame tells a fold from a person who prints eps. Folding functions that a program imported before fusednorm are
+    recognized too, which replacing them in torch would not reach.
+    """
+    name = (reader.f_globals.get("__name__", ""), reader.f_code.co_qualname)
+    if name in _COMPARISONS:
+        return float("nan")  # equal to no other, so the module itself is called
+    if name in _FOLDS and (module.activation is not None or name != _ALONG_THE_LAST):
+        _refuse(module, f"{name[1]} {_FOLDS[name]}")
+    return eps
+
+
+def _refuse(module: Any, what: str) -> NoReturn:
+    kind = type(module).__name__
+    if module.activation is not None:
+        raise RuntimeError(
+            f"{kind}: {what}, which would drop its activation {module.activation.name!r}; set the module's activation "
+            "to None and put the activation behind it as a module of its own, e.g. torch.nn.ReLU()"
+        )
+    raise RuntimeError(
+        f"{kind}: {what}, which takes dimension 1 for the channels; this module has channel_dim=-1; use a module with "
+        "channel_dim=1"
+    )
+
+
+# --- tracing ---
+
+
+def leaf(module: Any, input: Any) -> Any:
+    """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
+
+    Tracers take a module for a leaf by the package of its class. For the traced module itself, which no graph of its
+    own can call, the function that it calls is recorded: None again, or where ``forward`` looks at its input's shape,
+    which a Proxy has not, the result of ``_normalize``.
+    """
+    if not isinstance(input, torch.fx.Proxy):
+        return None
+    tracer = input.tracer
+    if not isinstance(tracer, torch.fx.Tracer):
+        return None
+    path = tracer.path_of_module(module)
+    if path:
+        return tracer.create_proxy("call_module", path, (input,), {})
+    normalize = getattr(module, "_normalize", None)
+    return None if normalize is None else normalize(input)
+
+
+# --- scripting ---
+
+
+def refuse_script(module: Any) -> NoReturn:
+    raise RuntimeError(
+        f"torch.jit.script cannot compile fusednorm's {type(module).__name__}, which chooses its kernels in Python; "
+        "use torch.compile, torch.export or torch.jit.trace, or script the model with torch.nn's module in its place"
+    )
+
+
+# --- eager mode quantization ---
+
+
+def as_torch(module: nn.Module, kind: type[nn.Module]) -> nn.Module:
+    """The same parameters, buffers and hooks as a module of torch's class, without the fused parts."""
+    plain = kind.__new__(kind)
+    plain.__dict__ = {name: value for name, value in vars(module).items() if name not in ("activation", "channel_dim")}
+    return plain
+
+
+def _fuse(
+    methods: dict[tuple[type, ...], Callable[..., nn.Module]],
+    types: tuple[type, ...],
+    is_qat: bool,
+    *modules: nn.Module,
+) -> nn.Module:
+    """What torch's method for ``types`` makes of the modules, with a fused ReLU as the next module of the pattern."""
+    plain = list(modules)
+    for index, (module, kind) in enumerate(zip(modules, types, strict=True)):
+        activation = getattr(module, "activation", None)
+        if not issubclass(kind, nn.modules.batchnorm._BatchNorm):
+            continue
+        if getattr(module, "channel_dim", 1) != 1:
+            _refuse(module, "fuse_modules folds it into another module")
+        plain[index] = as_torch(module, kind)
+        if activation is None:
+            continue
+        followed = types[index + 1 :] == (nn.ReLU,)
+        method = methods.get(types if followed else (*types, nn.ReLU))
+        if activation.name != "relu" or method is None:
+            _refuse(module, "fuse_modules folds it into another module")
+        if not followed:
+            types, plain = (*types, nn.ReLU), [*plain, nn.ReLU().train(module.training)]
+        break
+    return methods[types](is_qat, *plain)
+
+
+def register_fusions(classes: dict[type, type]) -> None:
+    """Tell torch.ao.quantization.fuse_modules, which knows types by identity, of our batch norms.
+
+    ``classes`` maps torch's to ours. Where torch has not loaded its quantization, or keeps its table elsewhere,
+    fuse_modules refuses our modules itself.
+    """
+    mappings = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
+    methods = getattr(mappings, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", None)
+    if not isinstance(methods, dict):
+        return
+    for types in list(methods):
+        ours = tuple(classes.get(kind, kind) for kind in types)
+        if ours != types:
+            methods[ours] = partial(_fuse, methods, types)

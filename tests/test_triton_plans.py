@@ -1,0 +1,118 @@
+"""What the plans of the Triton backend launch, and where, seen without a GPU; their results are the interpreter's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans.base import folded
+from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.problem import Problem
+
+# --- the samples of batch_norm as one ---
+
+
+def _batch_norm(shape: tuple[int, ...] = (4, 8, 5, 6), modulated: bool = False) -> Problem:
+    x = torch.empty(shape, device="meta")
+    if x.dim() == 4:
+        x = x.to(memory_format=torch.channels_last)
+    scale = torch.empty(shape[:2], device="meta") if modulated else None
+    return backward_problem(x, x, None, None, scale, scale, "batch_norm", 0, 1, None)
+
+
+def test_samples_that_follow_at_the_step_of_positions_are_one() -> None:
+    one = folded(_batch_norm())
+    assert (one.view.samples, one.view.spatial, one.view.channels) == (1, 120, 8)
+    for layout in (one.layout, one.output_layout, one.grad_layout):
+        assert layout is not None
+        assert (layout.spatial, layout.channel) == (8, 1)
+
+
+def test_samples_of_one_position_are_one_at_any_step() -> None:
+    """Each tensor keeps its own step between samples, as that of the positions."""
+    problem = _batch_norm((4, 8))
+    assert problem.grad_layout is not None
+    one = folded(replace(problem, grad_layout=replace(problem.grad_layout, sample=24)))
+    assert (one.view.samples, one.view.spatial) == (1, 4)
+    assert [layout.spatial for layout in (one.layout, one.output_layout, one.grad_layout) if layout] == [8, 8, 24]
+
+
+@pytest.mark.parametrize("name", ["layout", "output_layout", "grad_layout"])
+def test_samples_with_a_gap_between_them_stay_apart(name: str) -> None:
+    """In any of the three tensors."""
+    problem = _batch_norm()
+    layout = getattr(problem, name)
+    apart = replace(problem, **{name: replace(layout, sample=layout.sample + 8)})
+    assert folded(apart) is apart
+
+
+def test_what_differs_between_samples_keeps_them_apart() -> None:
+    x = torch.empty(4, 8, 5, 6, device="meta").to(memory_format=torch.channels_last)
+    for problem in (
+        _batch_norm(modulated=True),
+        forward_problem(x, None, None, None, None, "instance_norm", 0, 1, None),
+        forward_problem(x.contiguous(), None, None, None, None, "batch_norm", 0, 1, None),
+    ):
+        assert folded(problem) is problem
+
+
+# --- tensors of another device than the current one ---
+
+
+class Devices:
+    """A current device, as torch.cuda.device would set it, and the devices on which launches happened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, current: int) -> None:
+        self.current, self.launched, self.entered = current, [], 0
+        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current, raising=False)
+        monkeypatch.setattr(torch.cuda, "device", self.enter)
+        monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: self.launched.append(self.current))
+        monkeypatch.setattr(instances, "_common", lambda problem: None)
+
+    @contextmanager
+    def enter(self, device: torch.device) -> Iterator[None]:
+        assert device.type == "meta"
+        before, self.current = self.current, OWN
+        self.entered += 1
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+#: What get_device() says of the tensors that stand in for a GPU's here.
+OWN = torch.empty(0, device="meta").get_device()
+
+
+@pytest.mark.parametrize("current", [OWN, OWN + 3])
+@pytest.mark.parametrize(
+    ("instance", "shape"), [(TILES, (4, 64)), (WHOLE, (4, 64)), (ROWS, (4, 64)), (ROWS, (4, 20000))]
+)
+def test_launches_happen_on_the_device_of_the_tensors(
+    instance: Any, shape: tuple[int, ...], current: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = Devices(monkeypatch, current)
+    x = torch.empty(shape, device="meta")
+    weight = torch.empty(shape[-1], device="meta")
+    common = (weight, weight, None, None, "layer_norm", 1, 1, None)
+    plan = instance.plan(forward_problem(x, *common))
+    plan.on_gpu = True
+    _, mean, rstd, _ = plan(x, weight, weight, None, None, None, None, 1e-5)
+    if instance is not WHOLE:
+        plan = instance.plan(backward_problem(x, x, *common))
+        plan.on_gpu = True
+        plan(x, x, mean, rstd, weight, weight, None, None, (True, True, True, False, False))
+    assert devices.launched
+    assert set(devices.launched) == {OWN}
+    assert devices.current == current
+    assert (devices.entered > 0) is (current != OWN)  # entering costs the host 2 us

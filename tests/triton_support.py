@@ -1,0 +1,251 @@
+"""What the tests that compile Triton kernels with no GPU present share: cases, the launches that they make, sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from fusednorm.activations import FORMULAS
+from fusednorm.arguments import activation_of
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans import base
+from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.problem import Family, Problem
+
+BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+TARGETS = {
+    "sm_80": GPUTarget("cuda", 80, 32),
+    "sm_90": GPUTarget("cuda", 90, 32),
+    "sm_100": GPUTarget("cuda", 100, 32),
+    "gfx90a": GPUTarget("hip", "gfx90a", 64),
+    "gfx942": GPUTarget("hip", "gfx942", 64),
+    "gfx950": GPUTarget("hip", "gfx950", 64),
+    "gfx1100": GPUTarget("hip", "gfx1100", 32),
+}
+KERNELS = {
+    "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "combine", "gradients", "whole_forward",
+    "rows_forward", "rows_backward", "row_totals", "columns_backward",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Case:
+    """A forward and its backward, on an instance or on the ones that the heuristic chooses."""
+
+    family: Family
+    groups: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype = BF16
+    activation: str = ""
+    last: bool = False
+    modulated: bool = False
+    training: bool = True
+    parameters: torch.dtype | None = None  # None for the input's own
+    instance: Any = None
+
+
+#: Between them every kernel, and every kind of tile, dtype and branch.
+CASES: tuple[Case, ...] = (
+    Case("group_norm", 32, (2, 320, 64, 64), activation="silu", instance=TILES),
+    Case("group_norm", 32, (2, 320, 128, 128), activation="silu", last=True, instance=TILES),
+    Case("group_norm", 32, (1, 128, 1024, 1024), activation="silu", instance=TILES),
+    Case("group_norm", 32, (1, 128, 1024, 1024), activation="silu", last=True, instance=TILES),
+    Case("group_norm", 8, (2, 24, 33, 31), FP16, "gelu", modulated=True, instance=TILES),
+    Case("group_norm", 8, (2, 24, 33, 31), FP32, "gelu_tanh", last=True, modulated=True, instance=TILES),
+    Case("group_norm", 8, (2, 24, 33, 31), modulated=True, parameters=FP32, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
+    Case("layer_norm", 1, (131072, 128), instance=WHOLE),
+    Case("layer_norm", 1, (8192, 8192), FP32, instance=WHOLE),
+    Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=WHOLE),
+    Case("layer_norm", 1, (131072, 128), instance=ROWS),
+    Case("layer_norm", 1, (131072, 128), parameters=FP32, instance=ROWS),
+    Case("rms_norm", 1, (4096, 1024), FP16, "silu", instance=ROWS),
+    Case("layer_norm", 1, (16384, 4096), instance=ROWS),
+    Case("layer_norm", 1, (8192, 8192), FP32, instance=ROWS),
+    Case("layer_norm", 1, (4096, 16384), instance=ROWS),
+    Case("layer_norm", 1, (4096, 20000), activation="silu", instance=ROWS),
+    Case("rms_norm", 1, (32, 200704), FP64, instance=ROWS),
+    Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=ROWS),
+    *(
+        Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
+        for name in FORMULAS
+        for dtype in (BF16, FP32)
+    ),
+)
+#: Shapes that between them make the heuristic choose each of its configurations: samples, channels, positions; rows.
+SAMPLES, CHANNELS = (1, 2, 32), (3, 7, 32, 96, 320, 512, 1280)
+POSITIONS = ((1, 1), (2, 2), (7, 7), (16, 16), (33, 31), (64, 64), (128, 128), (512, 512), (1024, 1024))
+ROW_COUNTS = (1, 5, 128, 4096, 131072)
+ROW_SIZES = (1, 5, 24, 64, 128, 300, 512, 768, 1024, 2048, 4096, 5000, 8192, 16384, 20000, 32768, 65536)
+MOST_ELEMENTS = 1 << 29
+
+
+def grid() -> Iterator[Case]:
+    """What makes the heuristic choose each of its configurations."""
+    families: tuple[tuple[Family, int], ...]
+    families = (("group_norm", 1), ("group_norm", 32), ("batch_norm", 0), ("instance_norm", 0))
+    for dtype in (BF16, FP32, FP64):
+        for n, c, s, last in product(SAMPLES, CHANNELS, POSITIONS, (False, True)):
+            if n * c * s[0] * s[1] <= MOST_ELEMENTS:
+                for family, groups in families:
+                    if not groups or c % groups == 0:
+                        yield Case(family, groups, (n, c, *s), dtype, "silu", last)
+        for rows, size in product(ROW_COUNTS, ROW_SIZES):
+            if rows * size <= MOST_ELEMENTS:
+                yield Case("layer_norm", 1, (rows, size), dtype)
+                yield Case("rms_norm", 1, (rows, size), dtype)
+
+
+class Made(NamedTuple):
+    """A launch, and tensors that it was called with."""
+
+    launch: Launch
+    tensors: tuple[torch.Tensor | None, ...]
+
+    @property
+    def kernel(self) -> str:
+        return self.launch.kernel.fn.__name__
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the data."""
+        return next(tensor for tensor in self.tensors if tensor is not None).dtype
+
+
+#: The launches of one call, in their order.
+Operation = list[Made]
+
+
+class Capabilities(NamedTuple):
+    """What the plans ask of a GPU."""
+
+    approximates: bool
+    overlaps: bool
+
+
+def capabilities(target: str) -> Capabilities:
+    gpu = TARGETS[target]
+    return Capabilities(gpu.backend == "cuda", gpu.backend == "cuda" and gpu.arch >= 90)
+
+
+def operations(able: Capabilities, cases: Iterable[Case]) -> list[Operation]:
+    """What all cases launch on GPUs that can do so much, nothing of it compiled."""
+    made: list[Operation] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launch, "__call__", lambda launch, *tensors: made[-1].append(Made(launch, tensors)))
+        patch.setattr(base, "approximates", lambda: able.approximates)
+        patch.setattr(base, "overlaps", lambda: able.overlaps)
+        patch.setattr(instances, "_common", lambda problem: None)
+        for case in cases:
+            _run(case, made)
+    return made
+
+
+def _plan(instance: Any, problem: Problem) -> Any:
+    return (instance or instances.choose(problem)).plan(problem)
+
+
+def _run(case: Case, made: list[Operation]) -> None:
+    memory = torch.channels_last if case.last else torch.contiguous_format
+    x = torch.empty(case.shape, dtype=case.dtype, device="meta", memory_format=memory)
+    rows, compute = case.family in ("layer_norm", "rms_norm"), FP64 if case.dtype is FP64 else FP32
+    dtype = case.parameters or case.dtype
+    weight = torch.empty(case.shape[-1] if rows else case.shape[1], dtype=dtype, device="meta")
+    scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
+    bias = None if case.family == "rms_norm" else weight
+    activation = activation_of(case.activation, 1.0) if case.activation else None
+    given = None if case.training else torch.empty(case.shape[1], dtype=compute, device="meta")
+    common = (weight, bias, scale, scale, case.family, case.groups, 1, activation)
+    made.append([])
+    forward = _plan(case.instance, forward_problem(x, *common, not case.training))
+    _, mean, rstd, _ = forward(x, weight, bias, scale, scale, given, given, 1e-5)
+    if case.instance is not WHOLE:
+        made.append([])
+        backward = _plan(case.instance, backward_problem(x, x, *common, case.training))
+        backward(x, x, mean, rstd, weight, bias, scale, scale, (True,) * 5)
+
+
+def configuration(made: Made) -> tuple[Any, ...]:
+    """What the heuristic chose of a launch: the tile, its warps and stages, and the branches that its code takes."""
+    constants = made.launch.constants
+    names = ["BLOCK_C", "BLOCK_S", "BLOCK_U", "BLOCK_K", "STAGES", "RELOAD", "LAST", "PER_BATCH", "MERGE"]
+    loops = [constants.get(name, 1) > 1 for name in ("TILES", "STEPS")]
+    merged = None
+    if made.kernel in ("finalize", "combine"):  # elsewhere the size of a merge is no choice
+        merged = constants["BLOCK_R"] * constants["BLOCK_D"]
+    return made.kernel, made.dtype, made.launch.options["num_warps"], merged, *loops, *map(constants.get, names)
+
+
+@cache
+def configurations(able: Capabilities) -> list[Made]:
+    """One launch of each configuration that the heuristic chooses."""
+    found: dict[Any, Made] = {}
+    for operation in operations(able, grid()):
+        for made in operation:
+            found.setdefault(configuration(made), made)
+    return list(found.values())
+
+
+def branches(made: Made) -> set[Any]:
+    """The ways that a launch takes through its kernel's code, by the constants and the tensors that decide them."""
+    kernel, constants = made.kernel, made.launch.constants
+    found: set[Any] = {kernel}
+    for name, value in constants.items():
+        if isinstance(value, bool):
+            found.add((kernel, name, value))
+        elif name in ("TILES", "STEPS", "STAGES") or name.startswith("BLOCK"):
+            found.add((kernel, name, value > 1))
+        elif name in ("VALUE", "DERIVATIVE"):
+            found.add((name, str(value)))
+    if "K" in constants and "BLOCK_K" in constants:
+        found.add((kernel, "K", constants["K"] % constants["BLOCK_K"] == 0))
+    for place, tensor in enumerate(made.tensors):
+        found.add((kernel, place, None if tensor is None else tensor.dtype))
+    return found
+
+
+@cache
+def spread(able: Capabilities) -> list[Made]:
+    """Few launches that between them take every branch that any launch of the cases and of the grid takes."""
+    known = [made for operation in operations(able, CASES) for made in operation] + configurations(able)
+    pool = [(made, branches(made)) for made in known]
+    missing = set().union(*(taken for _, taken in pool))
+    chosen = []
+    while missing:
+        made, taken = max(pool, key=lambda entry: len(entry[1] & missing))
+        chosen.append(made)
+        missing -= taken
+    return chosen
+
+
+def source(made: Made) -> ASTSource:
+    """What Triton would compile for a launch, given aligned tensors."""
+    short = {FP64: "fp64", FP32: "fp32", FP16: "fp16", BF16: "bf16"}
+    launch, tensors = made
+    values: list[Any] = [*tensors, *launch.scalars]
+    signature, constants, attributes = {}, {}, {}
+    for place, name in enumerate(launch.kernel.arg_names):
+        value = values[place] if place < len(values) else launch.constants[name]
+        if isinstance(value, torch.Tensor):
+            signature[name] = "*" + short[value.dtype]
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        elif place < len(values) and value is not None and value != 1:
+            signature[name] = "i32"
+            if value % 16 == 0:
+                attributes[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[name] = "constexpr"
+            constants[(place,)] = value
+    return ASTSource(launch.kernel, signature, constants, attributes)
