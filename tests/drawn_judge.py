@@ -66,7 +66,7 @@ class Judge:
         return self._magnitudes.get(name)
 
     def _reach(self) -> float:
-        """The largest of 1, the inverse deviations and the inputs: what a rounded product may still be multiplied by."""
+        """The largest of 1, the inverse deviations and the inputs: what a rounded product may yet be multiplied by."""
         input, rstd = self.tensors["input"], self.expected.rstd
         assert input is not None
         finite = [tensor[tensor.isfinite()].abs() for tensor in (input.double(), rstd)]
@@ -156,7 +156,7 @@ class Judge:
             return verdict.fault
         size = magnitude[compared]
         unit = 2.0 * torch.finfo(torch.float64 if self.wide else torch.float32).eps * (1 + 0.25 * log2(terms))
-        # A product that underflows loses up to half a subnormal in each term, and what multiplies it then makes it more.
+        # A product that underflows loses up to half a subnormal in each term, and a later factor enlarges that.
         floor = sqrt(terms) * info.smallest_normal * info.eps * self._reach()
         error = (got.double() - expected).abs()
         worst = float(error.max()) <= verdict.allowed + unit * float(size.max()) + floor
