@@ -1,9 +1,12 @@
-# Everything runs in .venv, which `make setup` makes with $(PYTHON) and brings up to date when the two files that say
+# Everything runs in $(VENV), which `make setup` makes with $(PYTHON) and brings up to date when the two files that say
 # what belongs in it change.
 PYTHON ?= python3
+VENV ?= .venv
 WORKERS ?= 2
-BIN := .venv/bin
-INSTALLED := .venv/.installed
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+# The versions of Python that pyproject.toml promises.
+PYTHONS := 3.11 3.12 3.13
 
 # pip reads the first for what it installs and, before pip 25.3, for its build environments too; since then the second.
 # Without them a dependency could bring another torch, which is gigabytes on Linux.
@@ -11,13 +14,15 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test test-exhaustive lint types format clean
+.PHONY: help setup run test test-pythons test-exhaustive mutants lint types format clean
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
 	@echo 'make run     the quick benchmark, then a small network on real data'
 	@echo 'make test    the test suite'
-	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 10 minutes'
+	@echo 'make test-pythons   the test suite under each of Python $(PYTHONS) that is installed'
+	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 20 minutes'
+	@echo 'make mutants MODULE=tolerance   which changes of a module its tests do not notice'
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'
@@ -26,7 +31,7 @@ help:
 setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
@@ -38,6 +43,18 @@ run: setup
 test: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m 'not timing and not exhaustive'
 	$(BIN)/python -m pytest -m timing --reruns 2
+
+# Each version in an environment of its own, .venv-3.12 for one. A version that is not installed is named at the end, and fails nothing; a version that fails fails the whole.
+test-pythons:
+	@missing=; failed=; \
+	for version in $(PYTHONS); do \
+	  if python$$version -c '' 2>/dev/null; then \
+	    echo "== Python $$version"; \
+	    $(MAKE) --no-print-directory test PYTHON=python$$version VENV=.venv-$$version || failed="$$failed $$version"; \
+	  else missing="$$missing $$version"; fi; \
+	done; \
+	test -z "$$missing" || echo "== not installed, not tested: Python$$missing"; \
+	test -z "$$failed" || { echo "== failed: Python$$failed"; exit 1; }
 
 test-exhaustive: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
@@ -54,5 +71,5 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-3.* mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

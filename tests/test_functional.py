@@ -240,39 +240,31 @@ def test_examples_in_the_docstrings(module: Any) -> None:
 HEAVY = ("numba", "llvmlite", "triton", "matplotlib", "typer", "rich", "hypothesis", "sklearn", "pandas")
 
 IMPORT = """
-    import json, sys, time
+    import json, sys
     import torch
-    before, start = set(sys.modules), time.perf_counter()
+    before = set(sys.modules)
     import {module}
-    seconds = time.perf_counter() - start
-    print(json.dumps([seconds, sorted({{name.split(".")[0] for name in set(sys.modules) - before}})]))
+    print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}})))
 """
 
 
-def fresh_import(module: str) -> tuple[float, set[str]]:
-    """The seconds that an import adds to `import torch` in a new process, and the packages that it brings."""
+def fresh_import(module: str) -> set[str]:
+    """The packages that an import adds to those of `import torch` in a new process."""
     program = textwrap.dedent(IMPORT).format(module=module)
     source = str(Path(fusednorm.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([source, os.environ.get("PYTHONPATH", "")])}
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, env=environment
     )
-    seconds, names = json.loads(result.stdout.splitlines()[-1])
-    return seconds, set(names)
+    return set(json.loads(result.stdout.splitlines()[-1]))
 
 
 def test_the_import_is_light() -> None:
-    assert fresh_import("fusednorm")[1].isdisjoint(HEAVY)
+    assert fresh_import("fusednorm").isdisjoint(HEAVY)
 
 
 def test_the_light_import_test_can_fail() -> None:
-    _, names = fresh_import("numba")
-    assert not names.isdisjoint(HEAVY)
-
-
-@pytest.mark.timing
-def test_the_import_is_fast() -> None:
-    assert min(fresh_import("fusednorm")[0] for _ in range(3)) < 0.05
+    assert not fresh_import("numba").isdisjoint(HEAVY)
 
 
 @pytest.mark.parametrize("name", fusednorm.__all__)

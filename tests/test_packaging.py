@@ -120,11 +120,18 @@ def test_empty_memory_is_poisoned() -> None:
 
 
 @pytest.mark.timing
-def test_import_adds_under_50_ms_to_that_of_torch() -> None:
-    program = "import time, torch; start = time.perf_counter(); import fusednorm; print(time.perf_counter() - start)"
-    seconds = [
+def test_import_adds_a_twentieth_to_that_of_torch() -> None:
+    program = """
+import time
+start = time.perf_counter()
+import torch
+middle = time.perf_counter()
+import fusednorm
+print((time.perf_counter() - middle) / (middle - start))
+"""
+    shares = [
         float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
         for _ in range(5)
     ]
-    # The machine may be busy: the import is as fast as its fastest run.
-    assert min(seconds) < 0.05
+    # The machine may be slow, or busy: the import is as fast as its fastest run, beside torch's own.
+    assert min(shares) < 0.05

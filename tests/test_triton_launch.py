@@ -97,9 +97,9 @@ class Kernel:
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> int:
-    """A device and its current stream, where torch may know neither."""
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", {3: STREAM}.__getitem__, raising=False)
+    """The current stream of the tensors' device, which torch may not know."""
+    streams = {_at(0).get_device(): STREAM}
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
     return STREAM
 
 
@@ -118,7 +118,7 @@ OTHERS: dict[str, tuple[Tensor | None, ...]] = {
     "the last is unaligned": (_at(0), None, _at(0), _at(14)),
     "two are unaligned": (_at(0), None, _at(4), _at(4)),
     "all are unaligned": (_at(2), None, _at(2), _at(2)),
-    "the first is None": (None, None, _at(0), _at(0)),
+    "all but the first are None": (_at(0), None, None, None),
     "the last is None": (_at(0), None, _at(0), None),
     "none is None": (_at(0), _at(0), _at(0), _at(0)),
     "another is None": (_at(0), _at(0), None, _at(0)),
