@@ -174,12 +174,13 @@ class Judge:
 
     def _coarse(self, name: str, got: Tensor, expected: Tensor, plain: Tensor, chosen: Tensor) -> str | None:
         """Whether what came out finite where the plain computation breaks is right, or the plain one's, roughly."""
+        info = torch.finfo(got.dtype)
         got, expected, plain = got.double()[chosen], expected[chosen], plain[chosen]
         if not got.numel():
             return None
         magnitude = self._magnitude(name)
         size = 0.0 if magnitude is None else float(magnitude[chosen].nan_to_num(0.0, 0.0, 0.0).max())
-        close = 0.02 * float(expected.abs().max()) + 1e-5 * size + 1e-30
+        close = 0.02 * float(expected.abs().max()) + 1e-5 * size + max(1e-30, info.smallest_normal * info.eps)
         near = ((got - expected).abs() <= close) | ((got - plain).abs() <= 0.02 * plain.abs() + 1e-30)
         if not bool(near.all()) and name not in ("mean", "running_mean", "running_var"):
             saturated = self._saturated().results.get(name)
