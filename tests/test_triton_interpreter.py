@@ -44,7 +44,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False, chosen),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
-    ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float32", "nchw", None, False, chosen),
+    ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False, chosen),
     ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False, small),
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, small),

@@ -23,7 +23,7 @@ PIECES, PIECE = 17, 18
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 FIELDS = 21
 
-#: The coefficients that channels_last keeps per (n, c): mean, a, b, and for the gradient c2, c3 and rstd.
+#: The coefficients that channels_last keeps per (n, c): mean, a, b and rstd, and for the gradient c2 and c3.
 COEFFICIENTS = 6
 
 

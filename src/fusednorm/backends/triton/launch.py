@@ -26,6 +26,9 @@ class Launch:
     knows of it, and each case's compiled kernel is kept and started directly, with addresses in place of tensors:
     Triton asks the driver about each tensor's memory, and believes an address. A kernel whose constants say OVERLAP and
     that ``follows`` another one starts before that has ended.
+
+    Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chooses for itself fuses a
+    product into the exchange between the threads of a sum, and then each thread has another last bit of it.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Launch:
         follows: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
-        self.options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": True}
+        self.options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": False}
         if follows and constants["OVERLAP"]:
             self.options["launch_pdl"] = True
         self.starts: dict[Case, Start] = {}

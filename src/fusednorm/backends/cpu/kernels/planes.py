@@ -97,13 +97,13 @@ def _row_sums(element: Element, make):
     load, T = element.load, element.compute
 
     @reassociated
-    def chunk_sums(grad, g, x, i, keep, r, n, centre, a, b, parameter):
+    def chunk_sums(grad, g, x, i, keep, r, n, centre, rstd, a, b, parameter):
         p, q = T(0), T(0)
         for k in range(n):
             deviation = load(x, i + k) - centre
             dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), parameter)
             p += dz
-            q += dz * deviation
+            q += dz * (deviation * rstd)
         return np.float64(p), np.float64(q)
 
     @exact
@@ -112,10 +112,12 @@ def _row_sums(element: Element, make):
         a, b = T(gain * np.float64(rstd)), T(offset)
         for start in range(0, n, CHUNK):
             m = min(CHUNK, n - start)
-            chunk_p, chunk_q = chunk_sums(grad, g + start, x, i + start, keep, r + start, m, centre, a, b, T(parameter))
+            chunk_p, chunk_q = chunk_sums(
+                grad, g + start, x, i + start, keep, r + start, m, centre, rstd, a, b, T(parameter)
+            )
             p += chunk_p
             q += chunk_q
-        return p, q * np.float64(rstd)
+        return p, q
 
     return row_sums
 

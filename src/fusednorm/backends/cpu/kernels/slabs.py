@@ -173,7 +173,7 @@ def _sample_coefficients(element: Element):
 
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
-        """mean, a and b of each channel of a sample."""
+        """mean, a, b and rstd of each channel of a sample."""
         channels = channel_count(geometry)
         base = n * COEFFICIENTS * channels
         for c in range(channels):
@@ -182,6 +182,7 @@ def _sample_coefficients(element: Element):
             coefficients[base + c] = T(stats[2 * unit])
             coefficients[base + channels + c] = T(gain * stats[2 * unit + 1])
             coefficients[base + 2 * channels + c] = T(offset)
+            coefficients[base + 3 * channels + c] = T(stats[2 * unit + 1])
 
     return sample_coefficients
 

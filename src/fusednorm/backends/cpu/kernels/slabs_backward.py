@@ -23,11 +23,11 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, statistic_unit
+from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate
 
 
 def _slab_sums(element: Element, pullback):
-    """p and q (without its factor rstd) per channel of one slab, written to its place in the partials."""
+    """p and q per channel of one slab, written to its place in the partials."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
@@ -38,7 +38,7 @@ def _slab_sums(element: Element, pullback):
             a, b = read(coefficients, k + channels + c), read(coefficients, k + 2 * channels + c)
             dz = pullback(load(grad, g + c), normalized(deviation, a, b), parameter)
             add_first(first, c, dz)
-            add_second(second, c, dz * deviation)
+            add_second(second, c, dz * (deviation * read(coefficients, k + 3 * channels + c)))
 
     @exact
     def slab_sums(grad, x, coefficients, partials, geometry, parameter, task):
@@ -69,7 +69,7 @@ def _slab_sums(element: Element, pullback):
 
 def _sample_sums(element: Element):
     @exact
-    def sample_sums(partials, stats, sums, geometry, n):
+    def sample_sums(partials, sums, geometry, n):
         """p and q of each channel of a sample, from its slabs in order."""
         channels, pieces = channel_count(geometry), geometry[PIECES]
         for c in range(channels):
@@ -79,8 +79,6 @@ def _sample_sums(element: Element):
                 i = 2 * (n * channels + c)
                 sums[i] += partials[2 * task * channels + c]
                 sums[i + 1] += partials[(2 * task + 1) * channels + c]
-        for c in range(channels):
-            sums[2 * (n * channels + c) + 1] *= stats[2 * statistic_unit(geometry, n, c) + 1]
 
     return sample_sums
 
@@ -90,7 +88,7 @@ def _unit_gradient(element: Element):
 
     @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
-        """c2, c3 and rstd of each channel under one statistic, from P and Q."""
+        """c2 and c3 of each channel under one statistic, from P and Q."""
         channels = channel_count(geometry)
         if geometry[PER_BATCH]:
             n0, n1, c0, c1 = 0, geometry[SAMPLES], unit, unit + 1
@@ -110,8 +108,7 @@ def _unit_gradient(element: Element):
         for n in range(n0, n1):
             for c in range(c0, c1):
                 base = n * COEFFICIENTS * channels + c
-                coefficients[base + 3 * channels], coefficients[base + 4 * channels] = T(c2), T(c3)
-                coefficients[base + 5 * channels] = T(rstd)
+                coefficients[base + 4 * channels], coefficients[base + 5 * channels] = T(c2), T(c3)
 
     return unit_gradient
 
@@ -133,8 +130,8 @@ def _gradient_slab(element: Element, pullback):
                 for c in range(channels):
                     deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
                     z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
-                    c2, c3 = read(coefficients, k + 3 * channels + c), read(coefficients, k + 4 * channels + c)
-                    xhat = deviation * read(coefficients, k + 5 * channels + c)
+                    xhat = deviation * read(coefficients, k + 3 * channels + c)
+                    c2, c3 = read(coefficients, k + 4 * channels + c), read(coefficients, k + 5 * channels + c)
                     store(dx, o + c, a * pullback(load(grad, g + c), z, p) + (c2 * xhat + c3))
             else:  # 0 times an infinite xhat would be NaN
                 for c in range(channels):
@@ -171,15 +168,15 @@ def build_combine(element: Element, value, pullback):
     """p and q of samples start to stop from their slabs."""
     sample_sums = _sample_sums(element)
 
-    def combine(partials, stats, sums, geometry, start, stop):
+    def combine(partials, sums, geometry, start, stop):
         for n in range(start, stop):
-            sample_sums(partials, stats, sums, geometry, n)
+            sample_sums(partials, sums, geometry, n)
 
     return combine
 
 
 def build_gradient_coefficients(element: Element, value, pullback):
-    """c2, c3 and rstd under the statistics start to stop."""
+    """c2 and c3 under the statistics start to stop."""
     unit_gradient = _unit_gradient(element)
 
     def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
@@ -203,7 +200,7 @@ def build_input_gradient(element: Element, value, pullback):
 SIGNATURES = {
     "recall": "wwdg",
     "reduce": "xxwdgf",
-    "combine": "dddg",
+    "combine": "ddg",
     "gradient_coefficients": "ddwwwwwg",
     "input_gradient": "xxxwgf",
 }

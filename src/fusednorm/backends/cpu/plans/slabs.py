@@ -125,7 +125,7 @@ class SlabsBackward(BackwardPlan):
         recall = (*saved, stats, self.address)
         prepare = (stats, coefficients, *parameters, self.address)
         reduce = (*data[:2], coefficients, partials, *tail)
-        combine = (partials, stats, sums, self.address)
+        combine = (partials, sums, self.address)
         finalize = (sums, stats, coefficients, *parameters, self.address)
         gradient = (*data, coefficients, *tail)
         parallel_for(self.recall, recall, units, 16 * units)

@@ -54,9 +54,9 @@ def coefficient(coefficients, k):
 @triton.jit
 def polynomial(x, COEFFICIENTS: tl.constexpr):
     """Horner's form, highest power first."""
-    p = coefficient(COEFFICIENTS, 0) * x + coefficient(COEFFICIENTS, 1)
-    for k in tl.static_range(2, degree(COEFFICIENTS) + 1):
-        p = p * x + coefficient(COEFFICIENTS, k)
+    p = tl.full((), coefficient(COEFFICIENTS, 0), x.dtype)
+    for k in tl.static_range(1, degree(COEFFICIENTS) + 1):
+        p = tl.fma(p, x, tl.full((), coefficient(COEFFICIENTS, k), x.dtype))
     return p
 
 

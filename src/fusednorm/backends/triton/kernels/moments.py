@@ -25,9 +25,26 @@ def add_pair(a, b, c, d):
 def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """The moments of two sets together; the first may be empty."""
     count = count_a + count_b
-    share = count_b / count
     delta = mean_b - mean_a
-    return mean_a + delta * share, m2_a + m2_b + (delta * count_a) * (delta * share), count
+    step = delta * (count_b / count)
+    mean = tl.where(count_a > 0.0, mean_a + step, mean_b)  # a quotient of equals may be off by a rounding
+    return mean, m2_a + m2_b + (delta * count_a) * step, count
+
+
+@triton.jit
+def held_moments(b_x, mask, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: what one sum rounded away a
+    second one over the deviations finds."""
+    mean = tl.sum(b_x, 1) / count
+    deviation = b_x - mean[:, None]
+    if MASKED:
+        deviation = tl.where(mask, deviation, 0.0)
+    if WIDE:
+        rest, m2 = tl.reduce((deviation, deviation * deviation), 1, add_pair)
+        rest /= count
+        return mean + rest, moved(m2, rest, count)
+    else:
+        return mean, tl.sum(deviation * deviation, 1)
 
 
 @triton.jit
@@ -43,8 +60,13 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 @triton.jit
 def moved(m2, rest, count):
-    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays infinite."""
-    return tl.where(m2 < float("inf"), m2 - rest * rest * count, m2)
+    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays infinite.
+
+    What is left of equal numbers is 0: their M2 is all rest**2, and the difference a rounding of either sign.
+    """
+    left = m2 - rest * rest * count
+    left = tl.where(left <= m2 * (1e-15 if m2.dtype == tl.float64 else 1e-6), 0.0, left)
+    return tl.where(m2 == float("inf"), m2, left)
 
 
 @triton.jit

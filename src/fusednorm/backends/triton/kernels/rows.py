@@ -28,11 +28,11 @@ def rows_forward(
         mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_last").to(dtype)
         if RMS:
-            m2 += b_x * b_x
+            m2 = tl.fma(b_x, b_x, m2)
         else:
             delta = tl.where(mask, b_x - mean, 0.0)
-            mean += delta * (tl.full((), 1.0, dtype) / (k // BLOCK_K + 1))
-            m2 += delta * (b_x - mean)
+            mean = tl.fma(delta, tl.full((), 1.0, dtype) / (k // BLOCK_K + 1), mean)
+            m2 = tl.fma(delta, b_x - mean, m2)
     if RMS:
         variance = tl.sum(m2, 1) / K
         mean = tl.zeros_like(variance)
@@ -104,12 +104,12 @@ def rows_backward(
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
                 gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
                 dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
-            b_dx = dz * gain - xhat * (slope / K)[:, None]
+            b_dx = tl.fma(dz, gain, -xhat * (slope / K)[:, None])
             if p_mean is not None:
                 b_dx -= (level / K)[:, None]
             tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if p_partials is not None:
-            q += dz * xhat
+            q = tl.fma(dz, xhat, q)
             if BIAS:
                 p += dz
         n += BLOCK_U * stride
@@ -145,8 +145,8 @@ def row_totals(
         b_x = tl.load(p_x + n * x_sample + k + o_k, mask, 0.0)
         gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
-        p += dz * gain
-        q += dz * gain * xhat
+        p = tl.fma(dz, gain, p)
+        q = tl.fma(dz * gain, xhat, q)
     tl.store(p_totals + 2 * n, tl.sum(p, 0) / K)
     tl.store(p_totals + 2 * n + 1, tl.sum(q, 0) / K)
 
@@ -179,12 +179,12 @@ def columns_backward(
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
         if p_dx is not None:
-            b_dx = dz * gain - xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0)
+            b_dx = tl.fma(dz, gain, -xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0))
             if p_mean is not None:
                 b_dx -= tl.load(p_totals + 2 * n, m_n, 0.0)
             tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if p_partials is not None:
-            q += dz * xhat
+            q = tl.fma(dz, xhat, q)
             if BIAS:
                 p += dz
         n += 1

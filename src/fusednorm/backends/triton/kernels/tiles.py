@@ -13,7 +13,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.moments import compute_dtype, inverse_deviation, merge, merge_lanes
+from fusednorm.backends.triton.kernels.moments import (
+    compute_dtype,
+    held_moments,
+    inverse_deviation,
+    merge,
+    merge_lanes,
+)
 
 
 @triton.jit
@@ -72,7 +78,7 @@ def normalized(centred, gain, offset):
     Every forward and backward calls this, with the mean and rstd that the forward stores: the backward then has the
     forward's z to the bit, and its derivative of the activation is that of the output which the user saw.
     """
-    return centred * gain + offset
+    return tl.fma(centred, gain, offset)
 
 
 @triton.jit
@@ -106,11 +112,13 @@ def moments_of_planes(
     if OVERLAP:
         gdc_launch_dependents()
     o_partial = n * C * chunks + o_c * chunks + chunk
-    if not RMS:
-        mean = tl.sum(b_x, 1) / tl.minimum(S - chunk.to(tl.int64) * BLOCK_S, BLOCK_S).to(dtype)
-        b_x = tl.where(mask, b_x - mean[:, None], 0.0)
+    if RMS:
+        m2 = tl.sum(b_x * b_x, 1)
+    else:
+        count = tl.minimum(S - chunk.to(tl.int64) * BLOCK_S, BLOCK_S).to(dtype)
+        mean, m2 = held_moments(b_x, mask, count, True, p_x.dtype.element_ty.primitive_bitwidth > 16)
         tl.store(p_partials + o_partial, mean, o_c < C)
-    tl.store(p_partials + total + o_partial, tl.sum(b_x * b_x, 1), o_c < C)
+    tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
 @triton.jit
@@ -134,11 +142,11 @@ def moments_of_rows(
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
-            m2 += b_x * b_x
+            m2 = tl.fma(b_x, b_x, m2)
         else:
             delta = tl.where(mask, b_x - mean, 0.0)
-            mean += delta * (tl.full((), 1.0, dtype) / (tile + 1))
-            m2 += delta * (b_x - mean)
+            mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
+            m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_spatial
     tiles = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), TILES)
     _, count = tile_of(o_c, tiles.to(dtype), True)

@@ -39,6 +39,7 @@ def reduce(
     b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
     b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
+    inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
     parameter = tl.full((), PARAMETER, dtype)
@@ -50,13 +51,13 @@ def reduce(
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
         p += dz
-        q += dz * centred
+        q = tl.fma(dz, centred * inverse, q)
         p_grad += BLOCK_S * dy_spatial
         p_in += BLOCK_S * x_spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     o_partial = wide * C * chunks + o_c * partial_channel + chunk * partial_chunk
     tl.store(p_partials + o_partial, sum_p, m_c)
-    tl.store(p_partials + total + o_partial, sum_q * rstd, m_c)
+    tl.store(p_partials + total + o_partial, sum_q, m_c)
 
 
 @triton.jit
@@ -243,9 +244,12 @@ def input_program(
     parameter = tl.full((), PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
-        b_dx = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter) * gain
+        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
         if p_totals is not None or p_partials is not None:
-            b_dx -= level + centred * inverse * slope  # rstd**2 would be beyond fp32 for inputs of 1e19
+            # xhat times slope: rstd**2 would be beyond fp32 for inputs of 1e19.
+            b_dx = tl.fma(dz, gain, -tl.fma(centred * inverse, slope, level))
+        else:
+            b_dx = dz * gain
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_grad += BLOCK_S * dy_spatial

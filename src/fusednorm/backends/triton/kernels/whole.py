@@ -6,7 +6,7 @@ A unit's K elements lie in one contiguous run, so element i belongs to the chann
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, moved
+from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine, normalized
 
 
@@ -30,18 +30,8 @@ def whole_forward(
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)
     else:
-        mean = tl.sum(b_x, 1) / K
-        deviation = b_x - mean[:, None]
-        if K != BLOCK_K:
-            deviation = tl.where(mask, deviation, 0.0)
-        if p_x.dtype.element_ty.primitive_bitwidth > 16:
-            # What one sum rounded away a second one over the deviations finds.
-            rest, square = tl.reduce((deviation, deviation * deviation), 1, add_pair)
-            rest /= K
-            mean += rest
-            variance = moved(square, rest, K) / K
-        else:
-            variance = tl.sum(deviation * deviation, 1) / K
+        mean, m2 = held_moments(b_x, mask, K, K != BLOCK_K, p_x.dtype.element_ty.primitive_bitwidth > 16)
+        variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + o_u, mean, m_u)
     rstd = inverse_deviation(variance, EPS)
