@@ -99,7 +99,7 @@ def value(z: Tensor, name: str | None, parameter: float) -> Tensor:
     if name == "tanh":
         return torch.tanh(z)
     if name == "hardswish":
-        return torch.where(z <= -3, 0.0, torch.where(z >= 3, z, z * (z + 3) / 6))
+        return z * ((z + 3).clamp(0, 6) / 6)
     assert name == "leaky_relu"
     return torch.where(z > 0, z, z * parameter)
 
@@ -131,7 +131,7 @@ def derivative(z: Tensor, name: str | None, parameter: float) -> Tensor:
 
 def limits(z: Tensor, got: Tensor, name: str | None, parameter: float, of_derivative: bool) -> Tensor:
     """``got`` with its limits where z is so large that a formula overflows on the way."""
-    if name not in ("silu", "gelu", "gelu_tanh"):
+    if name not in ("silu", "gelu", "gelu_tanh", "hardswish"):
         return got
     rising = parameter if name == "silu" else 1.0
     if rising == 0.0:
@@ -149,6 +149,7 @@ class Computed:
 
     results: dict[str, Tensor]
     z: Tensor
+    mean: Tensor
     rstd: Tensor
     broken: Tensor  # statistics that are not finite, or whose deviation is beyond the dtype; (N or 1, G, 1, 1)
     offset: float
@@ -231,7 +232,7 @@ def compute(
         sizes["output"] = spec.from_view(torch.ones_like(y) if spec.activation in ("sigmoid", "tanh") else reach)
     dy = tensors.get("grad_output")
     if dy is None:
-        return Computed(results, z, rstd, broken, offset, sizes)
+        return Computed(results, z, mean, rstd, broken, offset, sizes)
 
     dy = spec.to_view(dy.to(dtype))
     slope = derivative(z, spec.activation, spec.parameter)
@@ -262,7 +263,7 @@ def compute(
         total = rooted(A * rough_p, *inner) + near * rooted(A * rough_q, *inner)
         sizes["grad_input"] = spec.from_view(rstd * (A.abs() * size + (total if spec.training else 0.0)))
         sizes |= parameter_gradients(spec, gamma.abs(), beta.abs(), factor.abs(), rough_p, rough_q, rooted)
-    return Computed(results, z, rstd, broken, offset, sizes)
+    return Computed(results, z, mean, rstd, broken, offset, sizes)
 
 
 def rooted(tensor: Tensor, *axes: int) -> Tensor:
