@@ -159,10 +159,11 @@ def make(case: Case, operands: Mapping[str, Operand], spec: Spec, device: str) -
                 if samples.shape != shape_of(name, spec):  # instance_norm's, as constants of each channel
                     samples = samples.mean(0)
                 put(name, samples.cpu())
-    if case.momentum is not None and spec.training and "running_mean" in operands:
-        inputs.tensors["momentum"] = torch.tensor(case.momentum, dtype=torch.float64)
-    elif spec.training and "running_mean" in operands:
-        inputs.tensors["momentum"] = torch.tensor(1.0, dtype=torch.float64)  # the first call of a cumulative average
+    if spec.training and "running_mean" in operands:
+        # As torch's modules take a momentum of None: the first of a cumulative average, and for instance_norm 0.
+        unset = 1.0 if spec.family == "batch_norm" else 0.0
+        momentum = unset if case.momentum is None else case.momentum
+        inputs.tensors["momentum"] = torch.tensor(momentum, dtype=torch.float64)
     _clear_kinks(case, spec, inputs)
     inputs.remember()
     return inputs
@@ -356,4 +357,4 @@ def call(case: Case, spec: Spec, inputs: Inputs) -> Results:
         results = on_first_able(case.instances, lambda: call_forward_op(case, spec, tensors))
     else:
         results = on_first_able(case.instances, lambda: call_backward_op(case, spec, tensors))
-    return results | (updated if spec.count > 1 else {})
+    return results | (updated if spec.count > 1 and prod(spec.shape) else {})

@@ -149,6 +149,7 @@ class Computed:
 
     results: dict[str, Tensor]
     z: Tensor
+    rstd: Tensor
     broken: Tensor  # statistics that are not finite, or whose deviation is beyond the dtype; (N or 1, G, 1, 1)
     offset: float
     magnitudes: dict[str, Tensor]
@@ -230,7 +231,7 @@ def compute(
         sizes["output"] = spec.from_view(torch.ones_like(y) if spec.activation in ("sigmoid", "tanh") else reach)
     dy = tensors.get("grad_output")
     if dy is None:
-        return Computed(results, z, broken, offset, sizes)
+        return Computed(results, z, rstd, broken, offset, sizes)
 
     dy = spec.to_view(dy.to(dtype))
     slope = derivative(z, spec.activation, spec.parameter)
@@ -261,7 +262,7 @@ def compute(
         total = rooted(A * rough_p, *inner) + near * rooted(A * rough_q, *inner)
         sizes["grad_input"] = spec.from_view(rstd * (A.abs() * size + (total if spec.training else 0.0)))
         sizes |= parameter_gradients(spec, gamma.abs(), beta.abs(), factor.abs(), rough_p, rough_q, rooted)
-    return Computed(results, z, broken, offset, sizes)
+    return Computed(results, z, rstd, broken, offset, sizes)
 
 
 def rooted(tensor: Tensor, *axes: int) -> Tensor:
@@ -289,7 +290,7 @@ def parameter_gradients(
 def running(spec: Spec, tensors: Tensors, mean: Tensor, var: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """The running statistics after a call in training, with ``momentum`` as a tensor of one element."""
     before, momentum = tensors.get("running_mean"), tensors.get("momentum")
-    if before is None or momentum is None or spec.count < 2:
+    if before is None or momentum is None or spec.count < 2 or not prod(spec.shape):
         return {}
     variance = tensors["running_var"]
     assert variance is not None

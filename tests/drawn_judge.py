@@ -65,6 +65,13 @@ class Judge:
             self._magnitudes = computed.magnitudes
         return self._magnitudes.get(name)
 
+    def _reach(self) -> float:
+        """The largest of 1, the inverse deviations and the inputs: what a rounded product may still be multiplied by."""
+        input, rstd = self.tensors["input"], self.expected.rstd
+        assert input is not None
+        finite = [tensor[tensor.isfinite()].abs() for tensor in (input.double(), rstd)]
+        return max([1.0, *(float(tensor.max()) for tensor in finite if tensor.numel())])
+
     def _lenient(self, name: str, plain: Computed) -> Tensor:
         """Where a result may be NaN or infinite because the plain one is, in the result's shape."""
         result = plain.results[name]
@@ -149,8 +156,8 @@ class Judge:
             return verdict.fault
         size = magnitude[compared]
         unit = 2.0 * torch.finfo(torch.float64 if self.wide else torch.float32).eps * (1 + 0.25 * log2(terms))
-        # A product that underflows loses up to half a subnormal in each term.
-        floor = sqrt(terms) * info.smallest_normal * info.eps
+        # A product that underflows loses up to half a subnormal in each term, and what multiplies it then makes it more.
+        floor = sqrt(terms) * info.smallest_normal * info.eps * self._reach()
         error = (got.double() - expected).abs()
         worst = float(error.max()) <= verdict.allowed + unit * float(size.max()) + floor
         root = float(error.square().mean().sqrt())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from activation_support import ours, torchs
 from torch import Tensor
 
 from fusednorm.activations import ALIASES, FORMULAS, PRIMITIVES, Activation, bind, resolve
@@ -104,23 +102,13 @@ def test_bind_leaves_the_formula_as_it_was() -> None:
     [("relu", 0.0, 0.0), ("leaky_relu", 0.0, 0.01), ("hardswish", -3.0, 0.0), ("hardswish", 3.0, 1.0)],
 )
 def test_derivatives_at_the_kinks_are_torchs(name: str, z: float, derivative: float) -> None:
-    at = torch.tensor([z], dtype=torch.float64, requires_grad=True)
-    (torchs,) = torch.autograd.grad(TORCH[name](at), at)
-    assert reference.DERIVATIVES[name](at.detach(), Activation(name).parameter).item() == torchs.item() == derivative
+    at = torch.tensor([z], dtype=torch.float64)
+    right = torchs(at, name)[1].item()
+    assert reference.DERIVATIVES[name](at, Activation(name).parameter).item() == right == derivative
 
 
 # --- the CPU's functions ---
 
-TORCH: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "relu": F.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda z: F.gelu(z, approximate="tanh"),
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "hardswish": F.hardswish,
-    "leaky_relu": F.leaky_relu,
-}
 DTYPES = (torch.float32, torch.float64)
 
 # Dense where functions bend, and out to where they have long been constant; the judge looks at each on its own, so that
@@ -142,51 +130,9 @@ SPANS = {
 POINTS = 20_001
 
 
-@cache
-def compiled(dtype: torch.dtype) -> Callable[[np.ndarray, str], tuple[np.ndarray, np.ndarray]]:
-    """values and derivatives of an array of z, by the functions that go into the kernels, compiled in one piece."""
-    from numba import njit
-
-    from fusednorm.backends.cpu.kernels.mathematics import activation
-
-    names = list(FORMULAS)
-    functions = [activation(name, str(dtype).removeprefix("torch.")) for name in names]
-    lines = ["def run(z, which, parameter, one, value, derivative):", "    for i in range(z.size):"]
-    for place in range(len(names)):
-        lines.append(f"        {'if' if place == 0 else 'elif'} which == {place}:")
-        lines.append(f"            value[i] = value_{place}(z[i], parameter)")
-        lines.append(f"            derivative[i] = pullback_{place}(one, z[i], parameter)")
-    scope: dict[str, Any] = {}
-    for place, (value, pullback) in enumerate(functions):
-        scope |= {f"value_{place}": value, f"pullback_{place}": pullback}
-    exec("\n".join(lines), scope)
-    run = njit(scope["run"], error_model="numpy", fastmath={"contract"})
-    number = np.float32 if dtype == torch.float32 else np.float64
-
-    def evaluate(z: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray]:
-        value, derivative = np.full_like(z, np.nan), np.full_like(z, np.nan)
-        run(z, names.index(name), number(Activation(name).parameter), number(1.0), value, derivative)
-        return value, derivative
-
-    return evaluate
-
-
-def ours(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    value, derivative = compiled(z.dtype)(z.numpy(), name)
-    return torch.from_numpy(value), torch.from_numpy(derivative)
-
-
 def expected(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
     parameter = Activation(name).parameter
     return reference.VALUES[name](z.double(), parameter), reference.DERIVATIVES[name](z.double(), parameter).double()
-
-
-def plain(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Torch's own function in fp32 and its gradient."""
-    leaf = z.float().requires_grad_()
-    value = TORCH[name](leaf)
-    (derivative,) = torch.autograd.grad(value.sum(), leaf)
-    return value.detach(), derivative
 
 
 @pytest.mark.parametrize("span", SPANS)
@@ -195,8 +141,8 @@ def plain(z: Tensor, name: str) -> tuple[Tensor, Tensor]:
 def test_accuracy(dtype: torch.dtype, name: str, span: str) -> None:
     """At most twice the error of torch's own function, and a few units of 1, absolute where a value is small."""
     z = torch.linspace(*SPANS[span], POINTS, dtype=torch.float64).to(dtype)
-    for got, right, torchs in zip(ours(z, name), expected(z, name), plain(z, name), strict=True):
-        verdict = judge(got, right, torchs.double(), spread=1.0)
+    for got, right, plain in zip(ours(z, name), expected(z, name), torchs(z.float(), name), strict=True):
+        verdict = judge(got, right, plain.double(), spread=1.0)
         assert verdict.ok, verdict.fault
 
 
@@ -214,9 +160,7 @@ def test_nan_stays_nan(dtype: torch.dtype, name: str) -> None:
     value, derivative = ours(z, name)
     assert value.isnan().all()
     if name in ("relu", "leaky_relu"):
-        leaf = z.clone().requires_grad_()
-        (torchs,) = torch.autograd.grad(TORCH[name](leaf).sum(), leaf)
-        assert torch.equal(derivative, torchs)
+        assert torch.equal(derivative, torchs(z, name)[1])
     else:
         assert derivative.isnan().all()
 

@@ -444,3 +444,17 @@ def test_the_memory_of_a_gpu_is_what_is_free_and_what_torch_keeps_unused(monkeyp
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 50)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 20)
     assert memory.available_bytes("cuda:0") == 130
+
+
+def test_more_dims_than_torch_takes(tmp_path: Path) -> None:
+    document = a_graph()
+    document["tensors"][0] |= {"dims": [2, 8, *[1] * 61, 6], "strides": None}
+    path = tmp_path / "graph.json"
+    path.write_text(json.dumps(document))
+    assert run("run", str(path)).exit_code == 0
+    document["tensors"][0]["dims"] = [2, 8, *[1] * 997, 6]
+    path.write_text(json.dumps(document))
+    profiled = run(*PROFILE, "--shape", "2,8" + ",1" * 62 + ",6")
+    for result in (run("run", str(path)), profiled):
+        assert harmless(result, 2), result.output
+        assert "at most 64" in result.stderr

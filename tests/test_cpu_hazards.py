@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_support import process_environment
+from memory_support import needs_kept
 
 import fusednorm
 from fusednorm import dispatch
@@ -118,6 +119,7 @@ def test_a_changed_source_finds_no_old_object(monkeypatch: pytest.MonkeyPatch) -
 LARGE = torch.Size((5, 1 << 20))  # 20 MB of float32
 
 
+@needs_kept
 def test_a_freed_block_is_used_again_and_a_live_one_is_not() -> None:
     memory.empty_cache()
     first = memory.empty_strided(LARGE, (1 << 20, 1), torch.float32)
@@ -131,6 +133,16 @@ def test_a_freed_block_is_used_again_and_a_live_one_is_not() -> None:
     del view
     third = memory.empty_strided(LARGE, (1 << 20, 1), torch.float32)
     assert third.data_ptr() == address
+
+
+@needs_kept
+def test_kept_blocks_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory.empty_cache()
+    monkeypatch.setattr(memory, "limit", lambda: 50 << 20)
+    tensors = [memory.empty_strided(LARGE, (1 << 20, 1), torch.float32) for _ in range(5)]
+    del tensors
+    assert 0 < sum(block.size for block in memory._blocks) <= 50 << 20
+    memory.empty_cache()
 
 
 def test_a_large_output_is_an_ordinary_tensor() -> None:

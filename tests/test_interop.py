@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.ao.quantization import fuse_modules, fuse_modules_qat, get_default_qat_qconfig, prepare_qat
 from torch.fx.experimental.optimization import fuse
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.shape_prop import ShapeProp
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
@@ -104,6 +105,17 @@ def test_a_traced_module(name: str, training: bool) -> None:
             torch.testing.assert_close(value, state[key])
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_hooks_of_a_traced_module_run_once(name: str) -> None:
+    make, shape = MODULES[name]
+    module = make(activation="silu").eval()
+    module.register_forward_hook(lambda module, inputs, output: output * 2)
+    module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
+    net, x = Net(module).eval(), torch.randn(shape)
+    for each in (fx.symbolic_trace(net), pickle.loads(pickle.dumps(fx.symbolic_trace(net)))):
+        torch.testing.assert_close(each(x), net(x))
+
+
 def test_traced_functions() -> None:
     leaky = fusednorm.Activation("leaky_relu", 0.2)
 
@@ -160,19 +172,37 @@ def test_a_subclass_sees_the_function(name: str, which: str) -> None:
     torch.testing.assert_close(output.as_subclass(Tensor), expected)
 
 
-def test_a_function_mode_sees_the_function() -> None:
-    seen: list[Any] = []
+def of_input(name: str, weight: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: FUNCTIONS[name](fusednorm, x, weight)
+
+
+def test_a_function_mode_sees_the_op() -> None:
+    seen: list[str] = []
 
     class Mode(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(func)
+            seen.append(str(func))
             return func(*args, **(kwargs or {}))
 
     x, weight = torch.randn(2, 8, 8), torch.randn(8)
     for name, call in FUNCTIONS.items():
         with Mode():
-            call(fusednorm, x, weight)
-        assert seen[-1] is getattr(fusednorm, name)
+            output = call(fusednorm, x, weight)
+        assert seen[-1] == "fusednorm.norm_forward.default"
+        torch.testing.assert_close(output, FUNCTIONS[name](F, x, weight))
+        with Mode():
+            traced = fx.symbolic_trace(of_input(name, weight))
+        torch.testing.assert_close(traced(x), output)
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_make_fx_records_the_op(name: str, pre_dispatch: bool) -> None:
+    x, weight = torch.randn(2, 8, 8), torch.randn(8)
+    traced = make_fx(lambda x: FUNCTIONS[name](fusednorm, x, weight), pre_dispatch=pre_dispatch)(x)
+    assert "fusednorm.norm_forward.default" in [str(node.target) for node in traced.graph.nodes]
+    y = torch.randn(2, 8, 8)
+    torch.testing.assert_close(traced(y), FUNCTIONS[name](fusednorm, y, weight))
 
 
 # --- folding ---

@@ -16,12 +16,29 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
 from fusednorm.library import norm_forward
 from fusednorm.tensors import compute_dtype
+
+_PLAIN = (None, torch._C._disabled_torch_function_impl)
+
+
+def _overloaded(*tensors: object) -> bool:
+    """True where an argument, and not a function mode alone, asks for the call by its ``__torch_function__``.
+
+    A mode sees the op instead. It is not active while it handles a call, so a function handed to the mode of a tracer,
+    as torch.export's, would take the direct path from there and not be traced.
+    """
+    return any(
+        type(tensor) is not Tensor
+        and type(tensor) is not Parameter
+        and getattr(type(tensor), "__torch_function__", None) not in _PLAIN
+        for tensor in tensors
+    )
 
 
 def group_norm(
@@ -58,8 +75,13 @@ def group_norm(
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
     """
-    tensors = (input, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, weight, bias, scale, shift)
+        and _overloaded(input, weight, bias, scale, shift)
+    ):
+        tensors = (input, weight, bias, scale, shift)
         return handle_torch_function(
             group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
             scale=scale, shift=shift,
@@ -120,8 +142,13 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
-    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
+        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
         return handle_torch_function(
             instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -183,9 +210,11 @@ def layer_norm(
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
     """
-    if has_torch_function_variadic(input, weight, bias):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias) and _overloaded(input, weight, bias):
+        tensors = (input, weight, bias)
         return handle_torch_function(
-            layer_norm, (input, weight, bias), input, normalized_shape, weight, bias, eps, activation=activation
+            layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
         )
     name, parameter = arguments.activation_arguments(activation)
     count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
@@ -236,7 +265,8 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
-    if has_torch_function_variadic(input, weight):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight) and _overloaded(input, weight):
         return handle_torch_function(
             rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
         )
@@ -286,8 +316,13 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
-    tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-    if has_torch_function_variadic(*tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
+        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
         return handle_torch_function(
             batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -314,8 +349,13 @@ def counted_batch_norm(
 
     One function, since torch.fx records calls and would lose a change of a buffer on its own.
     """
-    tensors = (input, running_mean, running_var, weight, bias)
-    if has_torch_function_variadic(*tensors):
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if (
+        unusual
+        and has_torch_function_variadic(input, running_mean, running_var, weight, bias)
+        and _overloaded(input, running_mean, running_var, weight, bias)
+    ):
+        tensors = (input, running_mean, running_var, weight, bias)
         return handle_torch_function(
             counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training, momentum,
             eps, activation, channel_dim,

@@ -66,8 +66,9 @@ def leaf(module: Any, input: Any) -> Any:
     """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
 
     Tracers take a module for a leaf by the package of its class. For the traced module itself, which no graph of its
-    own can call, the function that it calls is recorded: None again, or where ``forward`` looks at its input's shape,
-    which a Proxy has not, the result of ``_normalize``.
+    own can call, and for one whose hooks are being traced around this, to run again with the module, the function that
+    it calls is recorded: None again, or where ``forward`` looks at its input's shape, which a Proxy has not, the result
+    of ``_normalize``.
     """
     if not isinstance(input, torch.fx.Proxy):
         return None
@@ -75,7 +76,8 @@ def leaf(module: Any, input: Any) -> Any:
     if not isinstance(tracer, torch.fx.Tracer):
         return None
     path = tracer.path_of_module(module)
-    if path:
+    hooked = module._forward_hooks or module._forward_pre_hooks or torch.nn.modules.module._has_any_global_hook()
+    if path and not hooked:
         return tracer.create_proxy("call_module", path, (input,), {})
     normalize = getattr(module, "_normalize", None)
     return None if normalize is None else normalize(input)

@@ -379,8 +379,9 @@ def norm_forward(
     given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
     if torch.compiler.is_dynamo_compiling():
         return _forward_op(input, weight, bias, scale, shift, *given)
-    tensors = (input, weight, bias, scale, shift)
-    if not (_straight(*tensors) and (mean is None or (_plain(mean) and var is not None and _plain(var)))):
+    direct = _straight(input, weight, bias, scale, shift)
+    if not direct or (mean is not None and not (_plain(mean) and var is not None and _plain(var))):
+        tensors = (input, weight, bias, scale, shift)
         run = _composite_forward if _transformed() or _batched(tensors) else _forward_op
         return run(*tensors, *given)
     try:
@@ -392,13 +393,14 @@ def norm_forward(
             or (shift is not None and shift.requires_grad)
         ):
             if not statistics:
-                return _apply(*tensors, dispatch.run_forward, given, None), None, None, None
-            return _differentiable(*tensors, dispatch.run_forward, given)
+                output = _apply(input, weight, bias, scale, shift, dispatch.run_forward, given, None)
+                return output, None, None, None
+            return _differentiable(input, weight, bias, scale, shift, dispatch.run_forward, given)
         return dispatch.run_forward(input, weight, bias, scale, shift, *given, statistics=statistics)
     except RuntimeError:
-        if not _batched((*tensors, mean, var)):
+        if not _batched((input, weight, bias, scale, shift, mean, var)):
             raise
-        return _composite_forward(*tensors, *given)
+        return _composite_forward(input, weight, bias, scale, shift, *given)
 
 
 def norm_backward(

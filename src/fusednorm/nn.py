@@ -29,30 +29,43 @@ from fusednorm.arguments import check_channel_dim
 ActivationLike = str | Activation | None
 
 
+class _GivenEps:
+    """``_eps`` of a module whose class was replaced: its eps was stored before there was a property of that name.
+
+    Once ``_eps`` is set, it stands in the module's ``__dict__`` and is found first.
+    """
+
+    def __get__(self, module: Any, owner: type) -> Any:
+        if module is None:
+            return self
+        try:
+            return module.__dict__["eps"]
+        except KeyError:
+            raise AttributeError(f"{owner.__name__!r} object has no attribute 'eps'") from None
+
+
 class _Fused(torch.nn.Module):
     """The fused parts of a module; the class attributes serve a torch module whose class one of these replaces.
 
-    ``forward`` begins with the exact type of its input, which is cheap and no Proxy's, and reads eps from ``__dict__``,
-    past the property.
+    ``forward`` begins with the exact type of its input, which is cheap and no Proxy's, and reads ``_eps``, past the
+    property.
     """
 
     activation: Activation | None = None
     channel_dim: int = 1
+    _eps = _GivenEps()
 
     @property
     def eps(self) -> Any:
         """The number added to the variance; refused to functions of torch that would leave the fused parts out."""
-        try:
-            value = self.__dict__["eps"]
-        except KeyError:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute 'eps'") from None
+        value = self._eps
         if (self.activation is None and self.channel_dim == 1) or torch.compiler.is_compiling():
             return value
         return interop.eps_for(self, value, sys._getframe(1))
 
     @eps.setter
     def eps(self, value: Any) -> None:
-        self.__dict__["eps"] = value
+        self.__dict__["eps"] = self.__dict__["_eps"] = value  # torch's extra_repr reads the first
 
     def __prepare_scriptable__(self) -> NoReturn:
         interop.refuse_script(self)
@@ -105,7 +118,7 @@ class GroupNorm(_Fused, torch.nn.GroupNorm):
             self.num_groups,
             self.weight,
             self.bias,
-            self.__dict__["eps"],
+            self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
         )
@@ -136,7 +149,7 @@ class LayerNorm(_Fused, torch.nn.LayerNorm):
         if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
             return call
         return functional.layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self.__dict__["eps"], activation=self.activation
+            input, self.normalized_shape, self.weight, self.bias, self._eps, activation=self.activation
         )
 
 
@@ -164,9 +177,7 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is not Tensor and (call := interop.leaf(self, x)) is not None:
             return call
-        return functional.rms_norm(
-            x, self.normalized_shape, self.weight, self.__dict__["eps"], activation=self.activation
-        )
+        return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
 
 
 class _FusedBatchNorm(_Fused, _BatchNorm):
@@ -205,7 +216,7 @@ class _FusedBatchNorm(_Fused, _BatchNorm):
             self.bias,
             self.training or (self.running_mean is None and self.running_var is None),
             self.momentum,
-            self.__dict__["eps"],
+            self._eps,
             self.activation,
             self.channel_dim,
         )
@@ -282,7 +293,7 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
             self.bias,
             self.training or not self.track_running_stats,
             0.0 if self.momentum is None else self.momentum,
-            self.__dict__["eps"],
+            self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
         )

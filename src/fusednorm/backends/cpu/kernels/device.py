@@ -15,7 +15,7 @@ _compile = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_
 #: For element-wise work: what is written is what is computed.
 exact = _compile(fastmath={"contract"})
 
-#: The same for the functions of activations, which LLVM would call where they are long, and a call ends all vector code.
+#: The same for the functions of activations: LLVM would call a long one, and a call ends all vector code around it.
 inlined = _compile(fastmath={"contract"}, forceinline=True)
 
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.

@@ -33,14 +33,14 @@ _LOG2E = 1.4426950408889634
 _LOG2E_HIGH, _LOG2E_LOW, _LOG2E_NEAR = F(1.442695), F(1.925963e-08), F(1.4426951)
 # log(2) in two parts, the first with low bits zero so that its product with the integer n is exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# A sum with one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are 2**n,
-# and 0 for the least n, at which exponentials are held.
+# A sum with one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are
+# 2**n, and 0 for the least n, at which exponentials are held.
 _ROUND_32, _ROUND_64 = F(1.5 * 2**23 + 127), 1.5 * 2.0**52 + 1023
 _MOST_32, _MOST_64 = F(127 * math.log(2.0)), 1023 * math.log(2.0)
 
 # Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-9, 9e-8,
-# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives have the first; where a result is rounded to the 11
-# or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
+# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives have the first; where a result is rounded to the
+# 11 or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
 _EXP2 = {
     "derivative": (0.0001545316295, 0.001339086336, 0.009618082557, 0.05550357114, 0.2402265076, 0.693147188),
     "float32": (0.001326472707, 0.009671512649, 0.05550733744, 0.2402224209, 0.6931469776),

@@ -2,8 +2,8 @@
 
 ``ex2.approx`` and ``rcp.approx`` err by two units in the last place of float32 at most, so one form serves values and
 sums of every 16-bit and fp32 problem. What they leave out are subnormal numbers, and with them five instructions of the
-exponential and the division that Triton makes by itself. ``tanh.approx`` errs by 2**-11 of its result: a bf16 tanh hides
-that, but 0.5 + 0.5 tanh, a sigmoid, would lose its left tail, and sums of gradients exceed the tolerance.
+exponential and the division that Triton makes by itself. ``tanh.approx`` errs by 2**-11 of its result: a bf16 tanh
+hides that, but 0.5 + 0.5 tanh, a sigmoid, would lose its left tail, and sums of gradients exceed the tolerance.
 """
 
 from __future__ import annotations

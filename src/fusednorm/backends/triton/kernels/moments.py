@@ -18,24 +18,33 @@ def add_pair(a, b, c, d):
     return a + c, b + d
 
 
+# An empty set has count 0 and mean 0: its delta's square may be infinite, and is only taken times that count.
+
+
 @triton.jit
 def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
-    """The moments of two sets together; either may be empty."""
+    """The moments of two sets together; the first may be empty."""
     count = count_a + count_b
-    share = tl.where(count > 0.0, count_b / count, 0.0)
+    share = count_b / count
     delta = mean_b - mean_a
-    return mean_a + delta * share, m2_a + m2_b + delta * delta * count_a * share, count
+    return mean_a + delta * share, m2_a + m2_b + (delta * count_a) * (delta * share), count
 
 
 @triton.jit
 def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
     """The moments of all lanes along an axis, not all empty. A second sum finds what the first one rounded away."""
     total = tl.sum(count, AXIS)
-    centre = tl.sum(mean * count, AXIS) / total
+    share = count / tl.expand_dims(total, AXIS)
+    centre = tl.sum(mean * share, AXIS)
     delta = mean - tl.expand_dims(centre, AXIS)
-    rest, m2 = tl.reduce((delta * count, m2 + delta * delta * count), AXIS, add_pair)
-    rest /= total
-    return centre + rest, m2 - rest * rest * total
+    rest, m2 = tl.reduce((delta * share, m2 + delta * (delta * count)), AXIS, add_pair)
+    return centre + rest, moved(m2, rest, total)
+
+
+@triton.jit
+def moved(m2, rest, count):
+    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays infinite."""
+    return tl.where(m2 < float("inf"), m2 - rest * rest * count, m2)
 
 
 @triton.jit
@@ -59,8 +68,8 @@ def merge(
             b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
             b_count = tl.where(mask, tl.minimum(span, S - k.to(tl.int64) * span), 0).to(dtype)
-            block_mean, block_m2, block_count = tl.reduce((b_mean, b_m2, b_count), 0, chan)
-            mean, m2, count = chan(mean, m2, count, block_mean, block_m2, block_count)
+            block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
+            mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
     return mean, m2, count
 
 

@@ -6,7 +6,7 @@ A unit's K elements lie in one contiguous run, so element i belongs to the chann
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
+from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, moved
 from fusednorm.backends.triton.kernels.tiles import affine, normalized
 
 
@@ -39,7 +39,7 @@ def whole_forward(
             rest, square = tl.reduce((deviation, deviation * deviation), 1, add_pair)
             rest /= K
             mean += rest
-            variance = square / K - rest * rest
+            variance = moved(square, rest, K) / K
         else:
             variance = tl.sum(deviation * deviation, 1) / K
         if p_mean is not None:

@@ -1,0 +1,84 @@
+"""Numba's settings do not reach the kernels, and where none can be compiled the reference runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cache_support import folder, nothing_said
+from cpu_support import fresh_process
+
+import fusednorm
+from fusednorm import dispatch
+from fusednorm.backends.cpu import compiler
+from fusednorm.backends.cpu.compiler import Kernel
+
+__all__ = ["folder", "nothing_said"]  # fixtures
+
+BITS = """
+    import hashlib, json, torch, fusednorm
+    x = torch.randn(2, 8, 1000, generator=torch.Generator().manual_seed(0)).half()
+    before = {name: value for name, value in vars(__import__("numba").core.config).items() if name.isupper()}
+    with fusednorm.use_instance("cpu.planes"):
+        y = fusednorm.group_norm(x, 2)
+    after = {name: vars(__import__("numba").core.config)[name] for name in before}
+    assert before == after
+    print(json.dumps(hashlib.sha256(y.view(torch.int16).numpy().tobytes()).hexdigest()))
+"""
+SETTINGS = {
+    "NUMBA_BOUNDSCHECK": "1", "NUMBA_DEBUGINFO": "1", "NUMBA_ENABLE_AVX": "0", "NUMBA_CPU_NAME": "generic",
+    "NUMBA_LOOP_VECTORIZE": "0", "NUMBA_LLVM_REFPRUNE_PASS": "0", "NUMBA_EXTEND_VARIABLE_LIFETIMES": "1",
+    "NUMBA_DEBUG": "1", "NUMBA_OPT": "max",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ordinary_bits(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return fresh_process(BITS, FUSEDNORM_CACHE_DIR=tmp_path_factory.mktemp("ordinary"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"NUMBA_OPT": "0"}, {"NUMBA_DISABLE_JIT": "1"}, SETTINGS], ids=["OPT", "DISABLE_JIT", "others"]
+)
+def test_numbas_settings_do_not_reach_the_kernels(settings: dict[str, str], ordinary_bits: Any, tmp_path: Path) -> None:
+    """They are for the program's own functions, and what is kept serves processes without them."""
+    assert fresh_process(BITS, FUSEDNORM_CACHE_DIR=tmp_path, **settings) == ordinary_bits
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Kernel]:
+    """Nothing can be compiled; the kernels that were tried."""
+    tried: list[Kernel] = []
+
+    def fail(kernel: Kernel) -> None:
+        tried.append(kernel)
+        raise ImportError("Numba needs NumPy 1.0 or less\nand more")
+
+    monkeypatch.setattr(compiler, "_compile", fail)
+    monkeypatch.setattr(dispatch, "_plans", {})
+    return tried
+
+
+def test_where_nothing_compiles_the_reference_runs_and_one_warning_says_why(
+    broken: list[Kernel], caplog: pytest.LogCaptureFixture
+) -> None:
+    for size in (5, 6):
+        x = torch.randn(2, 4, size, requires_grad=True)
+        y = fusednorm.group_norm(x, 2)
+        torch.testing.assert_close(y, torch.nn.functional.group_norm(x, 2))
+        y.sum().backward()
+    warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == len(set(warnings)) == len(set(broken)) == len(broken)
+    for word in ("cannot be compiled (ImportError: Numba needs NumPy 1.0 or less)", "numba ", "reference"):
+        assert word in warnings[0]
+
+
+def test_a_named_instance_that_cannot_be_compiled_is_an_error(broken: list[Kernel]) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"planes.*cannot be compiled \(ImportError: Numba needs"),
+        fusednorm.use_instance("cpu.planes"),
+    ):
+        fusednorm.group_norm(torch.randn(2, 4, 5), 2)
