@@ -342,3 +342,24 @@ def test_a_long_sum_of_deviations_is_as_exact_as_short_ones(instance: str) -> No
     inputs.input.fill_(UNEVEN)
     inputs.input[:, :, :8] = 0.0
     assert faults(workload, inputs, forward(workload, inputs, instance), "forward") == []
+
+
+def test_bfloat16_results_are_rounded_to_the_nearest() -> None:
+    """Every exponent, ties, both zeros, infinities and NaN, against rounding by integers; with a rstd of 1."""
+    generator = torch.Generator().manual_seed(0)
+    bits = torch.randint(-(2**31), 2**31, (1 << 14,), generator=generator, dtype=torch.int64)
+    bits[: 1 << 12] &= ~0x7F800000  # subnormal
+    bits[1 << 11 : 1 << 13] = bits[1 << 11 : 1 << 13] & ~0xFFFF | 0x8000  # ties
+    bits[-8:] = torch.tensor([0, -(2**31), 0x7F800000, -0x800000, 0x7FFFFFFF, -1, 1, 0x7F7FFFFF])
+    weight = bits.to(torch.int32).view(torch.float32)
+    x = torch.ones(3, len(weight), 2, dtype=torch.bfloat16)
+    zero, one = torch.zeros_like(weight), torch.ones_like(weight)
+    for channel_dim, values in ((1, x), (-1, x.mT.contiguous())):
+        y = fusednorm.batch_norm(values, zero, one, weight, eps=0.0, channel_dim=channel_dim)
+        got = (y if channel_dim == 1 else y.mT)[1, :, 1]
+        odd = bits >> 16 & 1
+        expected = (bits + 0x7FFF + odd >> 16).to(torch.int16).view(torch.bfloat16)
+        expected = torch.where(weight.isnan(), torch.nan, expected)
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+        signed = ~weight.isnan() & (weight != 0)  # -0 + 0 is 0
+        assert torch.equal(got.signbit()[signed], weight.signbit()[signed])

@@ -18,5 +18,8 @@ exact = _compile(fastmath={"contract"})
 #: The same for the functions of activations: LLVM would call a long one, and a call ends all vector code around it.
 inlined = _compile(fastmath={"contract"}, forceinline=True)
 
+#: For the values of activations, which are well conditioned: z * (1 / d) becomes z / d.
+rewritten = _compile(fastmath={"reassoc", "arcp", "contract"}, forceinline=True)
+
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
 reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})

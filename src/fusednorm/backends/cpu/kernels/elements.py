@@ -7,8 +7,10 @@ checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar
 
 from __future__ import annotations
 
+import platform
 from typing import NamedTuple
 
+import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import types
@@ -82,11 +84,34 @@ def _bfloat_to_float(builder, bits):
     return builder.bitcast(builder.shl(builder.zext(bits, i32), i32(16)), ir.FloatType())
 
 
-def _float_to_bfloat(builder, value):
-    """Round to nearest, ties to even; a NaN stays a NaN (the rounding could carry it into infinity).
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite does not know."""
 
-    AVX512-BF16 has one instruction for it, which takes subnormal numbers for zero: the bits would differ by processor.
-    """
+    def _to_string(self):
+        return "bfloat"
+
+    def __eq__(self, other):
+        return isinstance(other, _BFloat)
+
+    def __hash__(self):
+        return hash(_BFloat)
+
+
+def _float_to_bfloat_native(builder, value):
+    """One instruction of AVX512-BF16, which takes subnormal numbers for zero: a sum with a number whose last place is
+    theirs rounds those, so that the bits are those of every other processor."""
+    i16, i32 = ir.IntType(16), ir.IntType(32)
+    bits = builder.bitcast(value, i32)
+    large = ir.Constant(ir.FloatType(), 1.5 * 2.0**-110)
+    rounded = builder.bitcast(builder.fsub(builder.fadd(value, large), large), i32)
+    signed = builder.or_(rounded, builder.and_(bits, i32(-(2**31))))
+    small = builder.trunc(builder.lshr(signed, i32(16)), i16)
+    native = builder.bitcast(builder.fptrunc(value, _BFloat()), i16)
+    return builder.select(builder.icmp_signed("==", builder.and_(bits, i32(0x7F800000)), i32(0)), small, native)
+
+
+def _float_to_bfloat(builder, value):
+    """Round to nearest, ties to even; a NaN stays a NaN (the rounding could carry it into infinity)."""
     i32 = ir.IntType(32)
     bits = builder.bitcast(value, i32)
     odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
@@ -96,11 +121,12 @@ def _float_to_bfloat(builder, value):
     return builder.trunc(builder.lshr(chosen, i32(16)), ir.IntType(16))
 
 
+_HAS_BFLOAT = llvm.get_host_cpu_features().get("avx512bf16", False) if platform.machine() == "x86_64" else False
 _CONVERSIONS = {
     "float64": (None, None),
     "float32": (None, None),
     "float16": (_half_to_float, _float_to_half),
-    "bfloat16": (_bfloat_to_float, _float_to_bfloat),
+    "bfloat16": (_bfloat_to_float, _float_to_bfloat_native if _HAS_BFLOAT else _float_to_bfloat),
 }
 
 

@@ -22,7 +22,7 @@ from fusednorm.activations import (
     TANH_64_TOP,
     bind,
 )
-from fusednorm.backends.cpu.kernels.device import inlined
+from fusednorm.backends.cpu.kernels.device import inlined, rewritten
 from fusednorm.backends.cpu.kernels.elements import from_bits, to_bits
 
 F = np.float32
@@ -114,7 +114,7 @@ def _decay_64(y):
 def _sigmoid(decay, number):
     one, least = number(1.0), number(-89.0 if number is F else -710.0)
 
-    @inlined
+    @rewritten
     def sigmoid(z):
         """By an exponential that may be infinite: the fewest operations."""
         return one / (one + decay(at_least(least, z)))
@@ -257,7 +257,7 @@ def activation(name: str | None, dtype: str, parametric: bool = True):
     if name is None:
         return _identity, _identity_pullback
     formula = FORMULAS[name]
-    value = inlined(bind(formula.value, _primitives(dtype, False)))
+    value = rewritten(bind(formula.value, _primitives(dtype, False)))
     derivative = inlined(bind(formula.derivative, _primitives(dtype, True)))
     if parametric:
 

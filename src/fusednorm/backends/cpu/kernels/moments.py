@@ -29,7 +29,7 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
 
 
 def moments(element: Element):
-    """moments(x, offset, step, n, rms) -> (mean, M2) in float64 of n elements so far apart; rms: (0, sum of squares)."""
+    """moments(x, offset, step, n, rms) -> (mean, M2) of n elements, in float64; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
 
     @reassociated
