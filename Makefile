@@ -22,7 +22,7 @@ help:
 	@echo 'make test    the test suite'
 	@echo 'make test-pythons   the test suite under each of Python $(PYTHONS) that is installed'
 	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 20 minutes'
-	@echo 'make mutants MODULE=tolerance   which changes of a module its tests do not notice'
+	@echo 'make mutants MODULE=tolerance   which changes of a module the tests do not notice'
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'
@@ -58,6 +58,14 @@ test-pythons:
 
 test-exhaustive: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
+
+# What is changed, and the tests that should notice, stand in pyproject.toml; a run goes on where the last one stopped.
+# One thread each: what torch starts for more does not survive the fork for a mutant.
+MODULE ?=
+mutants: setup
+	$(BIN)/python -m pip install --quiet --editable '.[mutants]'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS) 'fusednorm.$(MODULE)*'
+	$(BIN)/mutmut results
 
 lint: setup
 	$(BIN)/ruff check

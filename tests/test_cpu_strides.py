@@ -303,3 +303,13 @@ def test_batch_norm_of_samples_with_a_gap_between_them(gap: str) -> None:
     block = torch.full((4, 7, 6, 8), torch.nan).permute(0, 3, 1, 2)
     inputs = replace(inputs, **{gap: block[:, :, 1:6].copy_(getattr(inputs, gap))})
     assert faults(workload, inputs, run(workload, inputs, "cpu.slabs_split")) == []
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("copied", ["input", "grad_output"])
+def test_what_is_copied_keeps_its_dtype(copied: str, dtype: str) -> None:
+    workload = Workload("group_norm", (2, 8, 5, 6), 4, dtype)
+    inputs = draw(workload)
+    turned = getattr(inputs, copied).mT.contiguous().mT  # positions in neither memory order
+    inputs = replace(inputs, **{copied: turned})
+    assert faults(workload, inputs, run(workload, inputs)) == []

@@ -50,10 +50,10 @@ def test_each_direct_dependency_is_constrained() -> None:
     assert direct - {"fusednorm"} - {name.replace("_", "-") for name in named} == set()
 
 
-def test_dev_takes_every_extra() -> None:
+def test_dev_takes_every_extra_but_what_make_mutants_installs() -> None:
     extras = PROJECT["optional-dependencies"]
     (dev,) = extras["dev"]
-    assert set(dev.removeprefix("fusednorm[").removesuffix("]").split(",")) == set(extras) - {"dev"}
+    assert set(dev.removeprefix("fusednorm[").removesuffix("]").split(",")) == set(extras) - {"dev", "mutants"}
 
 
 def test_torch_has_a_lower_bound_and_no_upper_one() -> None:

@@ -168,6 +168,13 @@ def test_the_others_are_judged_beside_what_is_not_finite(got: float, expected: f
             assert verdict.ok is ok
 
 
+def test_an_intermediates_error_counts_beside_what_is_not_finite() -> None:
+    expected = torch.tensor([1.0, INF], dtype=FP64)
+    rounded = torch.tensor([1.01, INF], dtype=FP64)
+    for got, ok in ((1.0199, True), (1.0201, False)):
+        assert judge(torch.tensor([got, INF]), expected, expected, intermediate=rounded).ok is ok
+
+
 def test_several_that_differ_are_counted_once_each() -> None:
     expected = torch.tensor([NAN, 1.0, INF, 4.0], dtype=FP64)
     verdict = judge(torch.tensor([0.0, NAN, -INF, 4.0]), expected, expected)
@@ -186,6 +193,7 @@ def test_shapes() -> None:
     nothing = judge(torch.ones(0, 3), torch.ones(0, 3, dtype=FP64), torch.ones(0, 3))
     assert nothing.ok
     assert nothing.error == nothing.plain_error == 0.0
+    assert judge(torch.ones(0), torch.ones(0, dtype=FP64), torch.ones(0), Allowance(factor=0.0, roundings=0.0)).ok
     assert judge(torch.full((2,), INF), torch.full((2,), INF, dtype=FP64), torch.ones(2)).ok
 
 

@@ -67,6 +67,17 @@ def test_starts_as_the_launcher_itself_does(kind: type[Launcher]) -> None:
     assert ours.calls == official.calls
 
 
+@pytest.mark.parametrize("kind", [Launcher, Nested])
+def test_a_launcher_of_a_known_form_works_out_nothing_again(
+    kind: type[Launcher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = kind()
+    start = _start(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16, None, 32], TAIL)
+    monkeypatch.setattr(kind, "__call__", None)
+    start(STREAM, [48, None, 64])
+    assert len(run.calls) == 1
+
+
 def test_what_a_launch_passes_on_is_seen_without_launching() -> None:
     run = Launcher()
     _start(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16], TAIL)
@@ -178,6 +189,14 @@ def test_every_case_has_a_kernel_of_its_own(stream: int) -> None:
         for tensors in (FIRST, *OTHERS.values()):
             launch(*tensors)
         assert kernel.started == [count - 1] * (1 + len(OTHERS))
+
+
+def test_an_unaligned_tensor_is_not_taken_for_one_that_is_followed_by_none(stream: int) -> None:
+    kernel = Kernel()
+    launch = _launch(kernel)
+    launch(_at(2), _at(0), None)
+    launch(_at(0), None, _at(2))
+    assert len(kernel.asked) == 2
 
 
 def test_nothing_is_kept_of_what_compiles_nothing() -> None:

@@ -192,7 +192,8 @@ def choose(problem: Problem) -> Any:
         return ROWS
     inference = problem.direction == "inference"
     if problem.layout.order == "channels_first":
-        split = inference or (problem.statistics < MINIMUM_UNITS and size > SMALL_BYTES)
+        few = problem.statistics < MINIMUM_UNITS and size > SMALL_BYTES
+        split = inference or (few and view.spatial > 1)  # pieces of one element would be merged one by one
         return PLANES_SPLIT if split else PLANES
     if inference or problem.per_batch:
         return SLABS_SPLIT

@@ -29,20 +29,20 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
 
 
 def moments(element: Element):
-    """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
+    """moments(x, offset, step, n, rms) -> (mean, M2) in float64 of n elements so far apart; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
 
     @reassociated
-    def chunk_moments(x, offset, n, rms):
+    def chunk_moments(x, offset, step, n, rms):
         pivot = T(0)
         if not rms:
             head = max(n // HEAD, min(n, FEWEST))
             for i in range(head):
-                pivot += load(x, offset + i)
+                pivot += load(x, offset + i * step)
             pivot = nearest(pivot / T(head))
         first, second = T(0), T(0)
         for i in range(n):
-            deviation = load(x, offset + i) - pivot
+            deviation = load(x, offset + i * step) - pivot
             first += deviation
             second += deviation * deviation
         if rms:
@@ -52,11 +52,11 @@ def moments(element: Element):
         return np.float64(pivot) + shift, 0.0 if m2 < 0.0 else m2
 
     @exact
-    def moments(x, offset, n, rms):
-        mean, m2 = chunk_moments(x, offset, min(n, CHUNK), rms)
+    def moments(x, offset, step, n, rms):
+        mean, m2 = chunk_moments(x, offset, step, min(n, CHUNK), rms)
         for start in range(CHUNK, n, CHUNK):
             length = min(CHUNK, n - start)
-            chunk_mean, chunk_m2 = chunk_moments(x, offset + start, length, rms)
+            chunk_mean, chunk_m2 = chunk_moments(x, offset + start * step, step, length, rms)
             _, mean, m2 = merge(start, mean, m2, length, chunk_mean, chunk_m2)
         return mean, m2
 

@@ -154,16 +154,20 @@ def _unit_moments(element: Element):
 
     @exact
     def unit_moments(x, geometry, unit):
-        """Mean and M2 of a unit; rows that touch are read as one."""
+        """Mean and M2 of a unit; rows that touch are read as one, and rows of one element each at their step."""
         rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]
         n, c = locate(geometry, unit, 0)
         first = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
         if not geometry[PER_BATCH] and geometry[INPUT_STEP] == length:
-            return row_moments(x, first, rows * length, rms)
-        mean, m2 = row_moments(x, first, length, rms)
+            return row_moments(x, first, 1, rows * length, rms)
+        if length == 1:
+            return row_moments(
+                x, first, geometry[INPUT_SAMPLE] if geometry[PER_BATCH] else geometry[INPUT_STEP], rows, rms
+            )
+        mean, m2 = row_moments(x, first, 1, length, rms)
         for row in range(1, rows):
             n, c = locate(geometry, unit, row)
-            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], length, rms)
+            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], 1, length, rms)
             _, mean, m2 = merge(row * length, mean, m2, length, row_mean, row_m2)
         return mean, m2
 
@@ -199,7 +203,7 @@ def build_moments(element: Element, value, pullback):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
             i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
-            partials[2 * task], partials[2 * task + 1] = piece_moments(x, i, length, geometry[RMS])
+            partials[2 * task], partials[2 * task + 1] = piece_moments(x, i, 1, length, geometry[RMS])
 
     return moments_of_pieces
 
