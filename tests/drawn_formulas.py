@@ -229,7 +229,9 @@ def compute(
     sizes: dict[str, Tensor] = {}
     reach = A.abs() * (xhat.abs() + (mean * rstd).abs()) + B.abs() if magnitudes else z
     if magnitudes:
-        sizes["output"] = spec.from_view(torch.ones_like(y) if spec.activation in ("sigmoid", "tanh") else reach)
+        steep = derivative(z, spec.activation, spec.parameter).abs()
+        sizes["output"] = spec.from_view(y.abs() + steep * reach)
+        sizes["z"] = reach
     dy = tensors.get("grad_output")
     if dy is None:
         return Computed(results, z, mean, rstd, broken, offset, sizes)
@@ -306,7 +308,7 @@ def running(spec: Spec, tensors: Tensors, mean: Tensor, var: Tensor, dtype: torc
 
 def near_a_kink(spec: Spec, expected: Computed, dtype: torch.dtype) -> Tensor:
     """The elements of the view whose z may fall on either side of a kink, or vanish in the output's dtype."""
-    reach = spec.to_view(expected.magnitudes["output"])
+    reach = expected.magnitudes["z"]
     unit = 2e-15 if dtype == torch.float64 else 4e-6
     close = torch.zeros_like(expected.z, dtype=torch.bool)
     for kink in KINKS.get(spec.activation or "", ()):
