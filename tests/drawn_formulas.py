@@ -227,7 +227,9 @@ def compute(
     product = product[product.isfinite()]
     offset = max(1.0, float(product.max())) if product.numel() else 1.0
     sizes: dict[str, Tensor] = {}
-    reach = A.abs() * (xhat.abs() + (mean * rstd).abs()) + B.abs() if magnitudes else z
+    # A mean is as exact as its largest terms let it be: to a unit of a standard deviation or, beyond that, of itself.
+    near = xhat.abs() + (mean * rstd).abs().clamp(min=0.0 if spec.family == "rms_norm" else 1.0)
+    reach = A.abs() * near + B.abs() if magnitudes else z
     if magnitudes:
         steep = derivative(z, spec.activation, spec.parameter).abs()
         sizes["output"] = spec.from_view(y.abs() + steep * reach)
@@ -241,7 +243,9 @@ def compute(
     if exact:
         slope = limits(z, slope, spec.activation, spec.parameter, True)
     if shown is not None and spec.activation in ("relu", "leaky_relu"):
-        slope = derivative(spec.to_view(shown).to(dtype), spec.activation, spec.parameter)
+        seen = spec.to_view(shown).to(dtype)
+        # What the output's dtype rounded to zero does not show its side.
+        slope = torch.where((seen == 0) & (z.abs() < 1e-7), slope, derivative(seen, spec.activation, spec.parameter))
     dz = dy * slope
     terms = dz * xhat
     p, q = dz.sum(3, keepdim=True), terms.sum(3, keepdim=True)
@@ -260,7 +264,6 @@ def compute(
     results |= parameter_gradients(spec, gamma, beta, factor, p, q)
     if magnitudes:
         size = dy.abs() * (1.0 if spec.activation is None else 1.0 + reach)
-        near = xhat.abs() + (mean * rstd).abs()
         rough_p, rough_q = rooted(size, 3), rooted(size * near, 3)
         total = rooted(A * rough_p, *inner) + near * rooted(A * rough_q, *inner)
         sizes["grad_input"] = spec.from_view(rstd * (A.abs() * size + (total if spec.training else 0.0)))
