@@ -245,7 +245,9 @@ def compute(
     if shown is not None and spec.activation in ("relu", "leaky_relu"):
         seen = spec.to_view(shown).to(dtype)
         # What the output's dtype rounded to zero does not show its side.
-        slope = torch.where((seen == 0) & (z.abs() < 1e-7), slope, derivative(seen, spec.activation, spec.parameter))
+        info = torch.finfo(shown.dtype)
+        hidden = (seen == 0) & (z.abs() <= info.smallest_normal * info.eps)
+        slope = torch.where(hidden, slope, derivative(seen, spec.activation, spec.parameter))
     dz = dy * slope
     terms = dz * xhat
     p, q = dz.sum(3, keepdim=True), terms.sum(3, keepdim=True)
