@@ -389,10 +389,14 @@ def test_a_contender_that_fails_at_any_time_leaves_the_others_their_times() -> N
     ]
     assert rows[1].note == "no"
     assert all(row.ms for row in rows if row.status == "ok")
-    with pytest.raises(KeyError):  # what no contender does on its own is nobody's failure but ours
-        runner.measure_those_that_run(
-            timer, {runner.COPY: [broken[1].prepare(TINY, workloads.draw(TINY), "forward").call]}
-        )
+
+
+def test_a_limit_that_fails_is_nobodys_failure_but_ours() -> None:
+    def copy() -> None:
+        raise KeyError("k")
+
+    with pytest.raises(KeyError):
+        runner.measure_those_that_run(CpuTimer(seconds=0.0, minimum_samples=1), {runner.COPY: [copy]})
 
 
 def test_an_instance_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:

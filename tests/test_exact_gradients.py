@@ -16,8 +16,8 @@ from fusednorm.dispatch import all_instances, use_instance
 from fusednorm.problem import Family
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-#: float64 kernels that an activation enters take a second each to compile, and share their code with float32's.
-DTYPES = [torch.float32, torch.bfloat16]
+#: On the CPU z is formed alike for all dtypes, and each kernel that an activation enters takes a second to compile.
+DTYPES = {"cpu": [torch.float32], "cuda": [torch.float32, torch.bfloat16]}
 LAYOUTS = [torch.contiguous_format, torch.channels_last]
 
 
@@ -64,7 +64,6 @@ def able(names: list[str | None], call: Any, *arguments: Any) -> Iterator[tuple[
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("family", "shape", "layout"),
     [
@@ -82,24 +81,24 @@ def able(names: list[str | None], call: Any, *arguments: Any) -> Iterator[tuple[
     ],
 )
 def test_the_backward_has_the_forwards_mask(
-    family: Family,
-    shape: tuple[int, ...],
-    layout: torch.memory_format,
-    dtype: torch.dtype,
-    device: str,
+    family: Family, shape: tuple[int, ...], layout: torch.memory_format, device: str
 ) -> None:
-    """A derivative is taken where the output was, at a mean of 1e4 standard deviations and on any two instances."""
-    spread, mean = (1.0, 1e4) if dtype == torch.float32 else (3.0, 100.0)
-    x = (torch.randn(shape, device=device) * spread + mean).to(dtype)
-    if len(shape) == 4:
-        x = x.contiguous(memory_format=layout)
-    axis = 1 if family != "layer_norm" else len(shape) - 1
-    weight, bias = torch.randn(2, shape[axis], device=device)
-    for one, (output, saved_mean, rstd) in able(names(device), forward, family, x, weight, bias):
-        expected = (output > 0).movedim(axis, 0).flatten(1).sum(1).float()
-        arguments = (family, torch.ones_like(output), x, saved_mean, rstd, weight, bias)
-        for other, gradients in able(names(device), backward, *arguments):
-            assert torch.equal(gradients[2], expected), (one, other)
+    """A derivative is taken where the output was, at a mean of 1e4 standard deviations and on any two instances.
+
+    On a GPU several times: threads that differ in the last bit of a statistic differ in few values of z.
+    """
+    for dtype in DTYPES[device] * (1 if device == "cpu" else 4):
+        spread, mean = (1.0, 1e4) if dtype == torch.float32 else (3.0, 100.0)
+        x = (torch.randn(shape, device=device) * spread + mean).to(dtype)
+        if len(shape) == 4:
+            x = x.contiguous(memory_format=layout)
+        axis = 1 if family != "layer_norm" else len(shape) - 1
+        weight, bias = torch.randn(2, shape[axis], device=device)
+        for one, (output, saved_mean, rstd) in able(names(device), forward, family, x, weight, bias):
+            expected = (output > 0).movedim(axis, 0).flatten(1).sum(1).float()
+            arguments = (family, torch.ones_like(output), x, saved_mean, rstd, weight, bias)
+            for other, gradients in able(names(device), backward, *arguments):
+                assert torch.equal(gradients[2], expected), (dtype, one, other)
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -286,7 +286,7 @@ def _native_backward(plan: Plan, problem: Problem) -> Plan:
             grad_output = dense.copy_(grad_output)
         copied = "input" in problem.copies
         grad_input, *grads = plan(grad_output, input, *arguments, out=None if copied else out)
-        if copied and grad_input is not None and grad_input.numel() == original.numel():
+        if copied and grad_input is not None and problem.direction != "backward_gamma_beta":
             if out is None:
                 out = empty_output(original, problem.family, problem.num_groups, problem.channel_dim)
             grad_input = out.copy_(grad_input)
