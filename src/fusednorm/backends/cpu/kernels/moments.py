@@ -21,28 +21,28 @@ FEWEST = 64  # but of this many elements at least: with few, the typical (pivot 
 
 @exact
 def merge(count, mean, m2, other_count, other_mean, other_m2):
-    """Chan's merge of two partial statistics."""
+    """Chan's merge of two partial statistics; the first may be empty."""
     total = count + other_count
     delta = other_mean - mean
     weight = other_count / total
-    return total, mean + delta * weight, m2 + other_m2 + delta * delta * count * weight
+    return total, mean + delta * weight, m2 + other_m2 + (delta * count) * (delta * weight)
 
 
 def moments(element: Element):
-    """moments(x, offset, step, n, rms) -> (mean, M2) of n elements, in float64; rms: (0, sum of squares)."""
+    """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
 
     @reassociated
-    def chunk_moments(x, offset, step, n, rms):
+    def chunk_moments(x, offset, n, rms):
         pivot = T(0)
         if not rms:
             head = max(n // HEAD, min(n, FEWEST))
             for i in range(head):
-                pivot += load(x, offset + i * step)
+                pivot += load(x, offset + i)
             pivot = nearest(pivot / T(head))
         first, second = T(0), T(0)
         for i in range(n):
-            deviation = load(x, offset + i * step) - pivot
+            deviation = load(x, offset + i) - pivot
             first += deviation
             second += deviation * deviation
         if rms:
@@ -52,12 +52,45 @@ def moments(element: Element):
         return np.float64(pivot) + shift, 0.0 if m2 < 0.0 else m2
 
     @exact
-    def moments(x, offset, step, n, rms):
-        mean, m2 = chunk_moments(x, offset, step, min(n, CHUNK), rms)
+    def moments(x, offset, n, rms):
+        mean, m2 = chunk_moments(x, offset, min(n, CHUNK), rms)
         for start in range(CHUNK, n, CHUNK):
             length = min(CHUNK, n - start)
-            chunk_mean, chunk_m2 = chunk_moments(x, offset + start * step, step, length, rms)
+            chunk_mean, chunk_m2 = chunk_moments(x, offset + start, length, rms)
             _, mean, m2 = merge(start, mean, m2, length, chunk_mean, chunk_m2)
         return mean, m2
 
     return moments
+
+
+def strided_moments(element: Element):
+    """strided_moments(x, offset, step, n, rms): the same of elements ``step`` apart, one by one in float64."""
+    load = element.load
+
+    @exact
+    def chunk_moments(x, offset, step, n, rms):
+        pivot = 0.0
+        if not rms:
+            head = min(n, FEWEST)
+            for i in range(head):
+                pivot += np.float64(load(x, offset + i * step)) / head
+        first, second = 0.0, 0.0
+        for i in range(n):
+            deviation = np.float64(load(x, offset + i * step)) - pivot
+            first += deviation
+            second += deviation * deviation
+        if rms:
+            return 0.0, second
+        m2 = second - first * (first / n)
+        return pivot + first / n, 0.0 if m2 < 0.0 else m2
+
+    @exact
+    def strided_moments(x, offset, step, n, rms):
+        count, mean, m2 = 0, 0.0, 0.0
+        for start in range(0, n, CHUNK):
+            length = min(CHUNK, n - start)
+            chunk_mean, chunk_m2 = chunk_moments(x, offset + start * step, step, length, rms)
+            count, mean, m2 = merge(count, mean, m2, length, chunk_mean, chunk_m2)
+        return mean, m2
+
+    return strided_moments

@@ -32,7 +32,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments
+from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments, strided_moments
 
 
 @exact
@@ -150,25 +150,23 @@ def _gradient_row(element: Element, make):
 
 
 def _unit_moments(element: Element):
-    row_moments = moments(element)
+    row_moments, column_moments = moments(element), strided_moments(element)
 
     @exact
     def unit_moments(x, geometry, unit):
         """Mean and M2 of a unit; rows that touch are read as one, and rows of one element each at their step."""
         rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]
-        n, c = locate(geometry, unit, 0)
-        first = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+        if length == 1 and rows > 1:
+            n, c = locate(geometry, unit, 0)
+            step = geometry[INPUT_SAMPLE] if geometry[PER_BATCH] else geometry[INPUT_STEP]
+            return column_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], step, rows, rms)
         if not geometry[PER_BATCH] and geometry[INPUT_STEP] == length:
-            return row_moments(x, first, 1, rows * length, rms)
-        if length == 1:
-            return row_moments(
-                x, first, geometry[INPUT_SAMPLE] if geometry[PER_BATCH] else geometry[INPUT_STEP], rows, rms
-            )
-        mean, m2 = row_moments(x, first, 1, length, rms)
-        for row in range(1, rows):
+            rows, length = 1, rows * length
+        count, mean, m2 = 0, 0.0, 0.0
+        for row in range(rows):
             n, c = locate(geometry, unit, row)
-            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], 1, length, rms)
-            _, mean, m2 = merge(row * length, mean, m2, length, row_mean, row_m2)
+            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], length, rms)
+            count, mean, m2 = merge(count, mean, m2, length, row_mean, row_m2)
         return mean, m2
 
     return unit_moments
@@ -203,7 +201,7 @@ def build_moments(element: Element, value, pullback):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
             i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
-            partials[2 * task], partials[2 * task + 1] = piece_moments(x, i, 1, length, geometry[RMS])
+            partials[2 * task], partials[2 * task + 1] = piece_moments(x, i, length, geometry[RMS])
 
     return moments_of_pieces
 

@@ -52,7 +52,7 @@ def build_forward(element: Element, value, pullback):
         for n in range(start, stop):
             for g in range(groups):
                 i = n * geometry[INPUT_SAMPLE] + g * length
-                centre, m2 = row_moments(x, i, 1, length, geometry[RMS])
+                centre, m2 = row_moments(x, i, length, geometry[RMS])
                 inverse = 1.0 / np.sqrt(m2 / reduced_count(geometry) + eps)
                 rstd[n * groups + g] = T(inverse)
                 if not geometry[RMS]:
