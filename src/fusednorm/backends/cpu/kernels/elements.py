@@ -8,6 +8,7 @@ checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar
 from __future__ import annotations
 
 import platform
+from functools import cache
 from typing import NamedTuple
 
 import llvmlite.binding as llvm
@@ -202,6 +203,7 @@ def _make_scratch(compute):
     return scratch
 
 
+@cache
 def element(dtype: str) -> Element:
     """The accesses for an input's dtype."""
     pointee = POINTEE[dtype]

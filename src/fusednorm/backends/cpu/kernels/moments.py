@@ -9,6 +9,8 @@ deviations of 16-bit inputs exact. Partials merge by Chan's formula (Chan, Golub
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
@@ -28,6 +30,7 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
     return total, mean + delta * weight, m2 + other_m2 + (delta * count) * (delta * weight)
 
 
+@cache
 def moments(element: Element):
     """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
@@ -63,6 +66,7 @@ def moments(element: Element):
     return moments
 
 
+@cache
 def strided_moments(element: Element):
     """strided_moments(x, offset, step, n, rms): the same of elements ``step`` apart, one by one in float64."""
     load = element.load

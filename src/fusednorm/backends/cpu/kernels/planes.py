@@ -7,7 +7,7 @@ few, the work is cut into pieces of rows, and the statistics of all pieces are c
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -57,6 +57,7 @@ def locate_piece(geometry, task):
     return row // rows, row % rows, first, min(geometry[PIECE], geometry[SPATIAL] - first)
 
 
+@cache
 def _apply_row(element: Element, value):
     """y = value(A (x - mean) rstd + B) of one row."""
     load, store, T = element.load, element.store, element.compute
@@ -71,6 +72,7 @@ def _apply_row(element: Element, value):
     return apply_row
 
 
+@cache
 def _pullbacks(element: Element, pullback, kept: bool):
     """How the first pass over a row makes dz and how the second has it again: made once more, or kept meanwhile."""
     load, keep, recall = element.load, element.keep, element.recall
@@ -92,6 +94,7 @@ def _pullbacks(element: Element, pullback, kept: bool):
     return (made_and_kept, recalled) if kept else (made, made)
 
 
+@cache
 def _row_sums(element: Element, make):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
     load, T = element.load, element.compute
@@ -122,6 +125,7 @@ def _row_sums(element: Element, make):
     return row_sums
 
 
+@cache
 def _gradient_row(element: Element, make):
     """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3.
 
@@ -149,6 +153,7 @@ def _gradient_row(element: Element, make):
     return gradient_row
 
 
+@cache
 def _unit_moments(element: Element):
     row_moments, column_moments = moments(element), strided_moments(element)
 

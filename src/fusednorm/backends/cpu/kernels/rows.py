@@ -7,6 +7,8 @@ its output; the backward does so too and sums the gradients of the parameters ov
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
@@ -63,6 +65,7 @@ def build_forward(element: Element, value, pullback):
     return forward
 
 
+@cache
 def _group_sums(element: Element, pullback, accumulate: bool):
     """P and Q of one group of one row; with accumulate, the gradients of the parameters are summed on the way."""
     load, read, T = element.load, element.read, element.compute
@@ -85,6 +88,7 @@ def _group_sums(element: Element, pullback, accumulate: bool):
     return group_sums
 
 
+@cache
 def _gradient_group(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
@@ -101,6 +105,7 @@ def _gradient_group(element: Element, pullback):
     return gradient_group
 
 
+@cache
 def _build_backward(element: Element, pullback, accumulate: bool):
     """Segments start to stop of PIECE rows each."""
     T = element.compute

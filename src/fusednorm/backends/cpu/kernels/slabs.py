@@ -9,6 +9,8 @@ batch_norm without modulation is seen as one sample of N * S positions.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
@@ -53,6 +55,7 @@ def statistic_unit(geometry, n, c):
     return c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
 
 
+@cache
 def _slab_moments(element: Element):
     """(mean, M2) per channel of one slab, written to its place in the partials; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
@@ -140,6 +143,7 @@ def _total_m2(partials, means, m2s, n, rows, centre):
     return m2 + rows * spread
 
 
+@cache
 def _unit_statistics(element: Element):
     keep = publish(element)
 
@@ -168,6 +172,7 @@ def _unit_statistics(element: Element):
     return unit_statistics
 
 
+@cache
 def _sample_coefficients(element: Element):
     T = element.compute
 
@@ -187,6 +192,7 @@ def _sample_coefficients(element: Element):
     return sample_coefficients
 
 
+@cache
 def _apply_slab(element: Element, value):
     load, read, store, T = element.load, element.read, element.store, element.compute
 

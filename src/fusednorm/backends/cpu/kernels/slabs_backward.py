@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
@@ -26,6 +28,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate
 
 
+@cache
 def _slab_sums(element: Element, pullback):
     """p and q per channel of one slab, written to its place in the partials."""
     load, read, T = element.load, element.read, element.compute
@@ -67,6 +70,7 @@ def _slab_sums(element: Element, pullback):
     return slab_sums
 
 
+@cache
 def _sample_sums(element: Element):
     @exact
     def sample_sums(partials, sums, geometry, n):
@@ -83,6 +87,7 @@ def _sample_sums(element: Element):
     return sample_sums
 
 
+@cache
 def _unit_gradient(element: Element):
     T = element.compute
 
@@ -113,6 +118,7 @@ def _unit_gradient(element: Element):
     return unit_gradient
 
 
+@cache
 def _gradient_slab(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
