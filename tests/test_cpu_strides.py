@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from cpu_support import activation_for, faults, in_memory, run, same_bits
@@ -313,3 +314,19 @@ def test_what_is_copied_keeps_its_dtype(copied: str, dtype: str) -> None:
     turned = getattr(inputs, copied).mT.contiguous().mT  # positions in neither memory order
     inputs = replace(inputs, **{copied: turned})
     assert faults(workload, inputs, run(workload, inputs)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_long_strided_rows_and_columns_are_summed_in_chunks(dtype: torch.dtype) -> None:
+    """One element after the other loses 100 roundings of float64 over 1e5 of them."""
+    values = (torch.randn(1, 300_000, dtype=torch.float64) + 3).to(dtype)
+    unit = torch.finfo(dtype).eps
+    row = values[:, ::2]
+    _, mean, rstd = fusednorm.ops.layer_norm_forward(row, row.shape[1:], None, None, 1e-5)
+    column = values.reshape(3, -1).t()
+    _, means, rstds = fusednorm.ops.batch_norm_training(column, None, None, None, None, 0.1, 1e-5)
+    for strided, axis, found, inverse in ((row, 1, mean, rstd), (column, 0, means, rstds)):
+        exact = strided.numpy().astype(np.longdouble)
+        variance = exact.var(axis)
+        assert np.abs(found.flatten().numpy() - exact.mean(axis)).max() <= 4 * unit * 3
+        assert np.abs(inverse.flatten().numpy() * np.sqrt(variance + np.longdouble(1e-5)) - 1).max() <= 4 * unit
