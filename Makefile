@@ -41,7 +41,7 @@ run: setup
 
 # Tests that measure time come second, on a machine that is theirs, and again where a neighbour spoiled an attempt.
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m 'not timing and not exhaustive'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not timing and not exhaustive'
 	$(BIN)/python -m pytest -m timing --reruns 2
 
 # Each version in an environment of its own, .venv-3.12 for one. A version that is not installed is named at the end, and fails nothing; a version that fails fails the whole.

@@ -19,7 +19,12 @@ settings.register_profile("fusednorm-ci", settings.get_profile("fusednorm"), der
 settings.load_profile("fusednorm-ci" if os.environ.get("CI") else "fusednorm")
 
 
+#: Files of few long tests, which a worker that gets them last would end alone.
+LONG = ("triton_compile", "triton_interpreter", "cpu_outputs", "cpu_memory", "graph_nodes")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False")
