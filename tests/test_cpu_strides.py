@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -330,3 +331,19 @@ def test_long_strided_rows_and_columns_are_summed_in_chunks(dtype: torch.dtype) 
         variance = exact.var(axis)
         assert np.abs(found.flatten().numpy() - exact.mean(axis)).max() <= 4 * unit * 3
         assert np.abs(inverse.flatten().numpy() * np.sqrt(variance + np.longdouble(1e-5)) - 1).max() <= 4 * unit
+
+
+@pytest.mark.parametrize("instance", ["reference", None])
+def test_an_empty_input_of_strides_that_are_copied(instance: str | None) -> None:
+    """The shape of an empty gradient is the input's, and that of one nobody asked for says nothing."""
+    x = torch.empty(2, 1, 0, 2).expand(2, 6, 0, 2)
+    weight = torch.randn(6)
+    statistics = torch.zeros(6)
+    for mask in ((True, True, False, False, False), (False, True, False, False, False)):
+        with nullcontext() if instance is None else dispatch.use_instance(instance):
+            gradients = ops.norm_backward(
+                torch.empty_like(x), x, statistics, statistics, weight, None, None, None, "batch_norm", 0, 1, "", 0.0,
+                True, mask,
+            )  # fmt: skip
+        assert not mask[0] or gradients[0].shape == x.shape
+        assert torch.equal(gradients[1], torch.zeros(6))

@@ -76,6 +76,8 @@ CHOICES: list[tuple[str, Problem, str]] = [
     ("layer_norm", problem(ROW, LAST, family="layer_norm"), "cpu.rows"),
     ("rms_norm, backward", problem(ROW, LAST, family="rms_norm", direction="backward"), "cpu.rows"),
     ("layer_norm of a transposed tensor", problem(ROW, FIRST, family="layer_norm"), "cpu.planes"),
+    ("one long row at a step", problem(View(1, 1, 300_000, 1), FIRST, family="layer_norm"), "cpu.planes"),
+    ("one element under a statistic", problem(View(64, 8, 1, 1), LAST, direction="backward"), "reference"),
     ("group_norm of a matrix", problem(View(64, 8, 16, 1), LAST), "cpu.rows"),
     ("group_norm of a matrix, modulated", problem(View(64, 8, 16, 1), LAST, scale_dtype="float32"), "cpu.slabs"),
     ("batch_norm of a matrix", problem(View(64, 128, 1, 1), LAST, **BATCH), "cpu.slabs_split"),

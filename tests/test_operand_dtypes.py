@@ -144,3 +144,29 @@ def test_any_eps_one_call_after_the_other(last: bool, device: str) -> None:
         normalized = fusednorm.batch_norm(x, given.float(), given.float(), eps=eps).double()
         exact = (x.double() - given[:, None, None]) / (given + eps).sqrt()[:, None, None]
         torch.testing.assert_close(normalized, exact, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("size", [1e-30, 1e30])
+def test_a_float64_variance_that_float32_does_not_hold(size: float, last: bool, device: str) -> None:
+    """Its inverse root is what normalizes, and float32 holds that."""
+    values = torch.randn(2, 4, 5, 5, device=device, dtype=torch.float64)
+    x = (values * size).float()
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    mean = torch.zeros(4, device=device, dtype=torch.float64)
+    y = fusednorm.batch_norm(x, mean, torch.full_like(mean, size**2), eps=0.0)
+    torch.testing.assert_close(y.double(), values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_equal_numbers_have_no_variance(device: str) -> None:
+    """However large they are, and however their mean is rounded on the way: rstd is eps**-1/2, the output the bias."""
+    for value, shape in ((0.1, (2, 6, 7, 5)), (5.3e12, (2, 6, 9)), (8.1e17, (3, 6, 5)), (0.3, (1, 6, 60, 60))):
+        x = torch.full(shape, value, device=device)
+        bias = torch.randn(6, device=device)
+        for layout in (x, x.transpose(1, -1).contiguous().transpose(1, -1)):
+            output, _, rstd = fusednorm.ops.group_norm_forward(layout, 2, None, bias, 1e-5)
+            torch.testing.assert_close(rstd, torch.full_like(rstd, 1e-5**-0.5), rtol=1e-6, atol=0)
+            expected = bias.reshape(-1, *[1] * (len(shape) - 2)).expand(shape)
+            torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5 * (1 if value > 1 else 10))
