@@ -33,40 +33,33 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 @triton.jit
 def held_moments(b_x, mask, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: what one sum rounded away a
-    second one over the deviations finds."""
+    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: a second sum, over the
+    deviations, finds what the first one rounded away."""
     mean = tl.sum(b_x, 1) / count
+    deviation = deviation_from(b_x, mean, mask, MASKED)
+    if WIDE:
+        mean += tl.sum(deviation, 1) / count
+        deviation = deviation_from(b_x, mean, mask, MASKED)
+    return mean, tl.sum(deviation * deviation, 1)
+
+
+@triton.jit
+def deviation_from(b_x, mean, mask, MASKED: tl.constexpr):
     deviation = b_x - mean[:, None]
     if MASKED:
         deviation = tl.where(mask, deviation, 0.0)
-    if WIDE:
-        rest, m2 = tl.reduce((deviation, deviation * deviation), 1, add_pair)
-        rest /= count
-        return mean + rest, moved(m2, rest, count)
-    else:
-        return mean, tl.sum(deviation * deviation, 1)
+    return deviation
 
 
 @triton.jit
 def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
-    """The moments of all lanes along an axis, not all empty. A second sum finds what the first one rounded away."""
-    total = tl.sum(count, AXIS)
-    share = count / tl.expand_dims(total, AXIS)
+    """The moments of all lanes along an axis, not all empty. A second sum, over the deviations, finds what the first
+    one rounded away: the mean of equal numbers is that number, and their M2 is 0."""
+    share = count / tl.expand_dims(tl.sum(count, AXIS), AXIS)
     centre = tl.sum(mean * share, AXIS)
+    centre += tl.sum((mean - tl.expand_dims(centre, AXIS)) * share, AXIS)
     delta = mean - tl.expand_dims(centre, AXIS)
-    rest, m2 = tl.reduce((delta * share, m2 + delta * (delta * count)), AXIS, add_pair)
-    return centre + rest, moved(m2, rest, total)
-
-
-@triton.jit
-def moved(m2, rest, count):
-    """M2 about a mean that is ``rest`` from where M2 was taken; an infinite one stays infinite.
-
-    What is left of equal numbers is 0: their M2 is all rest**2, and the difference a rounding of either sign.
-    """
-    left = m2 - rest * rest * count
-    left = tl.where(left <= m2 * (1e-15 if m2.dtype == tl.float64 else 1e-6), 0.0, left)
-    return tl.where(m2 == float("inf"), m2, left)
+    return centre, tl.sum(m2 + delta * (delta * count), AXIS)
 
 
 @triton.jit
