@@ -14,14 +14,16 @@ from typer.testing import CliRunner, Result
 
 import fusednorm
 from fusednorm import cli
-from fusednorm.bench import machine, plot, summary, workloads
+from fusednorm.bench import plot, summary, workloads
 from fusednorm.bench.contenders import Compiled, Eager, FusedNorm, available
-from fusednorm.bench.gpu_timing import MOST_SETS, GpuTimer, rounds_in_graph, sets_beyond
-from fusednorm.bench.machine import Machine, gpu_facts
+from fusednorm.bench.provenance import Machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
-from fusednorm.bench.timing import CpuTimer, in_turns, timer_for, turns_within
 from fusednorm.bench.workloads import SUITES, Workload
+from fusednorm.machine import description
+from fusednorm.machine.description import gpu_facts
+from fusednorm.machine.gpu_timing import MOST_SETS, GpuTimer, rounds_in_graph, sets_beyond
+from fusednorm.machine.timing import CpuTimer, in_turns, timer_for, turns_within
 
 MB = 10**6
 WORKLOAD = Workload("group_norm", (2, 64, 40, 40), 8, "bfloat16", activation="silu")
@@ -135,8 +137,8 @@ def test_gpu_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "driver" not in amd
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
-    assert machine.driver_version([tmp_path / "missing", version]) == "580.159.04"
-    assert machine.driver_version([]) == ""
+    assert description.driver_version([tmp_path / "missing", version]) == "580.159.04"
+    assert description.driver_version([]) == ""
 
 
 def test_doctor_tells_gpus_apart_and_says_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +158,7 @@ def test_a_gpu_that_is_not_there_is_wrong_usage(command: list[str], monkeypatch:
     result = run(*command, "--device", "cuda")
     assert result.exit_code == 2
     assert "torch.cuda.is_available() is False" in result.stderr
-    assert machine.resolve_device("auto") == "cpu"
+    assert description.resolve_device("auto") == "cpu"
 
 
 MACHINE = Machine("a cpu", 16, 16, "Linux", "a gpu", {"torch": "2"}, "abc", "-", "2026-01-01", {"L2": "60 MiB"}, 50e12)

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fusednorm import dispatch, functional
 from fusednorm.activations import resolve
-from fusednorm.bench.limits import copy_bandwidth, peak_flops
 from fusednorm.instance import Candidate
+from fusednorm.machine.limits import copy_bandwidth, peak_flops
 from fusednorm.problem import FAMILIES, Direction, Family, Problem
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]

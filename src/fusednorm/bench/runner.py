@@ -8,12 +8,12 @@ from typing import Any
 
 from fusednorm.bench.contenders import Contender, Eager, Prepared
 from fusednorm.bench.judging import Asked, Judge
-from fusednorm.bench.limits import TRANSFERS, limit_calls
 from fusednorm.bench.memory import NotEnoughMemoryError, is_out_of_memory, require, workload_bytes
 from fusednorm.bench.operations import problem_of
 from fusednorm.bench.results import Row, Status, row_of
-from fusednorm.bench.timing import Calls, Timer, Timing, timer_for
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.machine.limits import TRANSFERS, limit_calls
+from fusednorm.machine.timing import Calls, Timer, Timing, timer_for
 from fusednorm.problem import Direction
 from fusednorm.tolerance import Verdict
 
@@ -154,7 +154,7 @@ def _measure(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
     """The times of all contenders and of the plain copy, as the fields of their rows, and what the failing raised."""
     calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, prepared in admitted.items()}
-    calls[COPY] = limit_calls(asked, sets)
+    calls[COPY] = limit_calls(asked, [inputs.transferred for inputs in sets])
     whole = asked == "forward_backward"
     timings, failed = measure_those_that_run(timer, calls, whole)
     admitted = {name: prepared for name, prepared in admitted.items() if name in timings}

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusednorm.bench.limits import TRANSFERS
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import COPY
+from fusednorm.machine.limits import TRANSFERS
 from fusednorm.text import printable
 
 OURS, PREALLOCATED, EAGER, COMPILE = "fusednorm", "fusednorm out=", "eager", "compile"

@@ -109,6 +109,11 @@ class Inputs:
     var: Tensor | None
     grad_output: Tensor
 
+    @property
+    def transferred(self) -> tuple[Tensor, Tensor]:
+        """The tensors as large as the input that a backward reads, x and dy; a forward reads the first alone."""
+        return self.input.detach(), self.grad_output
+
     def named_leaves(self) -> dict[str, Tensor]:
         """The tensors that gradients are asked for, by the name of their gradient."""
         leaves = {

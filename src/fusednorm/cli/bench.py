@@ -9,16 +9,16 @@ import typer
 
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
-from fusednorm.bench.limits import peak_flops
-from fusednorm.bench.machine import this_machine
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.plot import draw_plot, picture_format
+from fusednorm.bench.provenance import this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import COPY, run_workload
 from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
-from fusednorm.bench.timing import timer_for
 from fusednorm.bench.workloads import SUITES, Init, Workload, select
 from fusednorm.cli import output
+from fusednorm.machine.limits import peak_flops
+from fusednorm.machine.timing import timer_for
 
 DirectionChoice = Literal["forward", "backward", "forward_backward", "both", "all"]
 _DIRECTIONS: dict[DirectionChoice, tuple[Asked, ...]] = {

@@ -2,7 +2,7 @@
 
 A timer measures named :class:`Calls`. What differs between devices stays inside the timer: how many sets of inputs it
 wants to rotate through (:meth:`Timer.input_sets`), how a call is repeated, and how time is read. The timer of GPUs is
-in :mod:`fusednorm.bench.gpu_timing`.
+in :mod:`fusednorm.machine.gpu_timing`.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def timer_for(device: str, seconds: float = 1.0) -> Timer:
     if device == "cpu":
         return CpuTimer(seconds=seconds)
     if device == "cuda":
-        from fusednorm.bench.gpu_timing import GpuTimer
+        from fusednorm.machine.gpu_timing import GpuTimer
 
         return GpuTimer(seconds=seconds)
     raise NotImplementedError(f"timing: device {device!r} has no timer; measure on cpu or cuda")

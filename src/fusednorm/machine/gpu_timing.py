@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from fusednorm.bench.timing import Call, Calls, Timing, in_turns, turns_within
+from fusednorm.machine.timing import Call, Calls, Timing, in_turns, turns_within
 
 # Beyond this many sets a graph of a slow contender has thousands of kernels.
 MOST_SETS = 256
