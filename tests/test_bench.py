@@ -19,6 +19,7 @@ from fusednorm.bench import judging, summary
 from fusednorm.bench import peers as peer_modules
 from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
 from fusednorm.bench.judging import Asked, Judge, saved_statistics
+from fusednorm.bench.markdown import report_markdown
 from fusednorm.bench.plot import save_plot
 from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
@@ -297,7 +298,7 @@ def test_report_survives_json_and_csv() -> None:
 
 
 def test_markdown_tables_are_whole() -> None:
-    text = summary.report_markdown([example_report()], workloads=True)
+    text = report_markdown([example_report()], workloads=True)
     assert "a cpu, 2 cores, 2 threads" in text
     assert "1.50× (jax)" in text
     tables = [block for block in text.split("\n\n") if block.startswith("|")]

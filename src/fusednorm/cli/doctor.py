@@ -9,7 +9,7 @@ import typer
 
 from fusednorm import dispatch
 from fusednorm.bench.provenance import versions
-from fusednorm.bench.summary import Table
+from fusednorm.bench.tables import Table
 from fusednorm.cli import output
 from fusednorm.machine.description import available_cores, cpu_model, gpus
 

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fusednorm.bench.summary import Table
+from fusednorm.bench.tables import Table
 from fusednorm.cli.exits import CHECK_FAILED as CHECK_FAILED
 from fusednorm.cli.exits import say as say
 from fusednorm.cli.streams import UnwritableError
