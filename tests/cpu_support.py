@@ -106,7 +106,7 @@ def _activation(workload: Workload) -> tuple[str, float]:
 def faults(workload: Workload, inputs: Inputs, results: Results, asked: Asked = "forward_backward") -> list[str]:
     """What the project's rule finds wrong in results."""
     mean, rstd = (results["mean"], results["rstd"]) if asked.startswith("backward") else (None, None)
-    judge = Judge(workload, inputs, asked, mean, rstd, statistics=True)
+    judge = Judge(workload, inputs, asked, mean, rstd, wants_statistics=True)
     return [verdict.fault for verdict in judge.verdicts(results).values() if verdict.fault]
 
 

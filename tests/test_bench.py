@@ -91,7 +91,7 @@ def test_judge_accepts_plain_torch_with_fp32_statistics(dtype: str, init: str) -
     output, mean, rstd, _ = reference.forward(
         inputs.input, inputs.weight, inputs.bias, None, None, None, None, "group_norm", 4, 1, EPS, None
     )
-    judge = Judge(replace(workload, activation=None), inputs, "forward", statistics=True)
+    judge = Judge(replace(workload, activation=None), inputs, "forward", wants_statistics=True)
     assert judge.check({"output": output, "mean": mean, "rstd": rstd}).ok
 
 

@@ -16,7 +16,7 @@ from typer.testing import CliRunner, Result
 
 import fusednorm
 from fusednorm import cli, dispatch
-from fusednorm.bench import verification, workloads
+from fusednorm.bench import checks, workloads
 from fusednorm.bench.operations import OPERATIONS
 from fusednorm.bench.results import Report
 from fusednorm.bench.workloads import Workload
@@ -189,7 +189,7 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_verify_covers_every_value_with_every_family() -> None:
     seen: dict[str, set[tuple[str, object]]] = {}
-    for one in verification.covering_workloads():
+    for one in checks.covering_workloads():
         values = {
             ("dtype", one.dtype),
             ("layout", one.layout),
@@ -197,12 +197,12 @@ def test_verify_covers_every_value_with_every_family() -> None:
             ("modulated", one.modulated),
         }
         seen.setdefault(one.family, set()).update(values)
-    every = {("dtype", dtype) for dtype in verification.DTYPE_BYTES}
-    every |= {("activation", activation) for activation in verification.ACTIVATIONS}
-    image = {("layout", layout) for layout in verification.IMAGE_LAYOUTS} | {("modulated", True), ("modulated", False)}
+    every = {("dtype", dtype) for dtype in checks.DTYPE_BYTES}
+    every |= {("activation", activation) for activation in checks.ACTIVATIONS}
+    image = {("layout", layout) for layout in checks.IMAGE_LAYOUTS} | {("modulated", True), ("modulated", False)}
     for family, values in seen.items():
         assert every | (set() if family in workloads.ROW_FAMILIES else image) <= values, family
-    assert set(seen) == set(verification.FAMILIES)
+    assert set(seen) == set(checks.FAMILIES)
 
 
 def test_doctor() -> None:

@@ -428,9 +428,9 @@ def test_an_instance_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatc
 
 
 def workloads_problem() -> Any:
-    from fusednorm.bench.operations import problem_of
+    from fusednorm.bench.operations import problem_of_workload
 
-    return problem_of("forward", TINY, workloads.draw(TINY))
+    return problem_of_workload("forward", TINY, workloads.draw(TINY))
 
 
 def test_a_peer_that_cannot_be_imported_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("activations",),
     ("problem",),
     ("instance",),
-    ("tensors",),
+    ("dtypes", "strides"),
     ("storage",),
     ("text",),
     ("machine",),

@@ -10,7 +10,7 @@ import torch
 from cpu_support import ACTIVATIONS, DTYPES, backward, faults, forward, run
 
 import fusednorm
-from fusednorm.bench.operations import problem_of
+from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, LayoutName, Workload, draw
 from fusednorm.dispatch import backward_problem, forward_problem, instances
 from fusednorm.problem import Direction
@@ -40,7 +40,7 @@ LAYOUTS: tuple[LayoutName, ...] = ("nchw", "nhwc", "channel_dim=-1")
 
 def able(workload: Workload, inputs: Inputs, direction: Direction) -> set[str | None]:
     """The Triton instances that can run the workload in this direction, and None for the default one."""
-    candidates = instances(problem_of(direction, workload, inputs))
+    candidates = instances(problem_of_workload(direction, workload, inputs))
     return {None, *(c.instance.name for c in candidates if c.reason is None and c.instance.name.startswith("triton"))}
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
-from fusednorm.tensors import DTYPES, compute_dtype
+from fusednorm.dtypes import DTYPES, compute_dtype
 
 _STRIDED = torch.strided
 _BY_NAME = {

@@ -21,7 +21,7 @@ from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
 from fusednorm.instance import Backend, Candidate, CompilationError, Instance
 from fusednorm.problem import Direction, Family, Layout, Problem, layout_of, view_of
-from fusednorm.tensors import empty_output, is_dense
+from fusednorm.strides import empty_output, is_dense
 
 logger = logging.getLogger(__name__)
 

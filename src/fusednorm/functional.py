@@ -21,8 +21,8 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
+from fusednorm.dtypes import compute_dtype
 from fusednorm.library import norm_forward
-from fusednorm.tensors import compute_dtype
 
 _PLAIN = (None, torch._C._disabled_torch_function_impl)
 

@@ -117,7 +117,7 @@ def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
     function(*map(meta, bound.args), **{name: meta(value) for name, value in bound.kwargs.items()})
 
 
-def problem_of(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Problem:
+def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Problem:
     """The Problem that a public call comes to; the gradient of a backward is taken to have the output's strides."""
     family = _family(function)
     if direction not in ASKED:
@@ -162,7 +162,7 @@ def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forw
     >>> "reference" in [candidate.instance.name for candidate in found]
     True
     """
-    return dispatch.instances(problem_of(function, *args, direction=direction, **kwargs))
+    return dispatch.instances(problem_of_call(function, *args, direction=direction, **kwargs))
 
 
 def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Explanation:
@@ -185,7 +185,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     >>> found.bytes, found.copies
     (2112, ())
     """
-    problem = problem_of(function, *args, direction=direction, **kwargs)
+    problem = problem_of_call(function, *args, direction=direction, **kwargs)
     forced = dispatch._forced.get()
     chosen = dispatch.choose(problem, forced)
     summary = (inspect.getdoc(type(chosen)) or "").partition("\n")[0]

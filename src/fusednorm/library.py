@@ -21,8 +21,9 @@ from torch.nn import Parameter
 from fusednorm import dispatch, operands
 from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
+from fusednorm.dtypes import compute_dtype
 from fusednorm.problem import Family, view_of
-from fusednorm.tensors import compute_dtype, empty_output
+from fusednorm.strides import empty_output
 
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

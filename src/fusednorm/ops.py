@@ -27,7 +27,7 @@ from fusednorm import arguments, library, operands
 from fusednorm.activations import Activation
 from fusednorm.functional import batch_norm_with_statistics
 from fusednorm.problem import Family, view_of
-from fusednorm.tensors import empty_output
+from fusednorm.strides import empty_output
 
 __all__ = [
     "batch_norm_backward",

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from fusednorm.activations import FORMULAS, Activation, bind
+from fusednorm.dtypes import compute_dtype as default_compute_dtype
 from fusednorm.problem import Family, Problem, View, view_of
-from fusednorm.tensors import compute_dtype as default_compute_dtype
-from fusednorm.tensors import empty_output
+from fusednorm.strides import empty_output
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 

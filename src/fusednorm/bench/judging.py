@@ -154,8 +154,8 @@ class Judge:
     """Checks results of one workload and direction against fp64.
 
     ``mean`` and ``rstd`` are the saved statistics that a backward on its own takes as inputs; without them its
-    gradients are judged with those of the fp64 forward. With statistics=False the forward's mean and rstd are not asked
-    for (a peer does not return them).
+    gradients are judged with those of the fp64 forward. Without ``wants_statistics`` the forward's mean and rstd are
+    not asked for (a peer does not return them).
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Judge:
         asked: Asked,
         mean: Tensor | None = None,
         rstd: Tensor | None = None,
-        statistics: bool = False,
+        wants_statistics: bool = False,
     ) -> None:
         computed: Asked = "forward_backward" if asked == "backward" and rstd is None else asked
         self.expected = _reference(workload, inputs, computed, torch.float64, mean, rstd)
@@ -180,7 +180,7 @@ class Judge:
             "backward_data": [name for name in self.expected if name != "grad_input"],
             "backward_gamma_beta": [name for name in self.expected if name not in _SUMMED],
         }.get(asked, [])
-        dropped += [name for name in _STATISTICS if not statistics or self.expected.get(name, mean) is None]
+        dropped += [name for name in _STATISTICS if not wants_statistics or self.expected.get(name, mean) is None]
         self.names = [name for name, value in self.expected.items() if name not in dropped and value.numel() > 0]
 
     def verdicts(self, results: Mapping[str, Tensor], allowance: Allowance = OURS) -> dict[str, Verdict]:

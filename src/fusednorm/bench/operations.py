@@ -43,7 +43,7 @@ def _operations() -> dict[str, Operation]:
 OPERATIONS = _operations()
 
 
-def problem_of(direction: Direction, workload: Workload, inputs: Inputs) -> Problem:
+def problem_of_workload(direction: Direction, workload: Workload, inputs: Inputs) -> Problem:
     """The Problem that dispatch sees for a workload in one direction on these inputs."""
     activation = resolve(workload.activation)
     if direction in ("forward", "inference"):

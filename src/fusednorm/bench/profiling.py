@@ -16,7 +16,7 @@ from torch import Tensor
 from fusednorm import dispatch
 from fusednorm.bench.judging import Judge, Results, saved_statistics
 from fusednorm.bench.memory import require, workload_bytes
-from fusednorm.bench.operations import Operation, problem_of
+from fusednorm.bench.operations import Operation, problem_of_workload
 from fusednorm.bench.results import Status
 from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of
 from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
@@ -109,12 +109,12 @@ def _run(
 
 @dataclass(frozen=True)
 class _Setting:
-    """What all instances share: the operation, its problem, the sets of inputs with their statistics, and the judge."""
+    """What all instances share: the operation, its problem, inputs, the mean and rstd saved for each, and the judge."""
 
     operation: Operation
     problem: Problem
     sets: Sequence[Inputs]
-    statistics: Sequence[tuple[Tensor | None, Tensor | None]]
+    saved: Sequence[tuple[Tensor | None, Tensor | None]]
     judge: Judge | None
 
     def attempt(self, candidate: Candidate) -> tuple[InstanceResult, Calls]:
@@ -125,8 +125,7 @@ class _Setting:
         try:
             plan = candidate.instance.plan(self.problem)
             runs = [
-                _run(plan, self.operation, inputs, *given)
-                for inputs, given in zip(self.sets, self.statistics, strict=True)
+                _run(plan, self.operation, inputs, *given) for inputs, given in zip(self.sets, self.saved, strict=True)
             ]
             got = runs[0].results()
             verdict = None if self.judge is None else self.judge.check(got)
@@ -150,15 +149,15 @@ def _prepare(
     remedy = "give a smaller shape" + (", or --no-verify" if verify else "")
     require(needed, device, f"{operation.name} of {workload.key}", remedy)
     sets = [draw(workload, init, seed, device) for seed in range(count)]
-    problem = problem_of(operation.direction, workload, sets[0])
-    statistics: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
+    problem = problem_of_workload(operation.direction, workload, sets[0])
+    saved: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
     if problem.backward:
-        statistics = [saved_statistics(workload, inputs) for inputs in sets]
+        saved = [saved_statistics(workload, inputs) for inputs in sets]
     judge = None
     if verify:
         progress("computing the fp64 result")
-        judge = Judge(workload, sets[0], operation.direction, *statistics[0], statistics=True)
-    return _Setting(operation, problem, sets, statistics, judge)
+        judge = Judge(workload, sets[0], operation.direction, *saved[0], wants_statistics=True)
+    return _Setting(operation, problem, sets, saved, judge)
 
 
 def profile(

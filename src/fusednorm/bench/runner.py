@@ -9,7 +9,7 @@ from typing import Any
 from fusednorm.bench.contenders import Contender, Eager, Prepared
 from fusednorm.bench.judging import Asked, Judge
 from fusednorm.bench.memory import NotEnoughMemoryError, is_out_of_memory, require, workload_bytes
-from fusednorm.bench.operations import problem_of
+from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.results import Row, Status, row_of
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.machine.limits import TRANSFERS, limit_calls
@@ -152,7 +152,7 @@ def flops_of(workload: Workload, asked: Asked, inputs: Inputs) -> int:
     directions: tuple[Direction, ...] = {"forward": (forward,), "forward_backward": (forward, "backward")}.get(
         asked, ("backward",)
     )
-    return sum(problem_of(direction, workload, inputs).flops for direction in directions)
+    return sum(problem_of_workload(direction, workload, inputs).flops for direction in directions)
 
 
 def _measure(

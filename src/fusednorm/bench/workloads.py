@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fusednorm.activations import resolve
 from fusednorm.problem import DTYPE_BYTES, Family
-from fusednorm.tensors import MOST_DIMS
+from fusednorm.strides import MOST_DIMS
 
 LayoutName = Literal["nchw", "nhwc", "channel_dim=-1", "rows"]
 Init = Literal["zeros", "uniform", "normal", "integer", "offset", "large"]
@@ -218,8 +218,8 @@ _GPU_SHAPES = (
     (32, 512, 64, 64),
 )
 _GPU_ROWS = ((16384, 4096), (8192, 8192), (4096, 16384), (131072, 128))
-_BATCH = Workload("batch_norm", (8, 256, 56, 56))
-_INSTANCE_3D = Workload("instance_norm", (2, 32, 64, 64, 64))
+_BATCH_NORM = Workload("batch_norm", (8, 256, 56, 56))
+_INSTANCE_NORM_3D = Workload("instance_norm", (2, 32, 64, 64, 64))
 
 SUITES: dict[str, tuple[Workload, ...]] = {
     # Stable Diffusion's U-Net at 512 and 1024 pixels, its VAE, and an adaptive GroupNorm (scale and shift from time).
@@ -240,9 +240,9 @@ SUITES: dict[str, tuple[Workload, ...]] = {
         [
             _group(8, 256, 56, 56, activation="relu"),
             _group(8, 512, 28, 28, activation="relu"),
-            replace(_BATCH, activation="relu"),
+            replace(_BATCH_NORM, activation="relu"),
             Workload("batch_norm", (8, 512, 28, 28), activation="relu"),
-            replace(_BATCH, activation="relu", training=False),
+            replace(_BATCH_NORM, activation="relu", training=False),
         ],
         ("float32", "bfloat16"),
         ("nchw", "nhwc"),
@@ -250,7 +250,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
     # 3-D U-Nets: nnU-Net's InstanceNorm and leaky ReLU, and GroupNorm.
     "medical": _product(
         [
-            replace(_INSTANCE_3D, activation="leaky_relu"),
+            replace(_INSTANCE_NORM_3D, activation="leaky_relu"),
             Workload("instance_norm", (2, 128, 16, 32, 32), activation="leaky_relu"),
             _group(1, 32, 64, 96, 96, groups=8, activation="relu"),
         ],
@@ -269,8 +269,8 @@ SUITES: dict[str, tuple[Workload, ...]] = {
         _group(1, 32, 8, 8, groups=8),
         *_rows(8192, 1024),
         *_rows(2048, 4096),
-        _BATCH,
-        _INSTANCE_3D,
+        _BATCH_NORM,
+        _INSTANCE_NORM_3D,
     ),
     # The shapes that the project's figures of GPUs name: diffusion's U-Nets and VAEs, ResNet's stages, rows of
     # transformers, a 3-D U-Net, and tensors below 1 MB, where the host's time per call decides.

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from fusednorm.bench.verification import (
+from fusednorm.bench.checks import (
     INITS,
     Check,
     all_workloads,
     check,
+    check_tables,
     covering_workloads,
-    verification_tables,
 )
 from fusednorm.cli import output
 from fusednorm.problem import FAMILIES
@@ -47,7 +47,7 @@ def verify(
     if as_json:
         output.print_json({"checks": [_plain(one) for one in checks], "wrong": len(wrong)})
     else:
-        for table in verification_tables(checks):
+        for table in check_tables(checks):
             output.print_table(table)
         output.emit(f"{len(checks)} checks, {len(wrong)} wrong")
         for one in wrong[:20]:

@@ -6,7 +6,7 @@ fusion.py          which nodes run as one       plans.py          the combinatio
 lowering.py        a plan as steps over slots   pointwise.py      the steps that torch runs
 packs.py           the tensors of an execution  workspace.py      the memory of virtual tensors
 graph.py           Graph: the stages, execute   tuning.py         autotune and its cache
-judging.py         the reference, the verdicts  drawing.py        inputs for a graph
+verification.py    the reference, the verdicts  drawing.py        inputs for a graph
 serialization.py   JSON                         diagrams.py       explain and Mermaid
 errors.py          GraphError and its kinds     logs.py           logging as the environment asks
 """
@@ -25,11 +25,11 @@ from fusednorm.graph.errors import (
     VariantPackError,
 )
 from fusednorm.graph.graph import STAGES, Graph
-from fusednorm.graph.judging import Verification
 from fusednorm.graph.logs import configure as _configure
 from fusednorm.graph.nodes import KINDS
 from fusednorm.graph.plans import ExecutionPlan
 from fusednorm.graph.tensors import TensorAttributes, channels_last_strides
+from fusednorm.graph.verification import Verification
 
 __all__ = [
     "KINDS",

@@ -13,7 +13,6 @@ from fusednorm.graph import fusion, tuning
 from fusednorm.graph.building import GraphBuilder
 from fusednorm.graph.diagrams import Explanation, mermaid
 from fusednorm.graph.errors import InvalidGraphError, StageError, UnknownPlanError, UnsupportedGraphError
-from fusednorm.graph.judging import Verification, evaluate, verify
 from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Program
 from fusednorm.graph.nodes import Node
@@ -21,6 +20,7 @@ from fusednorm.graph.packs import PackReader, VariantPack
 from fusednorm.graph.plans import ExecutionPlan, create_plans
 from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
+from fusednorm.graph.verification import Verification, evaluate, verify
 from fusednorm.graph.workspace import Workspace
 
 logger = logger_of(__name__)

@@ -12,7 +12,7 @@ from torch.nn import Parameter
 
 from fusednorm.graph.errors import VariantPackError
 from fusednorm.graph.tensors import TensorAttributes, dtype_name, extent, same_strides
-from fusednorm.tensors import is_dense
+from fusednorm.strides import is_dense
 
 VariantPack = Mapping[Any, Tensor]
 

@@ -11,7 +11,7 @@ import torch
 
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.problem import DTYPE_BYTES
-from fusednorm.tensors import packed_strides
+from fusednorm.strides import packed_strides
 
 Dims = tuple[int, ...]
 DTYPE_NAMES = ", ".join(DTYPE_BYTES)

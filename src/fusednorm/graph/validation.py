@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fusednorm.dtypes import compute_dtype
 from fusednorm.graph.errors import Mistake
 from fusednorm.graph.nodes import Node, Port, accepted_dims, group_count, trailing
 from fusednorm.graph.tensors import (
@@ -19,7 +20,7 @@ from fusednorm.graph.tensors import (
     overlaps_itself,
     same_strides,
 )
-from fusednorm.tensors import MOST_DIMS, compute_dtype, empty_output, packed_strides
+from fusednorm.strides import MOST_DIMS, empty_output, packed_strides
 
 if TYPE_CHECKING:
     from fusednorm.graph.graph import Graph
@@ -226,14 +227,14 @@ class Validator:
             self.wrong(where, f"dims {dims} have rank 1", "(N, C) or (N, C, *)", "add the missing dims")
             return False
         channels, elements = dims[1], prod(dims)
-        statistics = channels if family == "batch_norm" else dims[0] * channels
+        num_statistics = channels if family == "batch_norm" else dims[0] * channels
         if family == "group_norm":
             groups = int(node.attributes["num_groups"])
             if channels % groups:
                 value = f"the {channels} channels of {dims} cannot be divided into num_groups={groups}"
                 self.wrong(where, value, f"a divisor of {channels}", "change num_groups; dims are (N, C, *)")
-            statistics = groups  # as torch, which takes one element per group of a larger batch
-        if computes and elements and elements == statistics:
+            num_statistics = groups  # as torch, which takes one element per group of a larger batch
+        if computes and elements and elements == num_statistics:
             value = f"dims {dims} leave one element for each statistic"
             self.wrong(where, value, "more than one", "use more samples or positions, or given statistics")
         return len(self.mistakes) == before

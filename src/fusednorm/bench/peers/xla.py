@@ -45,7 +45,7 @@ def _norm(workload: Workload, given: tuple[Any, Any]) -> Callable[..., Any]:
     modulation = (workload.shape[0], *view.parameter[1:])
     activation = resolve(workload.activation)
 
-    def statistics(values: Any) -> tuple[Any, Any]:
+    def mean_and_variance(values: Any) -> tuple[Any, Any]:
         if not workload.training:
             return given[0].reshape(view.parameter), given[1].reshape(view.parameter)
         mean = jnp.mean(values, view.axes, keepdims=True)
@@ -57,7 +57,7 @@ def _norm(workload: Workload, given: tuple[Any, Any]) -> Callable[..., Any]:
         if workload.family == "rms_norm":
             z = values * jax.lax.rsqrt(jnp.mean(values * values, view.axes, keepdims=True) + EPS)
         else:
-            mean, var = statistics(values)
+            mean, var = mean_and_variance(values)
             z = (values - mean) * jax.lax.rsqrt(var + EPS)
         z = z * weight.reshape(view.parameter).astype(jnp.float32)
         if bias is not None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.problem import Layout, Problem, View
-from fusednorm.tensors import packed_strides
+from fusednorm.strides import packed_strides
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]

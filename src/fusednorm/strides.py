@@ -1,4 +1,4 @@
-"""What every layer that holds torch tensors shares: dtypes, strides, and an output."""
+"""Strides of torch tensors: contiguous ones, dense ones, and those of an output."""
 
 from __future__ import annotations
 
@@ -9,12 +9,6 @@ import torch
 from fusednorm.problem import Family, layout_of
 
 MOST_DIMS = 64  # of what torch's operators take
-DTYPES = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the accumulation and of the saved statistics: fp32, and fp64 for fp64 input."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def packed_strides(dims: Sequence[int]) -> tuple[int, ...]:
