@@ -16,7 +16,7 @@ from fusednorm.bench.verification import (
     verification_tables,
 )
 from fusednorm.cli import output
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 
 def verify(
