@@ -2,8 +2,8 @@
 
 ``torch.ops.fusednorm.norm_forward`` and ``norm_backward`` are what torch.compile, torch.export and every dispatch mode
 see. Their arguments are a :class:`~fusednorm.norm.Norm` and its operands, flattened; nothing else in the package passes
-them one by one. ``groups_or_dims`` is group_norm's number of groups, and for layer_norm and rms_norm the number of
-trailing dimensions that are normalized.
+them one by one. ``num_groups`` is group_norm's number of groups, and for layer_norm and rms_norm the number of trailing
+dimensions that are normalized: exported programs on disk have that name.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ library = torch.library.Library("fusednorm", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 library.define(
     "norm_forward(Tensor input, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? var, "
-    "str family, int groups_or_dims, int channel_dim, float eps, str activation, float parameter) "
+    "str family, int num_groups, int channel_dim, float eps, str activation, float parameter) "
     "-> (Tensor output, Tensor mean, Tensor rstd, Tensor var)",
     tags=_TAGS,
 )
 library.define(
     "norm_backward(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd, Tensor? weight, Tensor? bias, "
-    "Tensor? scale, Tensor? shift, str family, int groups_or_dims, int channel_dim, str activation, float parameter, "
+    "Tensor? scale, Tensor? shift, str family, int num_groups, int channel_dim, str activation, float parameter, "
     "bool training, bool[5] output_mask) "
     "-> (Tensor grad_input, Tensor grad_weight, Tensor grad_bias, Tensor grad_scale, Tensor grad_shift)",
     tags=_TAGS,

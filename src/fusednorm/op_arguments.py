@@ -13,7 +13,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from fusednorm import arguments
-from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family, Norm, activation_of, norm_of_op
+from fusednorm.norm import FAMILIES, Family, Norm, activation_of, norm_of_op
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import statistics_shape, view_of
 
@@ -106,8 +106,7 @@ def _check_kind(
     if family not in FAMILIES:
         raise ValueError(f"{function}: family is {family!r}; expected one of {', '.join(FAMILIES)}")
     if not isinstance(groups_or_dims, Integral) or isinstance(groups_or_dims, bool):
-        name = "the number of normalized dimensions" if family in ROW_FAMILIES else "num_groups"
-        raise TypeError(f"{function}: {name} is a {type(groups_or_dims).__name__}; expected an int")
+        raise TypeError(f"{function}: num_groups is a {type(groups_or_dims).__name__}; expected an int")
     arguments.check_channel_dim(function, channel_dim)
     if not isinstance(activation, str):
         raise TypeError(f"{function}: activation is a {type(activation).__name__}; expected a name, or '' for none")
@@ -143,6 +142,6 @@ def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOp
 def _check_dims(function: str, norm: Norm, input: Tensor) -> None:
     if not 1 <= norm.num_dims <= input.dim():
         raise ValueError(
-            f"{function}: the number of normalized dimensions is {norm.num_dims} for {norm.family}; expected 1 to the "
-            f"{input.dim()} of an input of shape {tuple(input.shape)}"
+            f"{function}: num_groups is {norm.num_dims} for {norm.family}; expected the number of trailing dimensions "
+            f"that are normalized, from 1 to the {input.dim()} of an input of shape {tuple(input.shape)}"
         )

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from fusednorm.norm import Norm
+from fusednorm.norm import Family, Norm
 
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
 Order = Literal["channels_first", "channels_last"]
@@ -166,6 +166,10 @@ class Problem:
     grad_layout: Layout | None = None
     dense: bool = True
     copies: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> Family:
+        return self.norm.family
 
     @property
     def modulated(self) -> bool:
