@@ -15,16 +15,18 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends import reference
-from fusednorm.bench import judging, limits, summary
+from fusednorm.bench import judging, summary
 from fusednorm.bench import peers as peer_modules
 from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
 from fusednorm.bench.judging import Asked, Judge, saved_statistics
-from fusednorm.bench.machine import Machine, this_machine
+from fusednorm.bench.markdown import report_markdown
 from fusednorm.bench.plot import save_plot
+from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
-from fusednorm.bench.timing import Call, Calls, CpuTimer, Timing
 from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
+from fusednorm.machine import limits
+from fusednorm.machine.timing import Call, Calls, CpuTimer, Timing
 from fusednorm.tolerance import PEER
 
 GROUP = Workload("group_norm", (3, 16, 9, 7), 4, activation="silu")
@@ -297,7 +299,7 @@ def test_report_survives_json_and_csv() -> None:
 
 
 def test_markdown_tables_are_whole() -> None:
-    text = summary.report_markdown([example_report()], workloads=True)
+    text = report_markdown([example_report()], workloads=True)
     assert "a cpu, 2 cores, 2 threads" in text
     assert "1.50× (jax)" in text
     tables = [block for block in text.split("\n\n") if block.startswith("|")]

@@ -20,9 +20,9 @@ from fusednorm.bench import contenders, memory, peers, profiling, runner, worklo
 from fusednorm.bench.contenders import Eager, FusedNorm, available
 from fusednorm.bench.results import Report
 from fusednorm.bench.runner import run_workload
-from fusednorm.bench.timing import CpuTimer
 from fusednorm.bench.workloads import Workload
 from fusednorm.cli import exits
+from fusednorm.machine.timing import CpuTimer
 from fusednorm.text import printable, read_bytes
 
 PROFILE = ["profile", "groupnorm_fwd", "--shape", "2,8,5,6", "--groups", "4", "--no-time"]

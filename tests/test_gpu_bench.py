@@ -14,14 +14,17 @@ from typer.testing import CliRunner, Result
 
 import fusednorm
 from fusednorm import cli
-from fusednorm.bench import machine, plot, summary, workloads
+from fusednorm.bench import plot, summary, workloads
 from fusednorm.bench.contenders import Compiled, Eager, FusedNorm, available
-from fusednorm.bench.gpu_timing import MOST_SETS, GpuTimer, rounds_in_graph, sets_beyond
-from fusednorm.bench.machine import Machine, gpu_facts
+from fusednorm.bench.markdown import report_markdown
+from fusednorm.bench.provenance import Machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
-from fusednorm.bench.timing import CpuTimer, in_turns, timer_for, turns_within
 from fusednorm.bench.workloads import SUITES, Workload
+from fusednorm.machine import description
+from fusednorm.machine.description import gpu_facts
+from fusednorm.machine.gpu_timing import MOST_SETS, GpuTimer, rounds_in_graph, sets_beyond
+from fusednorm.machine.timing import CpuTimer, in_turns, timer_for, turns_within
 
 MB = 10**6
 WORKLOAD = Workload("group_norm", (2, 64, 40, 40), 8, "bfloat16", activation="silu")
@@ -52,6 +55,17 @@ def test_a_graph_is_long_against_its_start_and_whole_rounds_of_its_sets() -> Non
     assert rounds_in_graph(2, 1.0) == 4  # at least 8 calls
     assert rounds_in_graph(4, 10e-6) * 4 * 10e-6 >= 500e-6
     assert rounds_in_graph(100, 10e-6) == 1
+
+
+def test_a_quick_timer_of_a_gpu_rotates_through_fewer_sets() -> None:
+    quick = timer_for("cuda", seconds=0.05, quick=True)
+    assert isinstance(quick, GpuTimer)
+    assert quick.most_sets < MOST_SETS
+    assert quick.maximum_samples < GpuTimer().maximum_samples
+    assert sets_beyond(60 * MB, 4096, quick.most_sets) == quick.most_sets
+    assert rounds_in_graph(quick.most_sets, 1e-6, quick.most_sets) == 1  # its small tensors stay in the L2 afterwards
+    assert sets_beyond(60 * MB, 100 * MB, quick.most_sets) == sets_beyond(60 * MB, 100 * MB)
+    assert timer_for("cpu", seconds=2.0, quick=True) == CpuTimer(seconds=2.0)
 
 
 def test_turns() -> None:
@@ -135,8 +149,8 @@ def test_gpu_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert "driver" not in amd
     version = tmp_path / "version"
     version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build\n")
-    assert machine.driver_version([tmp_path / "missing", version]) == "580.159.04"
-    assert machine.driver_version([]) == ""
+    assert description.driver_version([tmp_path / "missing", version]) == "580.159.04"
+    assert description.driver_version([]) == ""
 
 
 def test_doctor_tells_gpus_apart_and_says_what_was_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +170,7 @@ def test_a_gpu_that_is_not_there_is_wrong_usage(command: list[str], monkeypatch:
     result = run(*command, "--device", "cuda")
     assert result.exit_code == 2
     assert "torch.cuda.is_available() is False" in result.stderr
-    assert machine.resolve_device("auto") == "cpu"
+    assert description.resolve_device("auto") == "cpu"
 
 
 MACHINE = Machine("a cpu", 16, 16, "Linux", "a gpu", {"torch": "2"}, "abc", "-", "2026-01-01", {"L2": "60 MiB"}, 50e12)
@@ -196,7 +210,7 @@ def test_tables_of_a_gpu_have_its_columns() -> None:
     assert by_name["calls vs eager, least"] == "4.00×"
     assert dict(zip(means.header, means.lines[2], strict=True))["peak memory, most"] == "1.50×"
     assert "of copy, out=" not in means.header
-    text = summary.report_markdown([report], workloads=True)
+    text = report_markdown([report], workloads=True)
     assert "a gpu, L2 60 MiB; 16 cores" in text
     table = summary.contender_table(cases[0])
     ours = dict(zip(table.header, table.lines[0], strict=True))

@@ -12,8 +12,8 @@ import torch
 from graph_support import described
 
 import fusednorm
-from fusednorm.bench.timing import CpuTimer
 from fusednorm.graph import Graph, draw
+from fusednorm.machine.timing import CpuTimer
 
 SOURCES = str(Path(__file__).parents[1] / "src")
 LARGE = (8, 256, 56, 56)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from fusednorm import choice, functional
-from fusednorm.bench.limits import copy_bandwidth, peak_flops
 from fusednorm.instance import Candidate
+from fusednorm.machine.limits import copy_bandwidth, peak_flops
 from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Direction, Problem

@@ -20,9 +20,9 @@ import fusednorm
 from fusednorm import dispatch
 from fusednorm.activations import resolve
 from fusednorm.bench.judging import Asked, Results
-from fusednorm.bench.timing import Call
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 from fusednorm.choice import forced
+from fusednorm.machine.timing import Call
 from fusednorm.problems import forward_problem
 from fusednorm.tolerance import OURS, PEER, Allowance
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from fusednorm import choice
 from fusednorm.bench.judging import Judge, Results, gradients_by_name, saved_statistics
-from fusednorm.bench.limits import TRANSFERS, limit_calls
-from fusednorm.bench.machine import name_of
 from fusednorm.bench.memory import require, workload_bytes
 from fusednorm.bench.operations import Operation, problem_of
 from fusednorm.bench.results import Status
 from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of
-from fusednorm.bench.timing import Calls, Timer, timer_for
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.instance import Candidate
+from fusednorm.machine.description import name_of
+from fusednorm.machine.limits import TRANSFERS, limit_calls
+from fusednorm.machine.timing import Calls, Timer, timer_for
 from fusednorm.operands import Gradients
 from fusednorm.problem import Problem
 
@@ -35,7 +35,7 @@ class InstanceResult:
     """One instance: "ok", "wrong" (beyond the tolerance), "failed" (it raised) or "skipped" (it cannot run this).
 
     ``ms`` is the median time of a call, on a GPU the device's; ``host_ms`` is the host's beside it. ``method`` says how
-    ``ms`` was taken, see :class:`~fusednorm.bench.timing.Timing`.
+    ``ms`` was taken, see :class:`~fusednorm.machine.timing.Timing`.
     """
 
     instance: str
@@ -189,7 +189,8 @@ def profile(
 
 def _time(setting: _Setting, timer: Timer, admitted: dict[str, Calls], results: dict[str, InstanceResult]) -> float:
     """Writes the times of the admitted into their results; returns that of the copy, in ms."""
-    calls = {**admitted, COPY: limit_calls(setting.operation.direction, setting.sets)}
+    transferred = [inputs.transferred for inputs in setting.sets]
+    calls = {**admitted, COPY: limit_calls(setting.operation.direction, transferred)}
     timings, failed = measure_those_that_run(timer, calls)
     for name, error in failed.items():
         results[name] = replace(results[name], status=status_of(error), note=first_line(error))

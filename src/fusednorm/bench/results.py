@@ -10,9 +10,9 @@ from io import StringIO
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fusednorm.bench.judging import Asked
-from fusednorm.bench.limits import TRANSFERS
-from fusednorm.bench.machine import Machine
+from fusednorm.bench.provenance import Machine
 from fusednorm.bench.workloads import Workload
+from fusednorm.machine.limits import TRANSFERS
 
 Status = Literal["ok", "wrong", "skipped", "failed"]
 
@@ -22,8 +22,8 @@ class Row:
     """One contender on one workload in one direction.
 
     ``ms`` is the median time of a call and ``copy_ms`` that of the plain operation with the same transfers, measured in
-    the same turns; ``method`` says how, see :class:`~fusednorm.bench.timing.Timing`. A row that is not "ok" has a note
-    and no time. On a GPU there are beside them
+    the same turns; ``method`` says how, see :class:`~fusednorm.machine.timing.Timing`. A row that is not "ok" has a
+    note and no time, and one without an ``error`` was timed and not checked. On a GPU there are beside them
 
     - ``host_ms``, the host's time per call of the public function, to its return: in a forward with gradients off, in a
       backward that of the forward which records it, in forward_backward that of both;
@@ -132,10 +132,11 @@ def _check_number(name: str, value: Any, whole: bool) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """A machine and its rows."""
+    """A machine, its rows, and the suite that they belong to; a report from before suites were recorded has none."""
 
     machine: Machine
     rows: tuple[Row, ...]
+    suite: str = ""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
@@ -146,7 +147,7 @@ class Report:
         try:
             data = json.loads(text)
             rows = tuple(_read(Row, row) for row in _as(list, data["rows"], "rows"))
-            return cls(_read(Machine, data["machine"]), rows)
+            return cls(_read(Machine, data["machine"]), rows, _as(str, data.get("suite", ""), "suite"))
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a report written by fusednorm bench --json: {error}") from None
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from fusednorm.bench.contenders import Contender, Eager, Prepared
 from fusednorm.bench.judging import Asked, Judge
-from fusednorm.bench.limits import TRANSFERS, limit_calls
 from fusednorm.bench.memory import NotEnoughMemoryError, is_out_of_memory, require, workload_bytes
 from fusednorm.bench.operations import problem_of
 from fusednorm.bench.results import Row, Status, row_of
-from fusednorm.bench.timing import Calls, Timer, Timing, timer_for
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.machine.limits import TRANSFERS, limit_calls
+from fusednorm.machine.timing import Calls, Timer, Timing, timer_for
 from fusednorm.problem import Direction
 from fusednorm.tolerance import Verdict
 
@@ -65,25 +65,29 @@ def _raised(timer: Timer, sets: Calls) -> Exception | None:
     return None
 
 
-def workload_needs(workload: Workload, asked: Asked, contenders: int, sets: int) -> int:
+def workload_needs(workload: Workload, asked: Asked, contenders: int, sets: int, judged: bool = True) -> int:
     """About the bytes that a workload takes with all its contenders."""
     backward = asked not in ("forward", "inference")
-    return workload_bytes(workload, sets=sets, contenders=contenders, backward=backward, judged=True)
+    return workload_bytes(workload, sets=sets, contenders=contenders, backward=backward, judged=judged)
 
 
 def _admit(
-    contender: Contender, workload: Workload, asked: Asked, judge: Judge, sets: Sequence[Inputs]
+    contender: Contender, workload: Workload, asked: Asked, judge: Judge | None, sets: Sequence[Inputs]
 ) -> tuple[Row | None, list[Prepared], Verdict | None]:
-    """The prepared calls of a contender that is right, or the row that says why it is not timed."""
+    """The prepared calls of a contender that is right, or the row that says why it is not timed.
+
+    Without a judge every contender that runs counts as right and has no verdict.
+    """
     try:
         refusal = contender.refusal(workload, asked)
         if refusal is not None:
             return row_of(workload, asked, contender.name, "skipped", note=refusal), [], None
         prepared = [contender.prepare(workload, inputs, asked) for inputs in sets]
-        verdict = judge.check(prepared[0].results(prepared[0].call()), contender.allowance)
+        results = prepared[0].results(prepared[0].call())
+        verdict = None if judge is None else judge.check(results, contender.allowance)
     except Exception as error:  # A peer's own failure is a result of the bench, not the end of it.
         return row_of(workload, asked, contender.name, status_of(error), note=first_line(error)), [], None
-    if not verdict.ok:
+    if verdict is not None and not verdict.ok:
         row = row_of(
             workload, asked, contender.name, "wrong", note=verdict.fault, error=verdict.error, allowed=verdict.allowed
         )
@@ -100,29 +104,31 @@ def run_workload(
     timer: Timer | None = None,
     device: str = "cpu",
     progress: Progress = silent,
+    judged: bool = True,
 ) -> list[Row]:
     """One row per contender on one workload, and one for the plain copy.
 
-    A contender that fails its check against fp64 is reported as "wrong" and never timed.
+    A contender that fails its check against fp64 is reported as "wrong" and never timed; ``judged`` False leaves the
+    check out, which for a large tensor takes longer than the timing.
     """
     timer = timer or timer_for(device)
     with timer.session():
         count = timer.input_sets(TRANSFERS[asked] * workload.bytes_per_transfer)
         try:
-            require(workload_needs(workload, asked, len(contenders), count), device, workload.key)
+            require(workload_needs(workload, asked, len(contenders), count, judged), device, workload.key)
         except NotEnoughMemoryError as error:  # The other workloads of a suite may fit.
             names = [*(contender.name for contender in contenders), COPY]
             return [row_of(workload, asked, name, "skipped", note=str(error)) for name in names]
         sets = [draw(workload, init, seed, device) for seed in range(count)]
-        judge = Judge(workload, sets[0], asked)
+        judge = Judge(workload, sets[0], asked) if judged else None
         rows: dict[str, Row] = {}
-        admitted: dict[str, tuple[list[Prepared], Verdict]] = {}
+        admitted: dict[str, tuple[list[Prepared], Verdict | None]] = {}
         for contender in contenders:
             progress(f"{workload.key} {asked}: checking {contender.name}")
             refused, prepared, verdict = _admit(contender, workload, asked, judge, sets)
             if refused is not None:
                 rows[contender.name] = refused
-            elif verdict is not None:
+            else:
                 admitted[contender.name] = prepared, verdict
         del judge
         progress(f"{workload.key} {asked}: timing")
@@ -130,8 +136,8 @@ def run_workload(
         measured, failed = _measure(workload, asked, right, sets, timer)
     flops = flops_of(workload, asked, sets[0])
     for name, values in measured.items():
-        if name in admitted:
-            verdict = admitted[name][1]
+        verdict = admitted[name][1] if name in admitted else None
+        if verdict is not None:
             values |= {"error": verdict.error, "allowed": verdict.allowed}
         rows[name] = row_of(workload, asked, name, "ok", flops=flops, **values)
     for name, raised in failed.items():
@@ -154,7 +160,7 @@ def _measure(
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
     """The times of all contenders and of the plain copy, as the fields of their rows, and what the failing raised."""
     calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, prepared in admitted.items()}
-    calls[COPY] = limit_calls(asked, sets)
+    calls[COPY] = limit_calls(asked, [inputs.transferred for inputs in sets])
     whole = asked == "forward_backward"
     timings, failed = measure_those_that_run(timer, calls, whole)
     admitted = {name: prepared for name, prepared in admitted.items() if name in timings}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from fusednorm.bench.limits import TRANSFERS
-from fusednorm.bench.results import Report, Row
+from fusednorm.bench.results import Row
 from fusednorm.bench.runner import COPY
-from fusednorm.text import printable
+from fusednorm.bench.tables import Table, in_ms, in_percent, in_times, in_us
+from fusednorm.machine.limits import TRANSFERS
 
 OURS, PREALLOCATED, EAGER, COMPILE = "fusednorm", "fusednorm out=", "eager", "compile"
 # The contenders that fusednorm is compared with as "the fastest peer"; eager has its own column.
@@ -105,50 +105,6 @@ def geometric_mean(values: Iterable[float | None]) -> float | None:
     return statistics.geometric_mean(present) if present else None
 
 
-@dataclass(frozen=True)
-class Table:
-    """A header and lines of text; the columns named in ``words`` are words, the others numbers."""
-
-    title: str
-    header: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    words: tuple[str, ...]
-
-    def without_empty_columns(self) -> Table:
-        """The table without the columns in which no line has anything, as on a machine that does not measure them."""
-        kept = [place for place in range(len(self.header)) if any(line[place] for line in self.lines)]
-
-        def cut(line: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(line[place] for place in kept)
-
-        return replace(self, header=cut(self.header), lines=tuple(map(cut, self.lines)))
-
-    def to_markdown(self) -> str:
-        rule = ["---" if name in self.words else "---:" for name in self.header]
-        lines = [self.header, tuple(rule), *self.lines]
-        return "\n".join(
-            "| " + " | ".join(printable(cell, keep="").replace("|", "\\|") for cell in line) + " |" for line in lines
-        )
-
-
-def _times(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}×"
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{value:.0%}"
-
-
-def _ms(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:.1f}" if value >= 10 else f"{value:.3f}" if value >= 0.1 else f"{value:.4f}"
-
-
-def _us(value: float | None) -> str:
-    return "" if value is None else f"{value:.0f}"
-
-
 def contender_table(case: Case) -> Table:
     """Every contender of one workload: time, speed, ratio to eager and share of the copy's speed, or why not."""
     eager = case.ms(EAGER)
@@ -158,12 +114,12 @@ def contender_table(case: Case) -> Table:
         lines.append(
             (
                 name,
-                _ms(row.ms),
+                in_ms(row.ms),
                 "" if speed is None else f"{speed:.1f}",
-                _times(eager / row.ms if eager and row.ms else None),
-                _percent(row.copy_fraction if name != COPY else None),
-                _us(None if row.host_ms is None else row.host_ms * 1e3),
-                _ms(row.call_ms),
+                in_times(eager / row.ms if eager and row.ms else None),
+                in_percent(row.copy_fraction if name != COPY else None),
+                in_us(None if row.host_ms is None else row.host_ms * 1e3),
+                in_ms(row.call_ms),
                 "" if row.peak_bytes is None else f"{row.peak_bytes / 1e6:.1f}",
                 "" if row.status == "ok" else f"{row.status}: {row.note}",
                 row.method if row.method == "events" else "",
@@ -174,22 +130,25 @@ def contender_table(case: Case) -> Table:
     return Table(f"{case.first.workload} {case.first.direction}", header, tuple(lines), words).without_empty_columns()
 
 
+def _over_fastest_peer(case: Case) -> str:
+    speedup = case.speedup_over_fastest_peer
+    return f"{in_times(speedup)} ({case.fastest_peer})" if speedup else ""
+
+
 def ratio_table(cases: Sequence[Case]) -> Table:
     """One line per workload: fusednorm's time and what it gains over eager, torch.compile and the fastest peer."""
     columns: dict[str, Callable[[Case], str]] = {
         "workload": lambda case: case.first.workload,
         "direction": lambda case: case.first.direction,
-        "ms": lambda case: _ms(case.ms(OURS)),
-        "vs eager": lambda case: _times(case.speedup(EAGER)),
-        "vs compile": lambda case: _times(case.speedup(COMPILE)),
-        "vs fastest peer": lambda case: (
-            f"{_times(case.speedup_over_fastest_peer)} ({case.fastest_peer})" if case.speedup_over_fastest_peer else ""
-        ),
-        "of copy": lambda case: _percent(case.copy_fraction()),
-        "of copy, out=": lambda case: _percent(case.copy_fraction(PREALLOCATED)),
-        "host us": lambda case: _us(case.host_us),
-        "calls vs eager": lambda case: _times(case.call_speedup),
-        "peak memory": lambda case: _times(case.peak_fraction),
+        "ms": lambda case: in_ms(case.ms(OURS)),
+        "vs eager": lambda case: in_times(case.speedup(EAGER)),
+        "vs compile": lambda case: in_times(case.speedup(COMPILE)),
+        "vs fastest peer": _over_fastest_peer,
+        "of copy": lambda case: in_percent(case.copy_fraction()),
+        "of copy, out=": lambda case: in_percent(case.copy_fraction(PREALLOCATED)),
+        "host us": lambda case: in_us(case.host_us),
+        "calls vs eager": lambda case: in_times(case.call_speedup),
+        "peak memory": lambda case: in_times(case.peak_fraction),
     }
     lines = tuple(tuple(write(case) for write in columns.values()) for case in cases)
     header = tuple(columns)
@@ -201,7 +160,7 @@ def _present(values: Iterable[float | None]) -> list[float]:
 
 
 def _least(values: Iterable[float | None]) -> str:
-    return _times(min(_present(values), default=None))
+    return in_times(min(_present(values), default=None))
 
 
 def _most(values: Iterable[float | None]) -> float | None:
@@ -211,23 +170,23 @@ def _most(values: Iterable[float | None]) -> float | None:
 # What is said of the shapes of one operation. Two columns are called "least": each belongs to the one before it.
 _MEANS: tuple[tuple[str, Callable[[Sequence[Case]], str]], ...] = (
     ("shapes", lambda cases: str(len(cases))),
-    ("vs eager", lambda cases: _times(geometric_mean(case.speedup(EAGER) for case in cases))),
+    ("vs eager", lambda cases: in_times(geometric_mean(case.speedup(EAGER) for case in cases))),
     ("least", lambda cases: _least(case.speedup(EAGER) for case in cases)),
-    ("vs compile", lambda cases: _times(geometric_mean(case.speedup(COMPILE) for case in cases))),
-    ("vs fastest peer", lambda cases: _times(geometric_mean(case.speedup_over_fastest_peer for case in cases))),
+    ("vs compile", lambda cases: in_times(geometric_mean(case.speedup(COMPILE) for case in cases))),
+    ("vs fastest peer", lambda cases: in_times(geometric_mean(case.speedup_over_fastest_peer for case in cases))),
     ("least", lambda cases: _least(case.speedup_over_fastest_peer for case in cases)),
     ("vs torch, least", lambda cases: _least(case.speedup_over_torch for case in cases if case.on_gpu)),
-    ("of copy", lambda cases: _percent(geometric_mean(case.copy_fraction() for case in cases))),
-    ("of copy, out=", lambda cases: _percent(geometric_mean(case.copy_fraction(PREALLOCATED) for case in cases))),
+    ("of copy", lambda cases: in_percent(geometric_mean(case.copy_fraction() for case in cases))),
+    ("of copy, out=", lambda cases: in_percent(geometric_mean(case.copy_fraction(PREALLOCATED) for case in cases))),
     (
         "of copy, 64 MB up, least",
-        lambda cases: _percent(
+        lambda cases: in_percent(
             min(_present(case.copy_fraction() for case in cases if case.on_gpu and case.large), default=None)
         ),
     ),
-    ("host us, most", lambda cases: _us(_most(case.host_us for case in cases))),
+    ("host us, most", lambda cases: in_us(_most(case.host_us for case in cases))),
     ("calls vs eager, least", lambda cases: _least(case.call_speedup for case in cases)),
-    ("peak memory, most", lambda cases: _times(_most(case.peak_fraction for case in cases))),
+    ("peak memory, most", lambda cases: in_times(_most(case.peak_fraction for case in cases))),
 )
 
 
@@ -240,16 +199,3 @@ def mean_table(cases: Sequence[Case]) -> Table:
     lines = tuple((*group, *(write(members) for _, write in _MEANS)) for group, members in groups.items())
     header = (*keys, *(name for name, _ in _MEANS))
     return Table("geometric means", header, lines, keys).without_empty_columns()
-
-
-def report_markdown(reports: Sequence[Report], workloads: bool = False) -> str:
-    """The tables of the README from saved reports: geometric means, on request each workload, and where from."""
-    cases = [case for report in reports for case in cases_of(report.rows)]
-    tables = [mean_table(cases), ratio_table(cases)] if workloads else [mean_table(cases)]
-    sources: dict[str, list[str]] = {}
-    for report in reports:
-        machine = report.machine
-        sources.setdefault(str(machine), []).append(f"- {machine.date}: `{machine.command}`")
-    parts = [table.to_markdown() for table in tables]
-    parts += [f"Measured on {machine}:\n\n" + "\n".join(commands) for machine, commands in sources.items()]
-    return "\n\n".join(parts) + "\n"

@@ -12,7 +12,7 @@ from fusednorm.bench.contenders import FusedNorm
 from fusednorm.bench.judging import Asked, Judge, worst
 from fusednorm.bench.memory import is_out_of_memory, require
 from fusednorm.bench.runner import first_line, workload_needs
-from fusednorm.bench.summary import Table
+from fusednorm.bench.tables import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, LayoutName, Workload, draw
 from fusednorm.norm import FAMILIES, Family
 from fusednorm.problem import DTYPE_BYTES

@@ -126,6 +126,11 @@ class Inputs:
         parameters = (self.weight, self.bias, self.scale, self.shift)
         return BackwardOperands(self.grad_output, self.input, mean, rstd, *parameters)
 
+    @property
+    def transferred(self) -> tuple[Tensor, Tensor]:
+        """The tensors as large as the input that a backward reads, x and dy; a forward reads the first alone."""
+        return self.input.detach(), self.grad_output
+
     def named_leaves(self) -> dict[str, Tensor]:
         """The tensors that gradients are asked for, by the name of their gradient."""
         leaves = {
@@ -306,13 +311,20 @@ SUITES: dict[str, tuple[Workload, ...]] = {
 
 
 def select(suite: str, dtypes: Iterable[str] = (), layouts: Iterable[str] = (), match: str = "") -> list[Workload]:
-    """The workloads of a suite in the given dtypes and layouts (none given: all) whose key contains ``match``."""
+    """The workloads of a listed suite, narrowed."""
     if suite not in SUITES:
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(SUITES)}")
+    return narrowed(SUITES[suite], dtypes, layouts, match)
+
+
+def narrowed(
+    workloads: Iterable[Workload], dtypes: Iterable[str] = (), layouts: Iterable[str] = (), match: str = ""
+) -> list[Workload]:
+    """The workloads in the given dtypes and layouts (none given: all) whose key contains ``match``."""
     dtypes, layouts = set(dtypes), set(layouts)
     return [
         workload
-        for workload in SUITES[suite]
+        for workload in workloads
         if (not dtypes or workload.dtype in dtypes)
         and (not layouts or workload.layout in layouts or workload.row_family)
         and match in workload.key

@@ -9,16 +9,27 @@ import typer
 
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
-from fusednorm.bench.limits import peak_flops
-from fusednorm.bench.machine import this_machine
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.plot import draw_plot, picture_format
+from fusednorm.bench.provenance import this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import COPY, run_workload
-from fusednorm.bench.summary import OURS, PREALLOCATED, cases_of, contender_table, mean_table, ratio_table
-from fusednorm.bench.timing import timer_for
-from fusednorm.bench.workloads import SUITES, Init, Workload, select
+from fusednorm.bench.summary import (
+    COMPILE,
+    EAGER,
+    OURS,
+    PREALLOCATED,
+    cases_of,
+    contender_table,
+    mean_table,
+    ratio_table,
+)
+from fusednorm.bench.sweep import COUNT, JUDGED_BYTES, MOST_BYTES, MOST_COUNT, SWEEP, drawn_workloads
+from fusednorm.bench.sweep_summary import sweep_tables
+from fusednorm.bench.workloads import SUITES, Init, Workload, narrowed, select
 from fusednorm.cli import output
+from fusednorm.machine.limits import peak_flops
+from fusednorm.machine.timing import timer_for
 
 DirectionChoice = Literal["forward", "backward", "forward_backward", "both", "all"]
 _DIRECTIONS: dict[DirectionChoice, tuple[Asked, ...]] = {
@@ -28,10 +39,19 @@ _DIRECTIONS: dict[DirectionChoice, tuple[Asked, ...]] = {
     "both": ("forward", "forward_backward"),
     "all": ("forward", "backward", "forward_backward"),
 }
+# A sweep is measured against torch alone, unless contenders are named.
+_AGAINST_TORCH = [OURS, EAGER, COMPILE]
 
 
 def bench(
-    suite: Annotated[str, typer.Option(help="One of " + ", ".join(SUITES) + ".")] = "quick",
+    suite: Annotated[
+        str, typer.Option(help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn.")
+    ] = "quick",
+    seed: Annotated[int | None, typer.Option(help=f"Of a {SWEEP}'s shapes.  [default: 0]", min=0)] = None,
+    count: Annotated[
+        int | None,
+        typer.Option(help=f"How many workloads a {SWEEP} draws.  [default: {COUNT}]", min=1, max=MOST_COUNT),
+    ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; may be repeated.")] = None,
     layout: Annotated[list[str] | None, typer.Option(help="Only this layout, nchw or nhwc; may be repeated.")] = None,
     match: Annotated[str, typer.Option(help="Only workloads whose name contains this.")] = "",
@@ -40,7 +60,7 @@ def bench(
         DirectionChoice | None,
         typer.Option(
             help="forward_backward is both in one call, and both stands for forward and forward_backward.  "
-            "[default: both on a CPU, all on a GPU]",
+            f"[default: both on a CPU, all on a GPU; forward and backward in a {SWEEP}]",
             show_default=False,
         ),
     ] = None,
@@ -58,26 +78,32 @@ def bench(
     """Times fusednorm, torch eager, torch.compile and the installed peers side by side, each checked first."""
     output.set_threads(threads)
     with output.usage_errors():
-        if suite not in SUITES:
-            raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(SUITES)}")
-        workloads = select(suite, [output.parse_dtype(one) for one in dtype or ()], layout or (), match)
+        dtypes = [output.parse_dtype(one) for one in dtype or ()]
+        _check_suite(suite, seed, count)
+        where = output.chosen_device(device)
+        drawn = suite == SWEEP
+        if drawn:
+            workloads = narrowed(
+                drawn_workloads(seed or 0, count or COUNT, MOST_BYTES[where]), dtypes, layout or (), match
+            )
+        else:
+            workloads = select(suite, dtypes, layout or (), match)
         if not workloads:
             raise ValueError(f"no workload of suite {suite!r} is left by --dtype, --layout and --match")
-        where = output.chosen_device(device)
-        chosen = _contenders(contender or [], where)
+        chosen = _contenders(contender or (_AGAINST_TORCH if drawn else []), where)
         picture = picture_format(plot) if plot is not None else ""
-    wanted = _DIRECTIONS[direction or ("both" if where == "cpu" else "all")]
+    wanted = _directions(direction, where, drawn)
     jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
     with output.destinations(json_path, csv_path, plot) as (json_file, csv_file, plot_file):
-        rows = _run(jobs, chosen, init, where, seconds, to_stderr)
+        rows = _run(jobs, chosen, init, where, seconds, drawn, to_stderr)
         if not any(row.status == "ok" for row in rows if row.contender == COPY):
             raise NotEnoughMemoryError(rows[0].note)
         peak = 0.0 if where == "cpu" else peak_flops("float32", where)
-        result = Report(this_machine(where, revision, peak), tuple(rows))
+        result = Report(this_machine(where, revision, peak), tuple(rows), suite)
         cases = cases_of(rows)
-        output.print_table(ratio_table(cases), to_stderr)
-        output.print_table(mean_table(cases), to_stderr)
+        for table in sweep_tables(cases) if drawn else (ratio_table(cases), mean_table(cases)):
+            output.print_table(table, to_stderr)
         if json_file is not None:
             json_file.write(result.to_json())
         if csv_file is not None:
@@ -86,6 +112,20 @@ def bench(
             plot_file.write(draw_plot(result, picture))
     if any(row.contender in (OURS, PREALLOCATED) and row.status in ("wrong", "failed") for row in rows):
         raise typer.Exit(output.CHECK_FAILED)
+
+
+def _check_suite(suite: str, seed: int | None, count: int | None) -> None:
+    """Raises ValueError for a suite that there is not, and for options that it has no use for."""
+    if suite not in (*SUITES, SWEEP):
+        raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join([*SUITES, SWEEP])}")
+    if suite != SWEEP and not seed is count is None:
+        raise ValueError(f"--seed and --count: the workloads of {suite!r} are listed; only --suite {SWEEP} draws them")
+
+
+def _directions(choice: DirectionChoice | None, device: str, drawn: bool) -> tuple[Asked, ...]:
+    if choice is None and drawn:
+        return "forward", "backward"
+    return _DIRECTIONS[choice or ("both" if device == "cpu" else "all")]
 
 
 def _contenders(names: list[str], device: str) -> list[Contender]:
@@ -101,14 +141,20 @@ def _run(
     init: Init,
     device: str,
     seconds: float,
+    drawn: bool,
     to_stderr: bool,
 ) -> list[Row]:
+    """The rows of all jobs. A drawn suite has too many for a table of each, and is checked where that is quick."""
     rows: list[Row] = []
-    timer = timer_for(device, seconds)
+    timer = timer_for(device, seconds, quick=drawn)
     with output.progress(len(jobs)) as show:
         for workload, asked in jobs:
-            measured = run_workload(workload, asked, chosen, init=init, timer=timer, device=device, progress=show)
+            judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
+            measured = run_workload(
+                workload, asked, chosen, init=init, timer=timer, device=device, progress=show, judged=judged
+            )
             rows += measured
             show(advance=True)
-            output.print_table(contender_table(cases_of(measured)[0]), to_stderr)
+            if not drawn:
+                output.print_table(contender_table(cases_of(measured)[0]), to_stderr)
     return rows

@@ -8,9 +8,10 @@ import torch
 import typer
 
 from fusednorm import choice
-from fusednorm.bench.machine import available_cores, cpu_model, gpus, versions
-from fusednorm.bench.summary import Table
+from fusednorm.bench.provenance import versions
+from fusednorm.bench.tables import Table
 from fusednorm.cli import output
+from fusednorm.machine.description import available_cores, cpu_model, gpus
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:

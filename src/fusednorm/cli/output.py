@@ -22,11 +22,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fusednorm.bench.machine import DeviceChoice, available_cores, name_of, resolve_device
-from fusednorm.bench.summary import Table
+from fusednorm.bench.tables import Table
 from fusednorm.cli.exits import CHECK_FAILED as CHECK_FAILED
 from fusednorm.cli.exits import say as say
 from fusednorm.cli.streams import UnwritableError
+from fusednorm.machine.description import DeviceChoice, available_cores, name_of, resolve_device
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.text import printable
 

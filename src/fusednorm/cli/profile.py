@@ -11,7 +11,7 @@ import typer
 from fusednorm.bench import profiling
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.operations import OPERATIONS
-from fusednorm.bench.summary import Table
+from fusednorm.bench.tables import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, Workload
 from fusednorm.cli import output
 

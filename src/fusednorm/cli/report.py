@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
+from fusednorm.bench.markdown import report_markdown
 from fusednorm.bench.plot import draw_roofline, picture_format, roofline_of
 from fusednorm.bench.results import Report
-from fusednorm.bench.summary import report_markdown
 from fusednorm.cli import output
 from fusednorm.text import MOST_BYTES, read_bytes
 

@@ -11,12 +11,12 @@ from typing import Annotated
 import torch
 import typer
 
-from fusednorm.bench.machine import resolve_device
 from fusednorm.bench.memory import require
 from fusednorm.cli import output
 from fusednorm.graph import Graph, draw
 from fusednorm.graph.serialization import decoded
 from fusednorm.graph.tensors import extent
+from fusednorm.machine.description import resolve_device
 from fusednorm.text import MOST_BYTES
 
 

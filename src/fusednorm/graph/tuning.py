@@ -18,6 +18,7 @@ from fusednorm.graph.logs import logger_of
 from fusednorm.graph.packs import VariantPack
 from fusednorm.graph.serialization import as_dict
 from fusednorm.graph.workspace import ALIGNMENT
+from fusednorm.machine.description import cpu_model
 from fusednorm.storage import cache_root, contents, replace_file
 
 if TYPE_CHECKING:
@@ -72,17 +73,11 @@ def _key(graph: Graph) -> dict[str, Any]:
     for key in ("name", "plan", "device"):
         described.pop(key)
     device = graph.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
     plans = sorted(plan.name for plan in graph._plans if plan.reason is None)
     versions = {"fusednorm": __version__, "torch": str(torch.__version__)}
     threads = torch.get_num_threads()
     return {"graph": described, "device": name, "threads": threads, "versions": versions, "plans": plans}
-
-
-def _processor() -> str:
-    from fusednorm.bench.machine import cpu_model
-
-    return cpu_model()
 
 
 def _file(graph: Graph) -> Path:

@@ -18,15 +18,17 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from fusednorm.bench.timing import Call, Calls, Timing, in_turns, turns_within
+from fusednorm.machine.timing import Call, Calls, Timing, in_turns, turns_within
 
 # Beyond this many sets a graph of a slow contender has thousands of kernels.
 MOST_SETS = 256
+# For hundreds of workloads one after the other: to draw and capture a set takes longer than to time it.
+FEW_SETS, FEW_SAMPLES = 64, 11
 # A graph takes a few microseconds to start; these make that less than a hundredth.
 GRAPH_SECONDS = 500e-6
 FEWEST_CALLS = 8
@@ -34,17 +36,17 @@ FEWEST_CALLS = 8
 HOST_CALLS = 20
 
 
-def sets_beyond(l2_bytes: int, bytes_per_set: int) -> int:
-    """The least number of sets so that between two uses of one, the others are twice the L2; at most MOST_SETS."""
-    return min(MOST_SETS, 1 + max(1, math.ceil(2 * l2_bytes / max(1, bytes_per_set))))
+def sets_beyond(l2_bytes: int, bytes_per_set: int, most_sets: int = MOST_SETS) -> int:
+    """The least number of sets so that between two uses of one, the others are twice the L2; at most ``most_sets``."""
+    return min(most_sets, 1 + max(1, math.ceil(2 * l2_bytes / max(1, bytes_per_set))))
 
 
-def rounds_in_graph(sets: int, seconds_per_call: float) -> int:
+def rounds_in_graph(sets: int, seconds_per_call: float, most_sets: int = MOST_SETS) -> int:
     """How often one graph goes through all sets.
 
-    Once with MOST_SETS of them: they may fit the L2, and only the first round after the flush is cold.
+    Once with ``most_sets`` of them: they may fit the L2, and only the first round after the flush is cold.
     """
-    if sets >= MOST_SETS:
+    if sets >= most_sets:
         return 1
     calls = max(FEWEST_CALLS, GRAPH_SECONDS / max(seconds_per_call, 1e-9))
     return max(1, math.ceil(calls / sets))
@@ -76,10 +78,11 @@ class GpuTimer:
     seconds: float = 1.0
     minimum_samples: int = 5
     maximum_samples: int = 25
+    most_sets: int = MOST_SETS
     asynchronous: bool = True
 
     def input_sets(self, bytes_per_set: int) -> int:
-        return sets_beyond(l2_bytes(), bytes_per_set)
+        return sets_beyond(l2_bytes(), bytes_per_set, self.most_sets)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -94,7 +97,7 @@ class GpuTimer:
     def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
         with self.session():
             per_call = {name: _warm_up(calls) for name, calls in contenders.items()}
-            make = _whole_calls if whole else _device_runs
+            make = _whole_calls if whole else partial(_device_runs, most_sets=self.most_sets)
             runs = {name: make(calls, per_call[name]) for name, calls in contenders.items()}
             samples: dict[str, list[float]] = {name: [] for name in runs}
             for name in in_turns({name: self._turns(run, per_call[name]) for name, run in runs.items()}):
@@ -175,13 +178,13 @@ def _whole_calls(calls: Calls, seconds_per_call: float) -> _Run:
     return _Run(enqueue, count, "calls")
 
 
-def _device_runs(calls: Calls, seconds_per_call: float) -> _Run:
+def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> _Run:
     """A graph of calls, or the calls themselves where they cannot be captured."""
     try:
         once = _captured(calls, 1)
         once.enqueue()
         device = min(once.sample() for _ in range(2))
-        rounds = rounds_in_graph(len(calls), device)
+        rounds = rounds_in_graph(len(calls), device, most_sets)
         run = once if rounds == 1 else _captured(calls, rounds)
         run.enqueue()  # the first replay uploads the graph
         torch.cuda.synchronize()

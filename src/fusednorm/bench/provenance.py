@@ -1,10 +1,8 @@
-"""The machine that measures: its processor or GPU, versions, and the revision of the sources."""
+"""Where rows come from: the machine, the versions and the revision of the sources that measured them."""
 
 from __future__ import annotations
 
-import os
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -12,16 +10,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 
 import fusednorm
+from fusednorm.machine.description import available_cores, cpu_model, gpus, name_of
 
-DeviceChoice = Literal["auto", "cpu", "cuda"]
 PACKAGES = ("torch", "numba", "llvmlite", "numpy", "triton", "liger_kernel", "jax", "onnxruntime", "openvino")
-# What a driver of each vendor says of itself.
-_DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
 @dataclass(frozen=True)
@@ -47,22 +42,6 @@ class Machine:
             f"{self.device}, {f'{where}; ' if where else ''}{self.cores} cores, {self.threads} threads; "
             f"{packages}; revision {self.revision}"
         )
-
-
-def cpu_model() -> str:
-    """The processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
-def available_cores() -> int:
-    """The cores that this process may use, which a container or taskset can make fewer than the machine's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
@@ -91,54 +70,6 @@ def _revision() -> str:
         return f"{revision}+" if git("status", "--porcelain", "--untracked-files=no") else revision
     except (OSError, subprocess.SubprocessError):
         return "unknown"
-
-
-def resolve_device(choice: DeviceChoice) -> str:
-    """ "cpu" or "cuda"; "auto" is the GPU where torch has one. Raises ValueError for a GPU that is not there."""
-    present = torch.cuda.is_available()
-    if choice == "cuda" and not present:
-        raise ValueError("device: torch.cuda.is_available() is False; use the cpu, or install torch for this GPU")
-    return "cuda" if present and choice != "cpu" else "cpu"
-
-
-def driver_version(files: Iterable[Path] = _DRIVER_FILES) -> str:
-    """The version of the GPU's driver as the system gives it; empty where it does not."""
-    for path in files:
-        try:
-            found = re.search(r"\d+(\.\d+)+", path.read_text(encoding="utf-8", errors="replace"))
-        except OSError:
-            continue
-        if found:
-            return found[0]
-    return ""
-
-
-def gpu_facts(properties: Any, driver: str) -> dict[str, str]:
-    """A GPU in words, from what torch.cuda.get_device_properties says of it."""
-    hip = torch.version.hip
-    facts = {
-        "name": properties.name,
-        "capability": properties.gcnArchName if hip else f"{properties.major}.{properties.minor}",
-        "multiprocessors": str(properties.multi_processor_count),
-        "memory": f"{properties.total_memory / 2**30:.0f} GiB",
-        "L2": f"{properties.L2_cache_size / 2**20:.0f} MiB",
-        "driver": driver,
-        "HIP" if hip else "CUDA": hip or torch.version.cuda or "",
-    }
-    return {name: value for name, value in facts.items() if value}
-
-
-def gpus() -> list[dict[str, str]]:
-    """The facts of every GPU that torch has."""
-    if not torch.cuda.is_available():
-        return []
-    driver = driver_version()
-    return [gpu_facts(torch.cuda.get_device_properties(index), driver) for index in range(torch.cuda.device_count())]
-
-
-def name_of(device: str) -> str:
-    """The name of the processor or of the current GPU."""
-    return cpu_model() if device == "cpu" else str(torch.cuda.get_device_name())
 
 
 def this_machine(device: str = "cpu", revision: str = "", peak_flops: float = 0.0) -> Machine:

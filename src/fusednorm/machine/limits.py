@@ -14,8 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fusednorm.bench.timing import Call, Calls, timer_for
-from fusednorm.bench.workloads import Inputs
+from fusednorm.machine.timing import Call, Calls, timer_for
 from fusednorm.problem import Direction
 
 # The reads and writes of one element in each direction.
@@ -53,11 +52,10 @@ def copy_calls(nbytes: int, sets: int, device: str = "cpu") -> Calls:
     return [_call_on("forward", buffer, buffer) for buffer in buffers]
 
 
-def limit_calls(direction: Direction | str, sets: Sequence[Inputs]) -> Calls:
-    """The plain operation with the transfers of a direction, once for each set of inputs."""
+def limit_calls(direction: Direction | str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Calls:
+    """The plain operation with the transfers of a direction, once for each pair of an input and a gradient of it."""
     calls = []
-    for inputs in sets:
-        first, second = inputs.input.detach(), inputs.grad_output
+    for first, second in pairs:
         if first.device.type == "cpu":
             first, second = (_buffer(first.nbytes, "cpu") for _ in range(2))
         calls.append(_call_on(direction, first, second))

@@ -2,7 +2,7 @@
 
 A timer measures named :class:`Calls`. What differs between devices stays inside the timer: how many sets of inputs it
 wants to rotate through (:meth:`Timer.input_sets`), how a call is repeated, and how time is read. The timer of GPUs is
-in :mod:`fusednorm.bench.gpu_timing`.
+in :mod:`fusednorm.machine.gpu_timing`.
 """
 
 from __future__ import annotations
@@ -146,12 +146,17 @@ def _sample(call: Call, iterations: int) -> float:
     return (time.perf_counter() - start) / iterations
 
 
-def timer_for(device: str, seconds: float = 1.0) -> Timer:
-    """The timer of a device type, "cpu" or "cuda"; ``seconds`` bounds the time spent on one contender."""
+def timer_for(device: str, seconds: float = 1.0, quick: bool = False) -> Timer:
+    """The timer of a device type, "cpu" or "cuda"; ``seconds`` bounds the time spent on one contender.
+
+    ``quick`` is for hundreds of workloads: where a timer rotates through sets of inputs, it takes fewer.
+    """
     if device == "cpu":
         return CpuTimer(seconds=seconds)
     if device == "cuda":
-        from fusednorm.bench.gpu_timing import GpuTimer
+        from fusednorm.machine.gpu_timing import FEW_SAMPLES, FEW_SETS, GpuTimer
 
+        if quick:
+            return GpuTimer(seconds=seconds, maximum_samples=FEW_SAMPLES, most_sets=FEW_SETS)
         return GpuTimer(seconds=seconds)
     raise NotImplementedError(f"timing: device {device!r} has no timer; measure on cpu or cuda")
