@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 import fusednorm
-from fusednorm import arguments, ops
-from fusednorm.activations import Activation, resolve
+from fusednorm import ops
+from fusednorm.activations import Activation
 from fusednorm.backends.cpu.instances import INSTANCES as CPU_INSTANCES
 from fusednorm.bench.judging import Asked, Judge, Results
 from fusednorm.bench.workloads import EPS, Inputs, LayoutName, Workload
-from fusednorm.dispatch import use_instance
+from fusednorm.choice import use_instance
 from fusednorm.problem import DTYPE_BYTES
 
 INSTANCES = tuple(instance.name for instance in CPU_INSTANCES)
@@ -100,7 +100,7 @@ def run(workload: Workload, inputs: Inputs, instance: str | None = None) -> Resu
 
 
 def _activation(workload: Workload) -> tuple[str, float]:
-    return arguments.activation_arguments(resolve(workload.activation))
+    return workload.norm.op_arguments[-2:]
 
 
 def faults(workload: Workload, inputs: Inputs, results: Results, asked: Asked = "forward_backward") -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import Activation, functional, nn, ops
+from fusednorm.norm import norm_of
 
 Results = dict[str, Tensor]
 GRADIENTS = ("input", "weight", "bias", "scale", "shift")
@@ -295,7 +296,7 @@ def call_backward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None
     weight, bias, scale, shift = parameters
     names = [f"grad_{name}" for name in GRADIENTS]
     if case.form == "norm_backward":
-        name, parameter = fusednorm.arguments.activation_arguments(activation_of(spec))
+        name, parameter = norm_of("group_norm", activation=activation_of(spec)).op_arguments[-2:]
         mask = tuple(one in case.wanted for one in GRADIENTS)
         given = rstd.new_empty(0) if mean is None else mean
         family = "batch_norm" if spec.family == "instance_norm" and not spec.training else spec.family

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fusednorm
 from fusednorm import ops
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 SHAPE = (2, 4, 3, 2)
 
@@ -152,13 +152,13 @@ def test_only_what_is_needed_is_asked_of_the_backend(wanted: int, monkeypatch: p
     from fusednorm import dispatch
 
     masks: list[tuple[bool, ...]] = []
-    run_backward = dispatch.run_backward
+    run_backward = dispatch.backward
 
     def spy(*arguments: Any) -> Any:
         masks.append(tuple(arguments[-1]))
         return run_backward(*arguments)
 
-    monkeypatch.setattr(dispatch, "run_backward", spy)
+    monkeypatch.setattr(dispatch, "backward", spy)
     call, tensors = case("group_norm")
     leaves = [tensor.detach() for tensor in tensors]
     leaves[wanted].requires_grad_()

@@ -140,4 +140,4 @@ def test_all_that_is_kept_passes_through_the_hooks(name: str) -> None:
         kept = list(vars(node).values()) if hasattr(node, "__dict__") else []
         flat = [each for value in kept for each in (value if isinstance(value, (tuple, list)) else (value,))]
         assert not any(isinstance(each, Tensor) for each in flat), flat
-    assert any("_Norm" in type(node).__name__ for node in seen)
+    assert any("Normalization" in type(node).__name__ for node in seen)

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import fusednorm
-from fusednorm import cli, dispatch
+from fusednorm import choice, cli
 from fusednorm.bench import checks, workloads
 from fusednorm.bench.operations import OPERATIONS
 from fusednorm.bench.results import Report
@@ -43,11 +43,13 @@ class WrongInstance:
         return None
 
     def plan(self, problem: Problem) -> Any:
-        right = dispatch.choose(problem, "reference").plan(problem)
+        right = choice.choose(problem, "reference").plan(problem)
 
-        def call(*arguments: Any) -> tuple[Any, ...]:
-            first, *rest = right(*arguments)
-            return first + 0.01, *rest
+        def call(*arguments: Any) -> Any:
+            results = right(*arguments)
+            if problem.backward:
+                return replace(results, input=results.input + 0.01)
+            return replace(results, output=results.output + 0.01)
 
         return call
 
@@ -90,12 +92,12 @@ def test_profile_prints_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_profile_fails_on_a_wrong_instance_and_does_not_time_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = dispatch.instances
+    right = choice.instances
 
     def with_a_wrong_one(problem: Problem) -> list[Candidate]:
         return [Candidate(WrongInstance(), None), *right(problem)]
 
-    monkeypatch.setattr(dispatch, "instances", with_a_wrong_one)
+    monkeypatch.setattr(choice, "instances", with_a_wrong_one)
     result = run("profile", "groupnorm_fwd", *TINY, "--json")
     assert result.exit_code == 1
     found = json.loads(result.stdout)

@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner, Result
 
 import fusednorm
-from fusednorm import cli, dispatch
+from fusednorm import choice, cli
 from fusednorm.bench import contenders, memory, peers, profiling, runner, workloads
 from fusednorm.bench.contenders import Eager, FusedNorm, available
 from fusednorm.bench.results import Report
@@ -400,7 +400,7 @@ def test_a_limit_that_fails_is_nobodys_failure_but_ours() -> None:
 
 
 def test_an_instance_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = dispatch.choose
+    right = choice.choose
     reference = right(workloads_problem(), "reference")
 
     class Fails:
@@ -417,9 +417,9 @@ def test_an_instance_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatc
 
             return call
 
-    found = dispatch.instances(workloads_problem())
+    found = choice.instances(workloads_problem())
     candidate = type(found[0])
-    monkeypatch.setattr(dispatch, "instances", lambda problem: [candidate(Fails(), None), candidate(reference, None)])
+    monkeypatch.setattr(choice, "instances", lambda problem: [candidate(Fails(), None), candidate(reference, None)])
     result = run(*PROFILE[:-1], "--json")
     assert result.exit_code == 1, result.output
     broken, good = json.loads(result.stdout)["results"]

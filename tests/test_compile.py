@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import nn, ops
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 
 @pytest.fixture(autouse=True)

@@ -26,10 +26,12 @@ from cpu_support import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusednorm import arguments, dispatch, ops
+from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.bench.workloads import EPS, Workload, draw
-from fusednorm.problem import Family
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import Operands
+from fusednorm.problems import forward_problem
 
 NAN, INF = float("nan"), float("inf")
 
@@ -208,8 +210,8 @@ def assert_empty(
     weight = torch.ones(parameter_shape)
     bias = None if family == "rms_norm" else torch.zeros(parameter_shape)
     call = (family, groups, channel_dim)
-    problem = dispatch.forward_problem(x, weight, bias, None, None, *call, None)
-    activation = arguments.activation_arguments(activation_for(dispatch.choose(problem).name))
+    problem = forward_problem(norm_of(*call), Operands(x, weight, bias))
+    activation = norm_of(*call, activation=activation_for(choice.choose(problem).name)).op_arguments[-2:]
     y, mean, rstd, _ = ops.norm_forward(x, weight, bias, None, None, None, None, *call, EPS, *activation)
     with FakeTensorMode() as mode:
         fake = ops.empty_output(mode.from_tensor(x), *call)

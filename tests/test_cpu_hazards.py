@@ -16,9 +16,10 @@ from cpu_support import process_environment
 from memory_support import needs_kept
 
 import fusednorm
-from fusednorm import dispatch
+from fusednorm import choice, dispatch
 from fusednorm.backends.cpu import compiler, memory
 from fusednorm.backends.cpu.instances import choose
+from fusednorm.norm import norm_of
 from fusednorm.problem import Layout, Problem, View
 
 # --- the cache on disk ---
@@ -179,7 +180,7 @@ def problem(view: View, order: str, **changes: object) -> Problem:
         view.spatial if channels_first else 1,
         1 if channels_first else view.channels,
     )
-    made = Problem("group_norm", "forward", view, layout, "float32", output_layout=layout)
+    made = Problem(norm_of("group_norm", 1), "forward", view, layout, "float32", output_layout=layout)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -214,7 +215,7 @@ def test_an_instance_by_name_never_falls_back() -> None:
     x = torch.randn(2, 8, 4, 4)
     with fusednorm.use_instance("cpu.slabs"), pytest.raises(RuntimeError, match="channels_first"):
         fusednorm.group_norm(x, 4)
-    assert dispatch.choose(problem(View(2, 4, 2, 16), "channels_first")).name == "cpu.planes"
+    assert choice.choose(problem(View(2, 4, 2, 16), "channels_first")).name == "cpu.planes"
     with pytest.raises(ValueError, match="does not exist"), fusednorm.use_instance("cpu.nothing"):
         pass
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import fusednorm
-from fusednorm import dispatch
+from fusednorm import choice
 from fusednorm.backends.cpu import memory
 
 __all__ = ["limit", "nothing_kept"]  # fixtures
@@ -408,7 +408,7 @@ def test_a_wrong_limit_is_named_once_and_the_default_taken(
     (record,) = caplog.records
     assert "FUSEDNORM_BUFFER_CACHE_MB" in record.message
     assert megabytes[:40] in record.message
-    (detail,) = [one.details["buffer cache"] for one in dispatch.backends() if one.name == "cpu"]
+    (detail,) = [one.details["buffer cache"] for one in choice.backends() if one.name == "cpu"]
     assert detail.startswith("512 MB at most (FUSEDNORM_BUFFER_CACHE_MB is ")
     assert len(caplog.records) == 1
 

@@ -31,8 +31,9 @@ from fusednorm import ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
 from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
-from fusednorm.dispatch import use_instance
-from fusednorm.problem import Family
+from fusednorm.choice import use_instance
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import Operands
 
 CHANNEL_FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "batch_norm")
 
@@ -292,7 +293,8 @@ def test_the_variance_for_running_statistics(instance: str, family: Family) -> N
     arguments: Any = (None, None, None, None, None, None, family, 0, 1, EPS)
     with use_instance(instance):
         var = ops.norm_forward(x, *arguments, activation_for(instance) or "", 1.0)[3]
-    expected = reference.forward(x, *arguments, None, compute_dtype=torch.float64)[3]
+    expected = reference.forward(norm_of(family, eps=EPS), Operands(x), compute_dtype=torch.float64).var
+    assert expected is not None
     torch.testing.assert_close(var, expected.float(), rtol=1e-6, atol=0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from cpu_support import DTYPES, INSTANCES, activation_for, activations_for, backward, faults, forward, in_memory, run
@@ -11,10 +10,12 @@ from hypothesis import assume, given, note
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from fusednorm import dispatch, ops
+from fusednorm import choice, ops
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import INITS, Inputs, Workload, draw
-from fusednorm.problem import FAMILIES, Problem
+from fusednorm.norm import FAMILIES
+from fusednorm.problem import Problem
+from fusednorm.problems import forward_problem
 
 MOST_ELEMENTS = 4000
 
@@ -69,7 +70,7 @@ def cases(draw_: st.DrawFn) -> tuple[Workload, Inputs, str]:
     )  # fmt: skip
     problem = problem_of(workload, inputs)
     assume(problem.reduced > 1)
-    able = [one.instance.name for one in dispatch.instances(problem) if one.reason is None]
+    able = [one.instance.name for one in choice.instances(problem) if one.reason is None]
     instance = draw_(st.sampled_from([name for name in able if name in INSTANCES]))
     activation = draw_(st.sampled_from(activations_for(instance, workload.dtype)[:2]))
     # A kink turns a rounding of z into a jump of a gradient, which no tolerance allows.
@@ -80,9 +81,7 @@ def cases(draw_: st.DrawFn) -> tuple[Workload, Inputs, str]:
 
 
 def problem_of(workload: Workload, inputs: Inputs) -> Problem:
-    parameters = (inputs.weight, inputs.bias, inputs.scale, inputs.shift)
-    call: Any = (workload.family, workload.groups, workload.channel_dim, None)
-    return dispatch.forward_problem(inputs.input, *parameters, *call)
+    return forward_problem(replace(workload, activation=None).norm, inputs.operands)
 
 
 @given(cases())

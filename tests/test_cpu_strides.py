@@ -15,9 +15,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusednorm
-from fusednorm import dispatch, ops
+from fusednorm import choice, dispatch, ops
 from fusednorm.bench.workloads import LayoutName, Workload, draw
-from fusednorm.problem import Family, Problem
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 
 @dataclass(frozen=True)
@@ -128,15 +131,15 @@ def run_in(
     grad_output = inputs.grad_output if grad_memory is None else grad_memory.place(inputs.grad_output)
     inputs = replace(inputs, input=memory.place(inputs.input), grad_output=grad_output)
     problem = problem_of(workload, inputs.input)
-    workload = replace(workload, activation=activation_for(dispatch.choose(problem).name))
+    workload = replace(workload, activation=activation_for(choice.choose(problem).name))
     return workload, inputs, run(workload, inputs)
 
 
 def problem_of(workload: Workload, x: Tensor, grad_output: Tensor | None = None) -> Problem:
-    call: Any = (None, None, None, None, workload.family, workload.groups, workload.channel_dim, None)
+    norm = norm_of(workload.family, workload.groups, workload.channel_dim)
     if grad_output is None:
-        return dispatch.forward_problem(x, *call)
-    return dispatch.backward_problem(grad_output, x, *call)
+        return forward_problem(norm, Operands(x))
+    return backward_problem(norm, BackwardOperands(grad_output, x, x, x))
 
 
 CASES = [
@@ -197,7 +200,7 @@ def test_what_is_copied_is_what_the_problem_says(form: str, family: Family, monk
 def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The tensors that plans are called with, by name and address."""
     seen: list[tuple[str, int]] = []
-    choose = dispatch.choose
+    choose = choice.choose
 
     class Spy:
         def __init__(self, instance: Any) -> None:
@@ -206,10 +209,10 @@ def spy_on_plans(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         def plan(self, problem: Problem) -> Callable[..., Any]:
             plan = self.instance.plan(problem)
 
-            def run(*arguments: Any, **options: Any) -> Any:
+            def run(operands: Any, *arguments: Any) -> Any:
                 names = ("grad_output", "input") if problem.backward else ("input",)
-                seen.extend((name, tensor.data_ptr()) for name, tensor in zip(names, arguments, strict=False))
-                return plan(*arguments, **options)
+                seen.extend((name, getattr(operands, name).data_ptr()) for name in names)
+                return plan(operands, *arguments)
 
             return run
 
@@ -340,7 +343,7 @@ def test_an_empty_input_of_strides_that_are_copied(instance: str | None) -> None
     weight = torch.randn(6)
     statistics = torch.zeros(6)
     for mask in ((True, True, False, False, False), (False, True, False, False, False)):
-        with nullcontext() if instance is None else dispatch.use_instance(instance):
+        with nullcontext() if instance is None else choice.use_instance(instance):
             gradients = ops.norm_backward(
                 torch.empty_like(x), x, statistics, statistics, weight, None, None, None, "batch_norm", 0, 1, "", 0.0,
                 True, mask,

@@ -14,13 +14,16 @@ from cpu_support import INSTANCES, activation_for, same_bits
 from torch import Tensor
 
 import fusednorm
-from fusednorm import dispatch, ops
+from fusednorm import choice, dispatch, ops
 from fusednorm.activations import Activation
 from fusednorm.backends import reference
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu import instances as cpu
-from fusednorm.dispatch import choose, instances, use_instance
-from fusednorm.problem import DIRECTIONS, DTYPE_BYTES, FAMILIES, Family, Order, Problem, View, dense_layout
+from fusednorm.choice import choose, instances, use_instance
+from fusednorm.norm import FAMILIES, Family, norm_of
+from fusednorm.operands import Operands
+from fusednorm.problem import DIRECTIONS, DTYPE_BYTES, Order, Problem, View, dense_layout
+from fusednorm.problems import forward_problem
 
 FIRST: Order = "channels_first"
 LAST: Order = "channels_last"
@@ -31,7 +34,7 @@ VIEW = View(4, 32, 2, 100)
 
 def problem(view: View = VIEW, order: Order = FIRST, family: Family = "group_norm", **changes: Any) -> Problem:
     layout = dense_layout(view, order)
-    made = Problem(family, "forward", view, layout, "float32", output_layout=layout)
+    made = Problem(norm_of(family), "forward", view, layout, "float32", output_layout=layout)
     return replace(made, **changes)
 
 
@@ -190,7 +193,7 @@ def test_an_unknown_name_is_an_error_that_lists_the_known() -> None:
 
 
 def test_backends_says_what_it_found() -> None:
-    found = {backend.name: backend for backend in dispatch.backends()}
+    found = {backend.name: backend for backend in choice.backends()}
     assert found["cpu"].available is None
     assert found["reference"].available is None
     assert set(found["cpu"].details) == {"kernel cache", "buffer cache"}
@@ -350,11 +353,11 @@ def test_a_backward_plan_depends_on_all_that_its_kernel_does(plans: dict[Any, An
         assert len(plans) == count
 
 
-def test_eps_is_no_part_of_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_eps_has_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 8, 9)
     monkeypatch.setattr(dispatch, "_plans", {})
     together = [normalize(x, eps=eps) for eps in (1e-5, 1.0, 1e-5)]
-    assert len(dispatch._plans) == 1
+    assert len(dispatch._plans) == 2
     dispatch._plans.clear()
     assert same_bits(together[1], normalize(x, eps=1.0))
     assert same_bits(together[2], together[0])
@@ -395,7 +398,6 @@ def test_threads_may_clear_the_plans_of_others(monkeypatch: pytest.MonkeyPatch) 
 def test_out_receives_the_output(strided: bool) -> None:
     x = torch.randn(2, 8, 5, 12)[..., ::2] if strided else torch.randn(2, 8, 5, 6)
     out = torch.empty_like(normalize(x))
-    call: Any = (None,) * 6
-    result = dispatch.run_forward(x, *call, "group_norm", 4, 1, 1e-5, "", 0.0, out)
-    assert result[0] is out
+    problem = forward_problem(norm_of("group_norm", 4), Operands(x))
+    assert dispatch.make_plan(problem)(Operands(x), out=out).output is out
     assert same_bits(out, normalize(x))

@@ -17,6 +17,7 @@ from drawn_cases import DEFAULTS, INSTANCES, Case, draw_case, short
 from drawn_formulas import KINKS, Spec, compute
 from drawn_judge import Judge, same_bits
 
+from fusednorm.norm import norm_of
 from fusednorm.problem import layout_of
 
 SEED = 9
@@ -31,7 +32,7 @@ def with_a_compiled_kernel(case: Case) -> Case:
     inputs = make(replace(case, extra={}), case.operands, replace(spec, activation=None), "cpu")
     tensor = inputs.tensors["input"]
     assert tensor is not None
-    layout = layout_of(spec.family, spec.shape, tensor.stride(), spec.groups, spec.channel_dim)  # type: ignore[arg-type]
+    layout = layout_of(norm_of(spec.family, spec.groups, spec.channel_dim), spec.shape, tensor.stride())  # type: ignore[arg-type]
     last = layout is not None and layout.order == "channels_last"
     names = ["cpu.slabs", "cpu.slabs_split"] if last else ["cpu.planes", "cpu.planes_split"]
     names = ["cpu.rows"] if last and spec.dims[3] == 1 and spec.family != "batch_norm" else names
@@ -131,6 +132,6 @@ def test_a_process_that_dies_is_a_find_and_the_search_goes_on(tmp_path: Path) ->
 
 
 def test_every_instance_is_drawn() -> None:
-    from fusednorm.dispatch import all_instances
+    from fusednorm.choice import all_instances
 
     assert {one.name for one in all_instances()} == {*INSTANCES["cpu"], *INSTANCES["cuda"]}

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import ops
-from fusednorm.dispatch import all_instances, use_instance
-from fusednorm.problem import Family
+from fusednorm.choice import all_instances, use_instance
+from fusednorm.norm import Family
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 #: On the CPU z is formed alike for all dtypes, and each kernel that an activation enters takes a second to compile.

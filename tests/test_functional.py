@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusednorm
 from fusednorm import functional, nn, ops
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 # Two units in the last place of the output, and what fp32 statistics of a few dozen elements leave.
 TOLERANCE = {

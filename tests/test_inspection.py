@@ -73,7 +73,7 @@ def test_given_statistics_are_batch_norm_inference(function: object) -> None:
     found = fusednorm.explain(function, X, BIAS, WEIGHT, **options)
     assert (found.problem.family, found.problem.direction) == ("batch_norm", "inference")
     backward = fusednorm.explain(function, X, BIAS, WEIGHT, direction="backward", **options)
-    assert backward.problem.training is False
+    assert backward.problem.norm.training is False
 
 
 def test_running_statistics_are_left_alone() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm.bench.workloads import Inputs, Workload, draw
-from fusednorm.dispatch import use_instance
+from fusednorm.choice import use_instance
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 DTYPES = (None, torch.float64, torch.float32, torch.float16, torch.bfloat16)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import ops
-from fusednorm.problem import FAMILIES, Family
+from fusednorm.norm import FAMILIES, Family
 
 forward_op = torch.ops.fusednorm.norm_forward.default
 backward_op = torch.ops.fusednorm.norm_backward.default

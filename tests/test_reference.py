@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.backends import reference
-from fusednorm.problem import FAMILIES, Family
+from fusednorm.norm import FAMILIES, Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
 
 TORCH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -58,11 +59,11 @@ def operands(family: Family, modulated: bool) -> tuple[Tensor, Tensor, Tensor | 
     return random(*SHAPE), weight, bias, random(3, 4, seed=3), random(3, 4, seed=4)
 
 
-def run(family: Family, channel_dim: int, activation: Activation | None, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+def run(family: Family, channel_dim: int, activation: Activation | None, *tensors: Tensor | None) -> tuple[Any, ...]:
     x, weight, bias, scale, shift = tensors
-    return reference.forward(
-        x, weight, bias, scale, shift, None, None, family, groups(family), channel_dim, EPS, activation
-    )
+    norm = norm_of(family, groups(family), channel_dim, EPS, activation)
+    results = reference.forward(norm, Operands(x, weight, bias, scale, shift))
+    return results.output, results.mean, results.rstd, results.var
 
 
 def run_backward(
@@ -70,9 +71,9 @@ def run_backward(
     *tensors: Tensor | None, training: bool = True,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     x, weight, bias, scale, shift = tensors
-    return reference.backward(
-        dy, x, mean, rstd, weight, bias, scale, shift, family, groups(family), channel_dim, activation, training
-    )
+    norm = norm_of(family, groups(family), channel_dim, EPS, activation, training)
+    found = reference.backward(norm, BackwardOperands(dy, x, mean, rstd, weight, bias, scale, shift))
+    return found.input, found.weight, found.bias, found.scale, found.shift
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -82,8 +83,8 @@ def test_forward_is_torchs(family: Family) -> None:
     torch.testing.assert_close(output, torch_norm(family, *tensors[:3]))
     statistics = {"group_norm": (3, 2), "instance_norm": (3, 4), "batch_norm": (4,)}.get(family, (12, 1))
     assert rstd.shape == statistics
-    assert mean.shape == ((0,) if family == "rms_norm" else statistics)
-    assert var.shape == (statistics if family in ("instance_norm", "batch_norm") else (0,))
+    assert mean is None if family == "rms_norm" else mean.shape == statistics
+    assert var.shape == statistics if family in ("instance_norm", "batch_norm") else var is None
 
 
 @pytest.mark.parametrize("name", FORMULAS)
@@ -199,7 +200,7 @@ def test_mean_and_rstd_are_free_inputs_of_the_backward() -> None:
 
 def test_a_mean_of_1000_standard_deviations() -> None:
     x = (random(4, 8, 64) + 1000).float()
-    output = reference.forward(x, None, None, None, None, None, None, "group_norm", 4, 1, 1e-5, None)[0]
+    output = reference.forward(norm_of("group_norm", 4), Operands(x)).output
     expected = F.group_norm(x.double(), 4)
     grouped = x.view(4, 4, -1)
     mean = grouped.mean(2, keepdim=True)
@@ -212,7 +213,8 @@ def test_a_mean_of_1000_standard_deviations() -> None:
 
 def test_a_constant_group_has_an_rstd_of_eps_to_the_minus_one_half() -> None:
     x = torch.full((2, 4, 8), 3.0)
-    output, mean, rstd, _ = reference.forward(x, None, None, None, None, None, None, "group_norm", 2, 1, 1e-4, None)
+    results = reference.forward(norm_of("group_norm", 2, eps=1e-4), Operands(x))
+    output, mean, rstd = results.output, results.mean, results.rstd
     assert output.abs().max() == 0
     torch.testing.assert_close(rstd, torch.full((2, 2), 100.0))
     torch.testing.assert_close(mean, torch.full((2, 2), 3.0))
@@ -221,9 +223,10 @@ def test_a_constant_group_has_an_rstd_of_eps_to_the_minus_one_half() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_compute_dtype(dtype: torch.dtype) -> None:
     x = random(2, 4, 8).to(dtype)
-    output, mean, _, _ = reference.forward(x, None, None, None, None, None, None, "group_norm", 2, 1, 1e-5, None)
-    assert (output.dtype, mean.dtype) == (dtype, torch.float32)
-    judge = reference.forward(
-        x, None, None, None, None, None, None, "group_norm", 2, 1, 1e-5, None, compute_dtype=torch.float64
-    )
-    assert [tensor.dtype for tensor in judge] == [torch.float64] * 4
+    norm = norm_of("batch_norm")
+    results = reference.forward(norm, Operands(x))
+    found = (results.output, results.mean, results.rstd, results.var)
+    assert [tensor.dtype for tensor in found if tensor is not None] == [dtype] + [torch.float32] * 3
+    results = reference.forward(norm, Operands(x), compute_dtype=torch.float64)
+    found = (results.output, results.mean, results.rstd, results.var)
+    assert [tensor.dtype for tensor in found if tensor is not None] == [torch.float64] * 4

@@ -21,7 +21,7 @@ import pytest
 from cache_support import KERNEL, compiled, files, folder, forget_kernels, nothing_said
 from cpu_support import fresh_process
 
-from fusednorm import dispatch, storage
+from fusednorm import choice, storage
 from fusednorm.backends.cpu.compiler import Kernel, cache_directory, load
 
 __all__ = ["compiled", "folder", "nothing_said"]  # fixtures
@@ -32,7 +32,7 @@ needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0,
 
 def detail(name: str = "kernel cache") -> str:
     """What ``fusednorm doctor`` says of a cache."""
-    (found,) = [one.details[name] for one in dispatch.backends() if one.name == "cpu"]
+    (found,) = [one.details[name] for one in choice.backends() if one.name == "cpu"]
     return found
 
 

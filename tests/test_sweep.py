@@ -25,7 +25,7 @@ from fusednorm.bench.tables import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Workload, draw, narrowed
 from fusednorm.machine.limits import TRANSFERS
 from fusednorm.machine.timing import CpuTimer
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 MB = 10**6
 FIRST = [

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import _shares, merged, passes_for, rows_backward_for, whole_forward_for
-from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 
 def _problems(shape: tuple[int, ...], groups: int, dtype: torch.dtype, last: bool) -> tuple[Problem, Problem]:
     memory = torch.channels_last if last else torch.contiguous_format
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
-    common: tuple[Any, ...] = (None, None, None, None, "group_norm", groups, 1, None)
-    return forward_problem(x, *common), backward_problem(x, x, *common)
+    norm = norm_of("group_norm", groups)
+    return forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -52,7 +53,7 @@ def test_one_program_per_unit_of_few_partials() -> None:
 
 def test_rows() -> None:
     x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
-    problem = backward_problem(x, x, None, None, None, None, "layer_norm", 1, 1, None)
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
     assert rows_backward_for(problem).stages == 3
     wide = replace(problem, dtype="float32")
     assert rows_backward_for(wide).stages == 1
@@ -74,6 +75,6 @@ def test_rows_get_the_instance_of_their_length(
 ) -> None:
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    common = (None, None, None, None, "layer_norm", dims, 1, None)
-    assert instances.choose(forward_problem(x, *common)).name == forward
-    assert instances.choose(backward_problem(x, x, *common)).name == backward
+    norm = norm_of("layer_norm", dims)
+    assert instances.choose(forward_problem(norm, Operands(x))).name == forward
+    assert instances.choose(backward_problem(norm, BackwardOperands(x, x, x, x))).name == backward

@@ -12,8 +12,11 @@ from cpu_support import ACTIVATIONS, DTYPES, backward, faults, forward, run
 import fusednorm
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, LayoutName, Workload, draw
-from fusednorm.dispatch import backward_problem, forward_problem, instances
+from fusednorm.choice import instances
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Direction
+from fusednorm.problems import backward_problem, forward_problem
 
 pytestmark = pytest.mark.gpu
 
@@ -213,8 +216,8 @@ def test_peak_memory(layout: torch.memory_format) -> None:
 def test_every_instance_says_why_not() -> None:
     x = torch.empty(2, 64, 300, 300, device="cuda")
     problems = (
-        forward_problem(x, None, None, None, None, "group_norm", 8, 1, None),
-        backward_problem(x, x, None, None, None, None, "group_norm", 8, 1, None),
+        forward_problem(norm_of("group_norm", 8), Operands(x)),
+        backward_problem(norm_of("group_norm", 8), BackwardOperands(x, x, x, x)),
     )
     for problem in problems:
         assert all(c.reason for c in instances(problem) if c.instance.name not in ("triton.tiles", "reference"))

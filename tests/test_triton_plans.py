@@ -15,9 +15,10 @@ pytest.importorskip("triton")
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import folded
-from fusednorm.dispatch import backward_problem, forward_problem
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 # --- the samples of batch_norm as one ---
 
@@ -27,11 +28,11 @@ def _batch_norm(shape: tuple[int, ...] = (4, 8, 5, 6), modulated: bool = False) 
     if x.dim() == 4:
         x = x.to(memory_format=torch.channels_last)
     scale = torch.empty(shape[:2], device="meta") if modulated else None
-    return backward_problem(x, x, None, None, scale, scale, "batch_norm", 0, 1, None)
+    return backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x, x, None, None, scale, scale))
 
 
 def test_samples_that_follow_at_the_step_of_positions_are_one() -> None:
-    one = folded(_batch_norm())
+    one = _batch_norm().folded
     assert (one.view.samples, one.view.spatial, one.view.channels) == (1, 120, 8)
     for layout in (one.layout, one.output_layout, one.grad_layout):
         assert layout is not None
@@ -42,7 +43,7 @@ def test_samples_of_one_position_are_one_at_any_step() -> None:
     """Each tensor keeps its own step between samples, as that of the positions."""
     problem = _batch_norm((4, 8))
     assert problem.grad_layout is not None
-    one = folded(replace(problem, grad_layout=replace(problem.grad_layout, sample=24)))
+    one = replace(problem, grad_layout=replace(problem.grad_layout, sample=24)).folded
     assert (one.view.samples, one.view.spatial) == (1, 4)
     assert [layout.spatial for layout in (one.layout, one.output_layout, one.grad_layout) if layout] == [8, 8, 24]
 
@@ -53,17 +54,17 @@ def test_samples_with_a_gap_between_them_stay_apart(name: str) -> None:
     problem = _batch_norm()
     layout = getattr(problem, name)
     apart = replace(problem, **{name: replace(layout, sample=layout.sample + 8)})
-    assert folded(apart) is apart
+    assert apart.folded is apart
 
 
 def test_what_differs_between_samples_keeps_them_apart() -> None:
     x = torch.empty(4, 8, 5, 6, device="meta").to(memory_format=torch.channels_last)
     for problem in (
         _batch_norm(modulated=True),
-        forward_problem(x, None, None, None, None, "instance_norm", 0, 1, None),
-        forward_problem(x.contiguous(), None, None, None, None, "batch_norm", 0, 1, None),
+        forward_problem(norm_of("instance_norm"), Operands(x)),
+        forward_problem(norm_of("batch_norm"), Operands(x.contiguous())),
     ):
-        assert folded(problem) is problem
+        assert problem.folded is problem
 
 
 # --- tensors of another device than the current one ---
@@ -104,14 +105,15 @@ def test_launches_happen_on_the_device_of_the_tensors(
     devices = Devices(monkeypatch, current)
     x = torch.empty(shape, device="meta")
     weight = torch.empty(shape[-1], device="meta")
-    common = (weight, weight, None, None, "layer_norm", 1, 1, None)
-    plan = instance.plan(forward_problem(x, *common))
+    norm, operands = norm_of("layer_norm", 1), Operands(x, weight, weight)
+    plan = instance.plan(forward_problem(norm, operands))
     plan.on_gpu = True
-    _, mean, rstd, _ = plan(x, weight, weight, None, None, None, None, 1e-5)
+    results = plan(operands)
     if instance is not WHOLE:
-        plan = instance.plan(backward_problem(x, x, *common))
+        given = BackwardOperands(x, x, results.mean, results.rstd, weight, weight)
+        plan = instance.plan(backward_problem(norm, given))
         plan.on_gpu = True
-        plan(x, x, mean, rstd, weight, weight, None, None, (True, True, True, False, False))
+        plan(given, (True, True, True, False, False))
     assert devices.launched
     assert set(devices.launched) == {OWN}
     assert devices.current == current

@@ -14,13 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fusednorm.activations import FORMULAS
-from fusednorm.arguments import activation_of
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
-from fusednorm.dispatch import backward_problem, forward_problem
-from fusednorm.problem import Family, Problem
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 TARGETS = {
@@ -165,16 +166,15 @@ def _run(case: Case, made: list[Operation]) -> None:
     weight = torch.empty(case.shape[-1] if rows else case.shape[1], dtype=dtype, device="meta")
     scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
     bias = None if case.family == "rms_norm" else weight
-    activation = activation_of(case.activation, 1.0) if case.activation else None
     given = None if case.training else torch.empty(case.shape[1], dtype=compute, device="meta")
-    common = (weight, bias, scale, scale, case.family, case.groups, 1, activation)
+    norm = norm_of(case.family, case.groups, activation=case.activation or None, training=case.training)
     made.append([])
-    forward = _plan(case.instance, forward_problem(x, *common, not case.training))
-    _, mean, rstd, _ = forward(x, weight, bias, scale, scale, given, given, 1e-5)
+    operands = Operands(x, weight, bias, scale, scale, given, given)
+    results = _plan(case.instance, forward_problem(norm, operands))(operands)
     if case.instance is not WHOLE:
         made.append([])
-        backward = _plan(case.instance, backward_problem(x, x, *common, case.training))
-        backward(x, x, mean, rstd, weight, bias, scale, scale, (True,) * 5)
+        gradient = BackwardOperands(x, x, results.mean, results.rstd, weight, bias, scale, scale)
+        _plan(case.instance, backward_problem(norm, gradient))(gradient, (True,) * 5)
 
 
 def configuration(made: Made) -> tuple[Any, ...]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusednorm import functional, nn, ops
 from fusednorm.activations import Activation
-from fusednorm.dispatch import use_instance
+from fusednorm.choice import use_instance
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:

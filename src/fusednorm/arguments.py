@@ -6,7 +6,6 @@ A check costs a few attribute reads; the words of an error are only put together
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from math import prod
 from numbers import Integral, Real
 from typing import NoReturn
@@ -14,34 +13,11 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 from fusednorm.dtypes import DTYPES, compute_dtype
+from fusednorm.operands import BackwardOperands, Operands
 
 _STRIDED = torch.strided
-_BY_NAME = {
-    name: (ALIASES.get(name, name), FORMULAS[ALIASES.get(name, name)].default) for name in [*FORMULAS, *ALIASES]
-}
 _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
-
-
-def activation_arguments(activation: str | Activation | None) -> tuple[str, float]:
-    """An activation as the ops take it: its name and parameter, ("", 0.0) for none."""
-    if activation is None:
-        return "", 0.0
-    if type(activation) is str and (known := _BY_NAME.get(activation)) is not None:
-        return known
-    resolved = resolve(activation)
-    assert resolved is not None and resolved.parameter is not None  # set by Activation.__post_init__
-    return resolved.name, resolved.parameter
-
-
-@lru_cache(maxsize=256)
-def activation_of(name: str, parameter: float) -> Activation | None:
-    """The inverse of :func:`activation_arguments`."""
-    if not name:
-        return None
-    formula = FORMULAS.get(name)
-    return Activation(name, parameter if formula is not None and formula.parameter else None)
 
 
 def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "input") -> None:
@@ -135,17 +111,9 @@ def check_batch_eps(eps: float, training: bool) -> None:
         raise ValueError(f"batch_norm: eps is {eps} in {where}; expected {expected} such as 1e-5")
 
 
-def check_channels(
-    function: str,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    eps: float,
-    channel_dim: int,
-) -> int:
+def check_channels(function: str, operands: Operands | BackwardOperands, eps: float, channel_dim: int) -> int:
     """All that the families with a channel dimension share; the number of channels C."""
+    input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 2)
     if channel_dim != 1:
         check_channel_dim(function, channel_dim)
@@ -157,10 +125,10 @@ def check_channels(
         check_parameter(function, "weight", weight, (channels,), input, "one element for each channel")
     if bias is not None and not _fits(bias, (channels,), device):
         check_parameter(function, "bias", bias, (channels,), input, "one element for each channel")
-    if scale is not None:
-        check_parameter(function, "scale", scale, (shape[0], channels), input, "(N, C)")
-    if shift is not None:
-        check_parameter(function, "shift", shift, (shape[0], channels), input, "(N, C)")
+    if operands.scale is not None:
+        check_parameter(function, "scale", operands.scale, (shape[0], channels), input, "(N, C)")
+    if operands.shift is not None:
+        check_parameter(function, "shift", operands.shift, (shape[0], channels), input, "(N, C)")
     return channels
 
 
@@ -200,14 +168,10 @@ def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
 
 
 def check_trailing(
-    function: str,
-    input: Tensor,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
+    function: str, operands: Operands | BackwardOperands, normalized_shape: Sequence[int], eps: float
 ) -> int:
     """All that layer_norm and rms_norm share; the number of trailing dimensions."""
+    input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 1)
     if not isinstance(normalized_shape, (tuple, list)):
         raise TypeError(

@@ -20,9 +20,12 @@ from torch.nn import Parameter
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
-from fusednorm.activations import Activation
+from fusednorm.activations import Activation, resolve
+from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
-from fusednorm.library import norm_forward
+from fusednorm.norm import Family, Norm, norm_of, traced_norm
+from fusednorm.operands import Operands, Results
+from fusednorm.running import update_running
 
 _PLAIN = (None, torch._C._disabled_torch_function_impl)
 
@@ -39,6 +42,22 @@ def _overloaded(*tensors: object) -> bool:
         and getattr(type(tensor), "__torch_function__", None) not in _PLAIN
         for tensor in tensors
     )
+
+
+def call_norm(
+    family: Family,
+    groups_or_dims: int,
+    channel_dim: int,
+    eps: float,
+    activation: str | Activation | None,
+    training: bool = True,
+) -> Norm:
+    """The Norm of a public call, whose numbers have been checked but for the activation."""
+    if torch.compiler.is_dynamo_compiling():
+        return traced_norm(family, int(groups_or_dims), channel_dim, float(eps), resolve(activation), training)
+    return norm_of(
+        family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training
+    )  # fmt: skip
 
 
 def group_norm(
@@ -86,25 +105,10 @@ def group_norm(
             group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
             scale=scale, shift=shift,
         )  # fmt: skip
-    name, parameter = arguments.activation_arguments(activation)
-    channels = arguments.check_channels("group_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    operands = Operands(input, weight, bias, scale, shift)
+    channels = arguments.check_channels("group_norm", operands, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
-    return norm_forward(
-        input,
-        weight,
-        bias,
-        scale,
-        shift,
-        None,
-        None,
-        "group_norm",
-        int(num_groups),
-        channel_dim,
-        float(eps),
-        name,
-        parameter,
-        statistics=False,
-    )[0]
+    return normalize(call_norm("group_norm", num_groups, channel_dim, eps, activation), operands, False).output
 
 
 def instance_norm(
@@ -153,34 +157,21 @@ def instance_norm(
             instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
         )  # fmt: skip
-    name, parameter = arguments.activation_arguments(activation)
-    channels = arguments.check_channels("instance_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    operands = Operands(input, weight, bias, scale, shift)
+    channels = arguments.check_channels("instance_norm", operands, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
     arguments.check_momentum("instance_norm", momentum)
     if not use_input_stats:
-        return norm_forward(
-            input,
-            weight,
-            bias,
-            scale,
-            shift,
-            running_mean,
-            running_var,
-            "batch_norm",
-            0,
-            channel_dim,
-            float(eps),
-            name,
-            parameter,
-            statistics=False,
-        )[0]
+        operands.mean, operands.var = running_mean, running_var
+        return normalize(call_norm("batch_norm", 0, channel_dim, eps, activation, False), operands, False).output
     positions = arguments.check_positions("instance_norm", input, channel_dim)
-    output, mean, _, var = norm_forward(
-        input, weight, bias, scale, shift, None, None, "instance_norm", 0, channel_dim, float(eps), name, parameter
-    )
-    if running_mean is not None and running_var is not None and input.numel():
-        update_running(running_mean, running_var, mean.mean(0), var.mean(0), positions, momentum)
-    return output
+    moves = running_mean is not None and running_var is not None and input.numel() > 0
+    results = normalize(call_norm("instance_norm", 0, channel_dim, eps, activation), operands, moves)
+    if moves:
+        assert running_mean is not None and running_var is not None
+        assert results.mean is not None and results.var is not None
+        update_running(running_mean, running_var, results.mean.mean(0), results.var.mean(0), positions, momentum)
+    return results.output
 
 
 def layer_norm(
@@ -216,24 +207,9 @@ def layer_norm(
         return handle_torch_function(
             layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
         )
-    name, parameter = arguments.activation_arguments(activation)
-    count = arguments.check_trailing("layer_norm", input, normalized_shape, weight, bias, eps)
-    return norm_forward(
-        input,
-        weight,
-        bias,
-        None,
-        None,
-        None,
-        None,
-        "layer_norm",
-        count,
-        1,
-        float(eps),
-        name,
-        parameter,
-        statistics=False,
-    )[0]
+    operands = Operands(input, weight, bias)
+    num_dims = arguments.check_trailing("layer_norm", operands, normalized_shape, eps)
+    return normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands, False).output
 
 
 def rms_norm(
@@ -270,12 +246,10 @@ def rms_norm(
         return handle_torch_function(
             rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
         )
-    name, parameter = arguments.activation_arguments(activation)
+    operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
-    count = arguments.check_trailing("rms_norm", input, normalized_shape, weight, None, eps)
-    return norm_forward(
-        input, weight, None, None, None, None, None, "rms_norm", count, 1, float(eps), name, parameter, statistics=False
-    )[0]
+    num_dims = arguments.check_trailing("rms_norm", operands, normalized_shape, eps)
+    return normalize(call_norm("rms_norm", num_dims, 1, eps, activation), operands, False).output
 
 
 def batch_norm(
@@ -327,9 +301,10 @@ def batch_norm(
             batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
             activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
         )  # fmt: skip
-    return batch_norm_with_statistics(
-        input, running_mean, running_var, weight, bias, training, momentum, eps, activation, channel_dim, scale, shift
-    )[0]
+    return batch_norm_results(
+        Operands(input, weight, bias, scale, shift), running_mean, running_var, training, momentum, eps, activation,
+        channel_dim, False,
+    ).output  # fmt: skip
 
 
 def counted_batch_norm(
@@ -364,78 +339,46 @@ def counted_batch_norm(
     if counter is not None and momentum is None and running_mean is not None:
         # As a tensor it waits for no device and breaks no compiled graph.
         share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
-    output = batch_norm_with_statistics(
-        input, running_mean, running_var, weight, bias, training, share, eps, activation, channel_dim, None, None
-    )[0]
+    operands = Operands(input, weight, bias)
+    output = batch_norm_results(
+        operands, running_mean, running_var, training, share, eps, activation, channel_dim, False
+    ).output
     if counter is not None:
         counter.add_(1)
     return output
 
 
-def batch_norm_with_statistics(
-    input: Tensor,
+def batch_norm_results(
+    operands: Operands,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
     training: bool,
     momentum: float | Tensor,
     eps: float,
     activation: str | Activation | None,
     channel_dim: int,
-    scale: Tensor | None,
-    shift: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`batch_norm` with the mean and rstd it used; a momentum may be a tensor, for a cumulative average."""
-    name, parameter = arguments.activation_arguments(activation)
-    channels = arguments.check_channels("batch_norm", input, weight, bias, scale, shift, eps, channel_dim)
+    statistics: bool,
+) -> Results:
+    """:func:`batch_norm`, with the mean and rstd that it used if ``statistics`` are wanted; a momentum may be a tensor,
+    for a cumulative average."""
+    input = operands.input
+    channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
     eps = float(eps)
     if not eps > 0.0:
         arguments.check_batch_eps(eps, training)
+    norm = call_norm("batch_norm", 0, channel_dim, eps, activation, bool(training))
     if not training:
-        return norm_forward(
-            input,
-            weight,
-            bias,
-            scale,
-            shift,
-            running_mean,
-            running_var,
-            "batch_norm",
-            0,
-            channel_dim,
-            eps,
-            name,
-            parameter,
-        )[:3]
+        operands.mean, operands.var = running_mean, running_var
+        return normalize(norm, operands, statistics)
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
-    output, mean, rstd, var = norm_forward(
-        input, weight, bias, scale, shift, None, None, "batch_norm", 0, channel_dim, eps, name, parameter
-    )
-    if running_mean is not None and running_var is not None and numel:
-        update_running(running_mean, running_var, mean, var, numel // channels, momentum)
-    return output, mean, rstd
-
-
-def update_running(
-    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int, momentum: float | Tensor
-) -> None:
-    """Move running statistics towards a call's by ``momentum``; ``var`` is biased over ``count`` elements."""
-    move_running(running_mean, mean, momentum)
-    move_running(running_var, var * (count / (count - 1)), momentum)
-
-
-def move_running(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:
-    if isinstance(momentum, Tensor):
-        momentum = momentum.to(statistic.dtype)
-    if running.dtype == statistic.dtype:
-        running.lerp_(statistic, momentum)
-    else:
-        # The wider dtype carries the sum, so that a half-precision buffer is rounded once, as in torch.
-        wide = torch.promote_types(running.dtype, statistic.dtype)
-        weight = momentum.to(wide) if isinstance(momentum, Tensor) else momentum
-        running.copy_(torch.lerp(running.to(wide), statistic.to(wide), weight))
+    moves = running_mean is not None and running_var is not None and numel > 0
+    results = normalize(norm, operands, statistics or moves)
+    if moves:
+        assert running_mean is not None and running_var is not None
+        assert results.mean is not None and results.var is not None
+        update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
+    return results

@@ -10,11 +10,13 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from fusednorm import dispatch, functional
-from fusednorm.activations import resolve
+from fusednorm import choice, functional
 from fusednorm.instance import Candidate
 from fusednorm.machine.limits import copy_bandwidth, peak_flops
-from fusednorm.problem import FAMILIES, Direction, Family, Problem
+from fusednorm.norm import FAMILIES, Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Direction, Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
 ASKED: tuple[Asked, ...] = ("forward", "backward", "backward_data", "backward_gamma_beta")
@@ -67,14 +69,14 @@ class Explanation:
         return self.bytes / self.copy_bandwidth
 
     def __str__(self) -> str:
-        problem, view = self.problem, self.problem.view
-        activation = f" + {problem.activation.name}" if problem.activation else ""
+        problem, norm, view = self.problem, self.problem.norm, self.problem.view
+        activation = f" + {norm.activation.name}" if norm.activation else ""
         modulation = " + scale and shift" if problem.modulated else ""
         lines = [
-            f"{problem.family}{modulation}{activation}, {problem.direction}, {problem.dtype}, {problem.layout.order} "
+            f"{norm.family}{modulation}{activation}, {problem.direction}, {problem.dtype}, {problem.layout.order} "
             f"on {problem.device}",
             f"  view       N {view.samples}, G {view.groups}, D {view.group_channels}, S {view.spatial}; "
-            f"{problem.statistics} statistics over {problem.reduced} elements each",
+            f"{problem.num_statistics} statistics over {problem.reduced} elements each",
             f"  instance   {self.instance}" + (f"  {self.config}" if self.config is not None else ""),
             f"  because    {self.reason}",
             f"  moves      {_quantity(self.bytes, 'B')} at the least, {_quantity(self.flops, 'flop')}: "
@@ -129,17 +131,19 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
     training = bool(given.get("training", given.get("use_input_stats", True)))
     if not training:
         family = "batch_norm"  # instance_norm with given statistics is that too
-    groups = given.get("num_groups", 0)
+    groups_or_dims = given.get("num_groups", 0)
     if "normalized_shape" in given:
         shape = given["normalized_shape"]
-        groups = 1 if isinstance(shape, int) else len(shape)
+        groups_or_dims = 1 if isinstance(shape, int) else len(shape)
+    norm = norm_of(family, int(groups_or_dims), given.get("channel_dim", 1), 0.0, given["activation"], training)
     input = given["input"]
-    tensors = (input, given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
-    rest = (family, int(groups), given.get("channel_dim", 1), resolve(given["activation"]))
+    parameters = (given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
     if direction == "forward":
-        return dispatch.forward_problem(*tensors, *rest, inference=not training)
-    grad_output = torch.empty_like(input, device="meta")
-    return dispatch.backward_problem(grad_output, *tensors, *rest, training, cast(Direction, direction))
+        return forward_problem(norm, Operands(input, *parameters))
+    grad_output, none = torch.empty_like(input, device="meta"), torch.empty(0)
+    return backward_problem(
+        norm, BackwardOperands(grad_output, input, none, none, *parameters), cast(Direction, direction)
+    )
 
 
 def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> list[Candidate]:
@@ -162,7 +166,7 @@ def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forw
     >>> "reference" in [candidate.instance.name for candidate in found]
     True
     """
-    return dispatch.instances(problem_of_call(function, *args, direction=direction, **kwargs))
+    return choice.instances(problem_of_call(function, *args, direction=direction, **kwargs))
 
 
 def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Explanation:
@@ -186,8 +190,8 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     (2112, ())
     """
     problem = problem_of_call(function, *args, direction=direction, **kwargs)
-    forced = dispatch._forced.get()
-    chosen = dispatch.choose(problem, forced)
+    forced = choice.forced()
+    chosen = choice.choose(problem, forced)
     summary = (inspect.getdoc(type(chosen)) or "").partition("\n")[0]
     asked = "asked for by use_instance" if forced else "the default for this problem"
     return Explanation(
@@ -202,7 +206,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
         copies=problem.copies,
         rejected=tuple(
             Rejected(candidate.instance.name, candidate.reason)
-            for candidate in dispatch.instances(problem)
+            for candidate in choice.instances(problem)
             if candidate.reason is not None
         ),
     )

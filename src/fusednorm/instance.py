@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import Problem
 
 
@@ -13,14 +15,40 @@ class CompilationError(RuntimeError):
     """A kernel that an instance needs cannot be compiled here; says why."""
 
 
-class Instance(Protocol):
-    """One way to run a problem.
+class ForwardPlan(Protocol):
+    """A forward that is ready to run on tensors of one problem."""
 
-    A forward plan is called with (input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) and
-    returns (output, mean, rstd, var), None for what the family does not have; without ``statistics`` the last three may
-    be None. ``out`` and the mean and rstd of ``saved_in``, dense and in the compute dtype, are written where they are
-    not None. A backward plan is called with (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask,
-    out) and returns five gradients, those that are not wanted empty or None; ``out`` receives the input's.
+    def __call__(
+        self,
+        operands: Operands,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        mean_out: Tensor | None = None,
+        rstd_out: Tensor | None = None,
+    ) -> Results:
+        """Run it.
+
+        Without ``statistics`` all results but the output may be None. ``out``, with the problem's output strides, and
+        ``mean_out`` and ``rstd_out``, dense and in the compute dtype, receive the results where they are given. The
+        dtypes of given statistics are free.
+        """
+
+
+class BackwardPlan(Protocol):
+    """A backward that is ready to run on tensors of one problem."""
+
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        """Run it. ``out``, with the problem's output strides, receives grad_input where it is given; the dtypes of mean
+        and rstd are free."""
+
+
+Plan = ForwardPlan | BackwardPlan
+
+
+class Instance(Protocol):
+    """One way to run a problem: a kernel with its order of work and its configuration.
+
+    Instance is the field's word, as in Composable Kernel's instance factory. It has nothing to do with instance_norm.
     """
 
     @property
@@ -33,7 +61,8 @@ class Instance(Protocol):
     def supports(self, problem: Problem) -> str | None:
         """None, or why this instance cannot run the problem."""
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]: ...
+    def plan(self, problem: Problem) -> Plan:
+        """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,14 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm import arguments, library, operands
+from fusednorm import arguments, strides
 from fusednorm.activations import Activation
-from fusednorm.functional import batch_norm_with_statistics
-from fusednorm.problem import Family, view_of
-from fusednorm.strides import empty_output
+from fusednorm.autograd import normalize, normalize_backward
+from fusednorm.functional import batch_norm_results, call_norm
+from fusednorm.norm import Family, Norm, norm_of
+from fusednorm.op_arguments import backward_norm, forward_norm
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import statistics_shape, view_of
 
 __all__ = [
     "batch_norm_backward",
@@ -62,120 +65,76 @@ _ALL: Mask = (True, True, True, False, False)
 _DATA: Mask = (True, False, False, False, False)
 _GAMMA_BETA: Mask = (False, True, True, False, False)
 _SUFFIX = {_ALL: "", _DATA: "_data", _GAMMA_BETA: "_gamma_beta"}
+Statistics = tuple[Tensor, Tensor, Tensor]
 Three = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def _channel_forward(
-    family: Family,
-    input: Tensor,
-    num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    eps: float,
-    activation: ActivationLike,
-    channel_dim: int,
-    scale: Tensor | None,
-    shift: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+    family: Family, num_groups: int, operands: Operands, eps: float, activation: ActivationLike, channel_dim: int
+) -> Statistics:
     function = f"{family}_forward"
-    name, parameter = arguments.activation_arguments(activation)
-    channels = arguments.check_channels(function, input, weight, bias, scale, shift, eps, channel_dim)
+    channels = arguments.check_channels(function, operands, eps, channel_dim)
     if family == "group_norm":
-        arguments.check_groups(function, input, channels, num_groups)
+        arguments.check_groups(function, operands.input, channels, num_groups)
     else:
-        arguments.check_positions(function, input, channel_dim)
-    return library.norm_forward(
-        input, weight, bias, scale, shift, None, None, family, int(num_groups), channel_dim, float(eps), name, parameter
-    )[:3]
+        arguments.check_positions(function, operands.input, channel_dim)
+    results = normalize(call_norm(family, num_groups, channel_dim, eps, activation), operands)
+    return results.output, _made(results.mean), _made(results.rstd)
+
+
+def _made(statistic: Tensor | None) -> Tensor:
+    assert statistic is not None
+    return statistic
 
 
 def _channel_backward(
     mask: Mask,
     family: Family,
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
     num_groups: int,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    operands: BackwardOperands,
     activation: ActivationLike,
     channel_dim: int,
-    scale: Tensor | None,
-    shift: Tensor | None,
     training: bool = True,
 ) -> Three:
-    function = f"{family}_backward{_SUFFIX[mask]}"
-    name, parameter = arguments.activation_arguments(activation)
-    channels = arguments.check_channels(function, input, weight, bias, scale, shift, 0.0, channel_dim)
+    function, input = f"{family}_backward{_SUFFIX[mask]}", operands.input
+    channels = arguments.check_channels(function, operands, 0.0, channel_dim)
     if family == "group_norm":
         arguments.check_groups(function, input, channels, num_groups)
-    arguments.check_gradient(function, grad_output, input)
-    samples = () if family == "batch_norm" else (input.shape[0],)
-    arguments.check_statistics(function, input, mean, rstd, (*samples, num_groups or channels))
-    gradients = library.norm_backward(
-        grad_output,
-        input,
-        mean,
-        rstd,
-        weight,
-        bias,
-        scale,
-        shift,
-        family,
-        int(num_groups),
-        channel_dim,
-        name,
-        parameter,
-        training,
-        mask,
-    )
-    return _present(weight, bias, gradients)
+    norm = call_norm(family, num_groups, channel_dim, 0.0, activation, bool(training))
+    return _checked_backward(mask, function, norm, operands)
 
 
 def _trailing_backward(
     mask: Mask,
     family: Family,
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor | None,
-    rstd: Tensor,
     normalized_shape: Sequence[int],
-    weight: Tensor | None,
-    bias: Tensor | None,
+    operands: BackwardOperands,
     activation: ActivationLike,
 ) -> Three:
     function = f"{family}_backward{_SUFFIX[mask]}"
-    name, parameter = arguments.activation_arguments(activation)
-    count = arguments.check_trailing(function, input, normalized_shape, weight, bias, 0.0)
-    arguments.check_gradient(function, grad_output, input)
-    arguments.check_statistics(function, input, mean, rstd, (view_of(family, input.shape, count).samples, 1))
-    gradients = library.norm_backward(
-        grad_output,
-        input,
-        rstd.new_empty(0) if mean is None else mean,
-        rstd,
-        weight,
-        bias,
-        None,
-        None,
-        family,
-        count,
-        1,
-        name,
-        parameter,
-        True,
-        mask,
-    )
-    return _present(weight, bias, gradients)
+    num_dims = arguments.check_trailing(function, operands, normalized_shape, 0.0)
+    return _checked_backward(mask, function, call_norm(family, num_dims, 1, 0.0, activation), operands)
 
 
-def _present(weight: Tensor | None, bias: Tensor | None, gradients: tuple[Tensor, ...]) -> Three:
+def _checked_backward(mask: Mask, function: str, norm: Norm, operands: BackwardOperands) -> Three:
+    input, weight, bias = operands.input, operands.weight, operands.bias
+    arguments.check_gradient(function, operands.grad_output, input)
+    shape = statistics_shape(norm, view_of(norm, input.shape))
+    arguments.check_statistics(function, input, operands.mean, operands.rstd, shape)
+    gradients = normalize_backward(norm, operands, mask)
     return gradients[0], None if weight is None else gradients[1], None if bias is None else gradients[2]
 
 
 # One parameter a line, as the formatter would have it, makes 400 lines of these signatures.
 # fmt: off
+def empty_output(input: Tensor, family: Family, num_groups: int, channel_dim: int = 1) -> Tensor:
+    """An unwritten output, or grad_input, with the strides that every backend returns for this input.
+
+    num_groups as in :func:`norm_forward`.
+    """
+    return strides.empty_output(norm_of(family, num_groups, channel_dim), input)
+
+
 def norm_forward(
         input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
         mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int, channel_dim: int, eps: float,
@@ -185,10 +144,10 @@ def norm_forward(
     num_groups is group_norm's, and for layer_norm and rms_norm the number of trailing dimensions. mean and var of shape
     [C] are the statistics of batch_norm in evaluation, else None. activation is "" for none.
     """
-    given = (mean, var, family, num_groups, channel_dim, eps, activation, parameter)
-    operands.check_forward("norm_forward", input, weight, bias, scale, shift, *given)
-    return library.norm_forward(input, weight, bias, scale, shift, mean, var, family, int(num_groups), channel_dim,
-                                float(eps), activation, float(parameter))
+    operands = Operands(input, weight, bias, scale, shift, mean, var)
+    norm = forward_norm("norm_forward", operands, family, num_groups, channel_dim, eps, activation, parameter)
+    results = normalize(norm, operands)
+    return results.output, results.mean, _made(results.rstd), results.var
 
 
 def norm_backward(
@@ -200,10 +159,10 @@ def norm_backward(
 
     Differentiable in every tensor, mean and rstd included.
     """
-    given = (family, num_groups, channel_dim, activation, parameter, training, output_mask)
-    operands.check_backward("norm_backward", grad_output, input, mean, rstd, weight, bias, scale, shift, *given)
-    return library.norm_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, family, int(num_groups),
-                                 channel_dim, activation, float(parameter), training, output_mask)
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    norm = backward_norm("norm_backward", operands, family, num_groups, channel_dim, activation, parameter, training,
+                         output_mask)
+    return normalize_backward(norm, operands, output_mask)
 
 
 def group_norm_forward(
@@ -211,7 +170,8 @@ def group_norm_forward(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, rstd) of group normalization; mean and rstd of shape [N, G]."""
-    return _channel_forward("group_norm", input, num_groups, weight, bias, eps, activation, channel_dim, scale, shift)
+    operands = Operands(input, weight, bias, scale, shift)
+    return _channel_forward("group_norm", num_groups, operands, eps, activation, channel_dim)
 
 
 def group_norm_backward(
@@ -219,8 +179,8 @@ def group_norm_backward(
         bias: Tensor | None, *, activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> Three:
     """(grad_input, grad_weight, grad_bias) of group normalization, from any mean and rstd of shape [N, G]."""
-    return _channel_backward(_ALL, "group_norm", grad_output, input, mean, rstd, num_groups, weight, bias, activation,
-                             channel_dim, scale, shift)
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_ALL, "group_norm", num_groups, operands, activation, channel_dim)
 
 
 def group_norm_backward_data(
@@ -228,8 +188,8 @@ def group_norm_backward_data(
         bias: Tensor | None, *, activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> Tensor:
     """grad_input of group normalization, from any mean and rstd of shape [N, G]."""
-    return _channel_backward(_DATA, "group_norm", grad_output, input, mean, rstd, num_groups, weight, bias, activation,
-                             channel_dim, scale, shift)[0]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_DATA, "group_norm", num_groups, operands, activation, channel_dim)[0]
 
 
 def group_norm_backward_gamma_beta(
@@ -237,8 +197,8 @@ def group_norm_backward_gamma_beta(
         bias: Tensor | None, *, activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
     """(grad_weight, grad_bias) of group normalization, from any mean and rstd of shape [N, G]."""
-    return _channel_backward(_GAMMA_BETA, "group_norm", grad_output, input, mean, rstd, num_groups, weight, bias,
-                             activation, channel_dim, scale, shift)[1:]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_GAMMA_BETA, "group_norm", num_groups, operands, activation, channel_dim)[1:]
 
 
 def instance_norm_forward(
@@ -246,7 +206,8 @@ def instance_norm_forward(
         channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, rstd) of instance normalization; mean and rstd of shape [N, C]."""
-    return _channel_forward("instance_norm", input, 0, weight, bias, eps, activation, channel_dim, scale, shift)
+    operands = Operands(input, weight, bias, scale, shift)
+    return _channel_forward("instance_norm", 0, operands, eps, activation, channel_dim)
 
 
 def instance_norm_backward(
@@ -254,8 +215,8 @@ def instance_norm_backward(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> Three:
     """(grad_input, grad_weight, grad_bias) of instance normalization, from any mean and rstd of shape [N, C]."""
-    return _channel_backward(_ALL, "instance_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift)
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_ALL, "instance_norm", 0, operands, activation, channel_dim)
 
 
 def instance_norm_backward_data(
@@ -263,8 +224,8 @@ def instance_norm_backward_data(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> Tensor:
     """grad_input of instance normalization, from any mean and rstd of shape [N, C]."""
-    return _channel_backward(_DATA, "instance_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift)[0]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_DATA, "instance_norm", 0, operands, activation, channel_dim)[0]
 
 
 def instance_norm_backward_gamma_beta(
@@ -272,34 +233,34 @@ def instance_norm_backward_gamma_beta(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> tuple[Tensor | None, Tensor | None]:
     """(grad_weight, grad_bias) of instance normalization, from any mean and rstd of shape [N, C]."""
-    return _channel_backward(_GAMMA_BETA, "instance_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift)[1:]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_GAMMA_BETA, "instance_norm", 0, operands, activation, channel_dim)[1:]
 
 
 def layer_norm_forward(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float, *,
         activation: ActivationLike = None) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, rstd) of layer normalization; mean and rstd of shape [rows, 1]."""
-    name, parameter = arguments.activation_arguments(activation)
-    count = arguments.check_trailing("layer_norm_forward", input, normalized_shape, weight, bias, eps)
-    return library.norm_forward(input, weight, bias, None, None, None, None, "layer_norm", count, 1, float(eps), name,
-                                parameter)[:3]
+    operands = Operands(input, weight, bias)
+    num_dims = arguments.check_trailing("layer_norm_forward", operands, normalized_shape, eps)
+    results = normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands)
+    return results.output, _made(results.mean), _made(results.rstd)
 
 
 def layer_norm_backward(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, normalized_shape: Sequence[int],
         weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None) -> Three:
     """(grad_input, grad_weight, grad_bias) of layer normalization, from any mean and rstd of shape [rows, 1]."""
-    return _trailing_backward(_ALL, "layer_norm", grad_output, input, mean, rstd, normalized_shape, weight, bias,
-                              activation)
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
+    return _trailing_backward(_ALL, "layer_norm", normalized_shape, operands, activation)
 
 
 def layer_norm_backward_data(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, normalized_shape: Sequence[int],
         weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None) -> Tensor:
     """grad_input of layer normalization, from any mean and rstd of shape [rows, 1]."""
-    return _trailing_backward(_DATA, "layer_norm", grad_output, input, mean, rstd, normalized_shape, weight, bias,
-                              activation)[0]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
+    return _trailing_backward(_DATA, "layer_norm", normalized_shape, operands, activation)[0]
 
 
 def layer_norm_backward_gamma_beta(
@@ -307,44 +268,43 @@ def layer_norm_backward_gamma_beta(
         weight: Tensor | None, bias: Tensor | None, *,
         activation: ActivationLike = None) -> tuple[Tensor | None, Tensor | None]:
     """(grad_weight, grad_bias) of layer normalization, from any mean and rstd of shape [rows, 1]."""
-    return _trailing_backward(_GAMMA_BETA, "layer_norm", grad_output, input, mean, rstd, normalized_shape, weight, bias,
-                              activation)[1:]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
+    return _trailing_backward(_GAMMA_BETA, "layer_norm", normalized_shape, operands, activation)[1:]
 
 
 def rms_norm_forward(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None, *,
         activation: ActivationLike = None) -> tuple[Tensor, Tensor]:
     """(output, rstd) of RMS normalization; rstd of shape [rows, 1]; eps as in :func:`fusednorm.rms_norm`."""
-    name, parameter = arguments.activation_arguments(activation)
+    operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm_forward", input, eps)
-    count = arguments.check_trailing("rms_norm_forward", input, normalized_shape, weight, None, eps)
-    output, _, rstd, _ = library.norm_forward(input, weight, None, None, None, None, None, "rms_norm", count, 1,
-                                              float(eps), name, parameter)
-    return output, rstd
+    num_dims = arguments.check_trailing("rms_norm_forward", operands, normalized_shape, eps)
+    results = normalize(call_norm("rms_norm", num_dims, 1, eps, activation), operands)
+    return results.output, _made(results.rstd)
 
 
 def rms_norm_backward(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
         activation: ActivationLike = None) -> tuple[Tensor, Tensor | None]:
     """(grad_input, grad_weight) of RMS normalization, from any rstd of shape [rows, 1]."""
-    return _trailing_backward(_ALL, "rms_norm", grad_output, input, None, rstd, normalized_shape, weight, None,
-                              activation)[:2]
+    operands = BackwardOperands(grad_output, input, None, rstd, weight)
+    return _trailing_backward(_ALL, "rms_norm", normalized_shape, operands, activation)[:2]
 
 
 def rms_norm_backward_data(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
         activation: ActivationLike = None) -> Tensor:
     """grad_input of RMS normalization, from any rstd of shape [rows, 1]."""
-    return _trailing_backward(_DATA, "rms_norm", grad_output, input, None, rstd, normalized_shape, weight, None,
-                              activation)[0]
+    operands = BackwardOperands(grad_output, input, None, rstd, weight)
+    return _trailing_backward(_DATA, "rms_norm", normalized_shape, operands, activation)[0]
 
 
 def rms_norm_backward_gamma_beta(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
         activation: ActivationLike = None) -> Tensor | None:
     """grad_weight (there is no beta) of RMS normalization, from any rstd of shape [rows, 1]."""
-    return _trailing_backward(_GAMMA_BETA, "rms_norm", grad_output, input, None, rstd, normalized_shape, weight, None,
-                              activation)[1]
+    operands = BackwardOperands(grad_output, input, None, rstd, weight)
+    return _trailing_backward(_GAMMA_BETA, "rms_norm", normalized_shape, operands, activation)[1]
 
 
 def batch_norm_inference(
@@ -352,8 +312,9 @@ def batch_norm_inference(
         eps: float, *, activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> Tensor:
     """The output of batch normalization with given statistics of shape [C]."""
-    return batch_norm_with_statistics(input, running_mean, running_var, weight, bias, False, 0.0, eps, activation,
-                                      channel_dim, scale, shift)[0]
+    operands = Operands(input, weight, bias, scale, shift)
+    return batch_norm_results(operands, running_mean, running_var, False, 0.0, eps, activation, channel_dim,
+                              False).output
 
 
 def batch_norm_training(
@@ -362,8 +323,10 @@ def batch_norm_training(
         channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, rstd) of batch normalization; running statistics that are given are updated after it."""
-    return batch_norm_with_statistics(input, running_mean, running_var, weight, bias, True, momentum, eps, activation,
-                                      channel_dim, scale, shift)
+    operands = Operands(input, weight, bias, scale, shift)
+    results = batch_norm_results(operands, running_mean, running_var, True, momentum, eps, activation, channel_dim,
+                                 True)
+    return results.output, _made(results.mean), _made(results.rstd)
 
 
 def batch_norm_backward(
@@ -371,8 +334,8 @@ def batch_norm_backward(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> Three:
     """(grad_input, grad_weight, grad_bias) of batch normalization; mean and rstd are constants unless training."""
-    return _channel_backward(_ALL, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift, training)
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_ALL, "batch_norm", 0, operands, activation, channel_dim, training)
 
 
 def batch_norm_backward_data(
@@ -380,8 +343,8 @@ def batch_norm_backward_data(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> Tensor:
     """grad_input of batch normalization; mean and rstd are constants unless training."""
-    return _channel_backward(_DATA, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift, training)[0]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_DATA, "batch_norm", 0, operands, activation, channel_dim, training)[0]
 
 
 def batch_norm_backward_gamma_beta(
@@ -389,5 +352,5 @@ def batch_norm_backward_gamma_beta(
         activation: ActivationLike = None, channel_dim: int = 1, scale: Tensor | None = None,
         shift: Tensor | None = None, training: bool = True) -> tuple[Tensor | None, Tensor | None]:
     """(grad_weight, grad_bias) of batch normalization, from any mean and rstd of shape [C]."""
-    return _channel_backward(_GAMMA_BETA, "batch_norm", grad_output, input, mean, rstd, 0, weight, bias, activation,
-                             channel_dim, scale, shift, training)[1:]
+    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+    return _channel_backward(_GAMMA_BETA, "batch_norm", 0, operands, activation, channel_dim, training)[1:]

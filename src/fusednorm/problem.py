@@ -1,8 +1,8 @@
 """The one view that every normalization shares, and what follows from it.
 
-An input is seen as (N, G, D, S): N samples, G groups, D channels per group, S spatial positions. A family of
-normalization is a short function below that turns a torch-style shape into a :class:`View`; a :class:`Problem` adds
-dtypes, memory order and the fused parts. Bytes, flops, the cache key and the choice of kernel follow from it.
+An input is seen as (N, G, D, S): N samples, G groups, D channels per group, S spatial positions. :func:`view_of` turns
+a torch-style shape into a :class:`View`; a :class:`Problem` adds the :class:`~fusednorm.norm.Norm`, dtypes and memory
+order. Bytes, flops and the choice of kernel follow from it.
 
 This module is pure Python: it imports neither torch nor a kernel language.
 """
@@ -10,18 +10,16 @@ This module is pure Python: it imports neither torch nor a kernel language.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
 
-from fusednorm.activations import Activation
+from fusednorm.norm import Family, Norm
 
-Family = Literal["group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm"]
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
 Order = Literal["channels_first", "channels_last"]
 
-FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
 DIRECTIONS: tuple[Direction, ...] = ("forward", "inference", "backward", "backward_data", "backward_gamma_beta")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -44,21 +42,22 @@ class View:
         return self.samples * self.channels * self.spatial
 
 
-def view_of(family: Family, shape: Sequence[int], num_groups: int, channel_dim: int = 1) -> View:
-    """The view that a family takes of a shape.
-
-    ``num_groups`` is the number of groups for group_norm, and for layer_norm and rms_norm the number of trailing
-    dimensions that are normalized; the other families ignore it.
-    """
-    if family in ("layer_norm", "rms_norm"):
-        split = len(shape) - num_groups
+def view_of(norm: Norm, shape: Sequence[int]) -> View:
+    """The view that a norm takes of a shape."""
+    if norm.row_family:
+        split = len(shape) - norm.num_dims
         return View(prod(shape[:split]), 1, prod(shape[split:]), 1)
-    if channel_dim == 1:
+    if norm.channel_dim == 1:
         channels, spatial = shape[1], prod(shape[2:])
     else:
         channels, spatial = shape[-1], prod(shape[1:-1])
-    groups = num_groups if family == "group_norm" else channels
+    groups = norm.num_groups if norm.family == "group_norm" else channels
     return View(shape[0], groups, channels // groups if groups else 0, spatial)
+
+
+def statistics_shape(norm: Norm, view: View) -> tuple[int, ...]:
+    """The shape of the mean, of rstd and of the variance."""
+    return (view.channels,) if norm.per_batch else (view.samples, view.groups)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +91,9 @@ def _collapse(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
 
 
 def layout_of(
-    family: Family,
+    norm: Norm,
     shape: Sequence[int],
     strides: Sequence[int],
-    num_groups: int,
-    channel_dim: int = 1,
     like: Sequence[int] | None = None,
     wanted: Order | None = None,
 ) -> Layout | None:
@@ -108,20 +105,20 @@ def layout_of(
     """
     rank = len(shape)
     order = strides if like is None else like
-    if family in ("layer_norm", "rms_norm"):
-        split = rank - num_groups
+    if norm.row_family:
+        split = rank - norm.num_dims
         sample = _collapse(shape[:split], strides[:split])
         channel = _collapse(shape[split:], strides[split:])
         spatial: int | None = 0
     else:
-        channel_axis = 1 if channel_dim == 1 else rank - 1
+        channel_axis = 1 if norm.channel_dim == 1 else rank - 1
         axes = sorted((axis for axis in range(1, rank) if axis != channel_axis), key=lambda axis: -order[axis])
         sample = strides[0] if shape[0] > 1 else 0
         channel = strides[channel_axis] if shape[channel_axis] > 1 else 0
         spatial = _collapse([shape[axis] for axis in axes], [strides[axis] for axis in axes])
     if sample is None or channel is None or spatial is None:
         return None
-    view = view_of(family, shape, num_groups, channel_dim)
+    view = view_of(norm, shape)
     one_channel, one_position = view.channels <= 1, view.spatial <= 1
     last = (channel == 1 or one_channel) and (one_position or spatial >= 1)
     first = (spatial == 1 or one_position) and (one_channel or channel >= 1)
@@ -144,29 +141,25 @@ def dense_layout(view: View, order: Order) -> Layout:
 
 @dataclass(frozen=True)
 class Problem:
-    """One normalization to run: the view, its dtypes and memory order, and the fused parts.
+    """One normalization to run: the norm, the view, its dtypes and memory order, and which operands there are.
 
-    ``num_groups`` and ``channel_dim`` are as in :func:`view_of`. ``shape`` is the tensor's, ``layout`` the input's in
-    the view, ``output_strides`` and ``output_layout`` those of the output or of grad_input, ``grad_layout``
-    grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the output has the
-    input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None without the operand.
-    ``copies`` names the tensors whose strides fit neither memory order and that are copied first.
+    ``shape`` is the tensor's, ``layout`` the input's in the view, ``output_strides`` and ``output_layout`` those of the
+    output or of grad_input, ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order.
+    ``dense`` says that the output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and
+    ``shift_dtype`` are None without the operand. ``copies`` names the tensors whose strides fit neither memory order
+    and that are copied first.
     """
 
-    family: Family
+    norm: Norm
     direction: Direction
     view: View
     layout: Layout
     dtype: str
-    activation: Activation | None = None
     weight_dtype: str | None = None
     bias_dtype: str | None = None
     scale_dtype: str | None = None
     shift_dtype: str | None = None
-    training: bool = True
     device: str = "cpu"
-    num_groups: int = 0
-    channel_dim: int = 1
     shape: tuple[int, ...] = ()
     output_strides: tuple[int, ...] = ()
     output_layout: Layout | None = None
@@ -175,13 +168,8 @@ class Problem:
     copies: tuple[str, ...] = ()
 
     @property
-    def per_batch(self) -> bool:
-        """True where the statistics run over the samples too (batch_norm)."""
-        return self.family == "batch_norm"
-
-    @property
-    def rms(self) -> bool:
-        return self.family == "rms_norm"
+    def family(self) -> Family:
+        return self.norm.family
 
     @property
     def modulated(self) -> bool:
@@ -193,14 +181,43 @@ class Problem:
 
         rstd A dz - rstd A dz leaves roundings of eps^(-1/2) in kernels that form the two in different ways.
         """
-        return self.backward and self.training and self.reduced == 1 and not self.rms
+        return self.backward and self.norm.training and self.reduced == 1 and self.norm.has_mean
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of weight and bias."""
-        if self.family in ("layer_norm", "rms_norm"):
-            return self.shape[len(self.shape) - self.num_groups :]
+        if self.norm.row_family:
+            return self.shape[len(self.shape) - self.norm.num_dims :]
         return (self.view.channels,)
+
+    @property
+    def statistics_shape(self) -> tuple[int, ...]:
+        """The shape of the mean, of rstd and of the variance."""
+        return statistics_shape(self.norm, self.view)
+
+    @property
+    def num_statistics(self) -> int:
+        """The number of means (and of inverse standard deviations)."""
+        return prod(self.statistics_shape)
+
+    @cached_property
+    def folded(self) -> Problem:
+        """batch_norm's channels_last samples as positions of one sample, where strides permit it and no operand is a
+        sample's own; every other problem is itself."""
+        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
+            return self
+        steps = view.samples > 1 and view.spatial > 1
+        if steps and any(layout and layout.sample != view.spatial * layout.spatial for layout in layouts):
+            return self
+
+        def one_sample(layout: Layout | None) -> Layout | None:
+            return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
+
+        layout, output, grad = map(one_sample, layouts)
+        assert layout is not None
+        whole = View(1, view.groups, view.group_channels, view.samples * view.spatial)
+        return replace(self, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property
     def backward(self) -> bool:
@@ -210,16 +227,11 @@ class Problem:
     def compute_dtype(self) -> str:
         return "float64" if self.dtype == "float64" else "float32"
 
-    @property
-    def statistics(self) -> int:
-        """The number of means (and of inverse standard deviations)."""
-        return self.view.channels if self.per_batch else self.view.samples * self.view.groups
-
     @cached_property
     def reduced(self) -> int:
         """K, the number of elements under one statistic."""
         view = self.view
-        return (view.samples if self.per_batch else view.group_channels) * view.spatial
+        return (view.samples if self.norm.per_batch else view.group_channels) * view.spatial
 
     @cached_property
     def bytes(self) -> int:
@@ -228,7 +240,7 @@ class Problem:
         transfers = {"forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2}
         total = transfers[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
-        total += self.statistics * stat_bytes * (1 if self.rms else 2)
+        total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1
         for dtype in (self.weight_dtype, self.bias_dtype):
             if dtype is not None:
@@ -241,7 +253,7 @@ class Problem:
     @cached_property
     def flops(self) -> int:
         """Floating-point operations, an fma counted as two, an activation as its formula's operations."""
-        activation = self.activation
+        activation = self.norm.activation
         value = activation.flops if activation else 0
         derivative = activation.derivative_flops if activation else 0
         # Statistics: x - pivot, a sum, an fma. Apply: x - mean, an fma. Reduction: x - mean, (z), a product with dy, a

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from fusednorm.problem import Family, layout_of
+from fusednorm.norm import Norm
+from fusednorm.problem import layout_of
 
 MOST_DIMS = 64  # of what torch's operators take
 
@@ -51,7 +52,7 @@ def _empty_in_order(input: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
     return empty.permute([order.index(axis) for axis in range(input.dim())])
 
 
-def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_dim: int = 1) -> torch.Tensor:
+def empty_output(norm: Norm, input: torch.Tensor) -> torch.Tensor:
     """An unwritten output, or grad_input, with the strides that every backend returns for this input.
 
     A dense input keeps its strides. Any other (sliced, expanded) gives a dense output in the memory order that
@@ -63,8 +64,8 @@ def empty_output(input: torch.Tensor, family: Family, num_groups: int, channel_d
         return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device=input.device)
     rank = input.dim()
     order = tuple(range(rank))
-    if family not in ("layer_norm", "rms_norm"):
-        layout = layout_of(family, input.shape, input.stride(), num_groups, channel_dim)
+    if not norm.row_family:
+        layout = layout_of(norm, input.shape, input.stride())
         if layout is not None:
-            order = _memory_order(input, layout.order, channel_dim)
+            order = _memory_order(input, layout.order, norm.channel_dim)
     return _empty_in_order(input, order)

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm.activations import FORMULAS, Activation, bind
+from fusednorm.activations import FORMULAS, bind
 from fusednorm.dtypes import compute_dtype as default_compute_dtype
-from fusednorm.problem import Family, Problem, View, view_of
+from fusednorm.norm import Norm
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.problem import Problem, View, statistics_shape, view_of
 from fusednorm.strides import empty_output
-
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _where(condition: Tensor, value: Tensor | float, other: Tensor | float) -> Tensor:
@@ -48,37 +48,37 @@ VALUES = {name: bind(formula.value, PRIMITIVES) for name, formula in FORMULAS.it
 DERIVATIVES = {name: bind(formula.derivative, PRIMITIVES) for name, formula in FORMULAS.items()}
 
 
-def to_view(tensor: Tensor, family: Family, view: View, channel_dim: int) -> Tensor:
+def to_view(norm: Norm, tensor: Tensor, view: View) -> Tensor:
     """A tensor of the input's shape as (N, G, D, S)."""
-    if channel_dim == -1 and family not in ("layer_norm", "rms_norm"):
+    if norm.channel_dim == -1 and not norm.row_family:
         tensor = tensor.movedim(-1, 1)
     return tensor.reshape(view.samples, view.groups, view.group_channels, view.spatial)
 
 
-def from_view(tensor: Tensor, family: Family, shape: Sequence[int], channel_dim: int) -> Tensor:
+def from_view(norm: Norm, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse of :func:`to_view`."""
-    if channel_dim == -1 and family not in ("layer_norm", "rms_norm"):
+    if norm.channel_dim == -1 and not norm.row_family:
         return tensor.reshape(shape[0], shape[-1], *shape[1:-1]).movedim(1, -1)
     return tensor.reshape(shape)
 
 
-def statistics(x: Tensor, family: Family, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def own_statistics(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """mean, biased variance and rstd of a view, each (N or 1, G, 1, 1); a mean of 0 for rms_norm.
 
     Two passes, the second over centred elements: E[x²] - E[x]² loses everything where |mean| is far above std.
     """
-    axes = (0, 2, 3) if family == "batch_norm" else (2, 3)
-    if family == "rms_norm":
+    axes = (0, 2, 3) if norm.per_batch else (2, 3)
+    if not norm.has_mean:
         var = x.square().mean(axes, keepdim=True)
-        return torch.zeros_like(var), var, (var + eps).rsqrt()
+        return torch.zeros_like(var), var, (var + norm.eps).rsqrt()
     mean = x.mean(axes, keepdim=True)
     var = (x - mean).square().mean(axes, keepdim=True)
-    return mean, var, (var + eps).rsqrt()
+    return mean, var, (var + norm.eps).rsqrt()
 
 
-def _per_statistic(tensor: Tensor, family: Family, view: View, dtype: torch.dtype) -> Tensor:
+def _per_statistic(norm: Norm, tensor: Tensor, view: View, dtype: torch.dtype) -> Tensor:
     """A mean or rstd of [N, G] (batch_norm: [C]) as (N or 1, G, 1, 1)."""
-    return tensor.to(dtype).reshape(1 if family == "batch_norm" else view.samples, view.groups, 1, 1)
+    return tensor.to(dtype).reshape(1 if norm.per_batch else view.samples, view.groups, 1, 1)
 
 
 def _per_channel(tensor: Tensor, samples: int, view: View, dtype: torch.dtype) -> Tensor:
@@ -86,15 +86,14 @@ def _per_channel(tensor: Tensor, samples: int, view: View, dtype: torch.dtype) -
     return tensor.to(dtype).reshape(samples, view.groups, view.group_channels, 1)
 
 
+Factor = Tensor | float
+
+
 def _factors(
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    view: View,
-    dtype: torch.dtype,
-) -> tuple[Tensor | float, Tensor | float, Tensor | float, Tensor | float]:
+    operands: Operands | BackwardOperands, view: View, dtype: torch.dtype
+) -> tuple[Factor, Factor, Factor, Factor]:
     """gamma, beta, 1 + s and t, broadcastable against the view; 1, 0, 1 and 0 where absent."""
+    weight, bias, scale, shift = operands.weight, operands.bias, operands.scale, operands.shift
     gamma = 1.0 if weight is None else _per_channel(weight, 1, view, dtype)
     beta = 0.0 if bias is None else _per_channel(bias, 1, view, dtype)
     factor = 1.0 if scale is None else 1.0 + _per_channel(scale, view.samples, view, dtype)
@@ -102,192 +101,128 @@ def _factors(
     return gamma, beta, factor, offset
 
 
-def saved_statistics(
-    input: Tensor, family: Family, num_groups: int, channel_dim: int, eps: float
-) -> tuple[Tensor, Tensor]:
+def saved_statistics(norm: Norm, input: Tensor) -> tuple[Tensor | None, Tensor]:
     """The mean and rstd that :func:`forward` returns, as differentiable functions of the input."""
-    view = view_of(family, input.shape, num_groups, channel_dim)
-    x = to_view(input, family, view, channel_dim).to(default_compute_dtype(input.dtype))
-    mean, _, rstd = statistics(x, family, eps)
-    return _as_saved(mean, rstd, family, view)
+    view = view_of(norm, input.shape)
+    mean, _, rstd = own_statistics(norm, to_view(norm, input, view).to(default_compute_dtype(input.dtype)))
+    shape = statistics_shape(norm, view)
+    return mean.reshape(shape) if norm.has_mean else None, rstd.reshape(shape)
 
 
-def _as_saved(mean: Tensor, rstd: Tensor, family: Family, view: View) -> tuple[Tensor, Tensor]:
-    shape = (view.groups,) if family == "batch_norm" else (view.samples, view.groups)
-    return mean.new_empty(0) if family == "rms_norm" else mean.reshape(shape), rstd.reshape(shape)
+def forward(norm: Norm, operands: Operands, *, compute_dtype: torch.dtype | None = None) -> Results:
+    """The results, the output in the input's dtype, or in ``compute_dtype`` where that is given.
 
-
-def forward(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    family: Family,
-    num_groups: int,
-    channel_dim: int,
-    eps: float,
-    activation: Activation | None,
-    *,
-    compute_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """output, mean, rstd and var (biased; empty unless the family keeps running statistics).
-
-    ``mean`` and ``var`` given, both [C], are the statistics of batch_norm in inference. The output has the input's
-    dtype, or ``compute_dtype`` where that is given.
+    No result shares memory with an operand.
     """
+    input = operands.input
     dtype = compute_dtype or default_compute_dtype(input.dtype)
-    view = view_of(family, input.shape, num_groups, channel_dim)
-    x = to_view(input, family, view, channel_dim).to(dtype)
-    if mean is None or var is None:
-        mean4, var4, rstd4 = statistics(x, family, eps)
+    view = view_of(norm, input.shape)
+    x = to_view(norm, input, view).to(dtype)
+    if operands.mean is None or operands.var is None:
+        mean, var, rstd = own_statistics(norm, x)
     else:
-        mean4 = _per_statistic(mean, family, view, dtype)
-        var4 = _per_statistic(var, family, view, dtype)
-        rstd4 = (var4 + eps).rsqrt()
-    gamma, beta, factor, offset = _factors(weight, bias, scale, shift, view, dtype)
-    z = (x - mean4) * rstd4 * (gamma * factor) + (beta * factor + offset)
-    if activation is not None:
-        z = VALUES[activation.name](z, activation.parameter)
-    output = from_view(z, family, input.shape, channel_dim)
-    saved_mean, saved_rstd = _as_saved(mean4, rstd4, family, view)
-    if mean is not None:
-        saved_mean = saved_mean.clone()  # an op's output may not share memory with its argument
-    if mean is None and family == "batch_norm":
-        saved_var = var4.reshape(view.channels)
-    elif family == "instance_norm":
-        saved_var = var4.reshape(view.samples, view.channels)
-    else:
-        saved_var = x.new_empty(0)
-    return output if compute_dtype else output.to(input.dtype), saved_mean, saved_rstd, saved_var
+        mean = _per_statistic(norm, operands.mean, view, dtype).clone()
+        var = _per_statistic(norm, operands.var, view, dtype)
+        rstd = (var + norm.eps).rsqrt()
+    gamma, beta, factor, offset = _factors(operands, view, dtype)
+    z = (x - mean) * rstd * (gamma * factor) + (beta * factor + offset)
+    if norm.activation is not None:
+        z = VALUES[norm.activation.name](z, norm.activation.parameter)
+    output = from_view(norm, z, input.shape)
+    shape = statistics_shape(norm, view)
+    return Results(
+        output if compute_dtype else output.to(input.dtype),
+        mean.reshape(shape) if norm.has_mean else None,
+        rstd.reshape(shape),
+        var.reshape(shape) if norm.has_variance else None,
+    )
 
 
-def backward(
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    family: Family,
-    num_groups: int,
-    channel_dim: int,
-    activation: Activation | None,
-    training: bool,
-    *,
-    compute_dtype: torch.dtype | None = None,
-) -> Gradients:
+def backward(norm: Norm, operands: BackwardOperands, *, compute_dtype: torch.dtype | None = None) -> Gradients:
     """The gradients of input, weight, bias, scale and shift; None for a parameter that is absent.
 
-    ``mean`` and ``rstd`` are free inputs. ``training=False`` takes them as constants of the forward.
+    ``mean`` and ``rstd`` are free inputs, and constants where the norm is not in training.
     """
+    input = operands.input
     dtype = compute_dtype or default_compute_dtype(input.dtype)
-    view = view_of(family, input.shape, num_groups, channel_dim)
-    dy = to_view(grad_output, family, view, channel_dim).to(dtype)
-    xhat = to_view(input, family, view, channel_dim).to(dtype)
-    if family != "rms_norm":
-        xhat = xhat - _per_statistic(mean, family, view, dtype)
-    rstd4 = _per_statistic(rstd, family, view, dtype)
-    xhat = xhat * rstd4
-    gamma, beta, factor, offset = _factors(weight, bias, scale, shift, view, dtype)
+    view = view_of(norm, input.shape)
+    dy = to_view(norm, operands.grad_output, view).to(dtype)
+    xhat = to_view(norm, input, view).to(dtype)
+    if norm.has_mean:
+        assert operands.mean is not None
+        xhat = xhat - _per_statistic(norm, operands.mean, view, dtype)
+    rstd = _per_statistic(norm, operands.rstd, view, dtype)
+    xhat = xhat * rstd
+    gamma, beta, factor, offset = _factors(operands, view, dtype)
     affine = gamma * factor
     dz = dy
-    if activation is not None:
+    if norm.activation is not None:
         z = xhat * affine + (beta * factor + offset)
-        dz = dy * DERIVATIVES[activation.name](z, activation.parameter).to(dtype)
+        dz = dy * DERIVATIVES[norm.activation.name](z, norm.activation.parameter).to(dtype)
     p = dz.sum(3, keepdim=True)
     q = (dz * xhat).sum(3, keepdim=True)
 
     grad_input = affine * dz
-    if training:
-        axes = (0, 2) if family == "batch_norm" else (2,)
-        count = max(view.group_channels * view.spatial * (view.samples if family == "batch_norm" else 1), 1)
+    if norm.training:
+        axes = (0, 2) if norm.per_batch else (2,)
+        count = max(view.group_channels * view.spatial * (view.samples if norm.per_batch else 1), 1)
         centre = xhat * (affine * q).sum(axes, keepdim=True)
-        if family != "rms_norm":
+        if norm.has_mean:
             centre = centre + (affine * p).sum(axes, keepdim=True)
         grad_input = grad_input - centre / count
-    grad_input = from_view(rstd4 * grad_input, family, input.shape, channel_dim)
+    grad_input = from_view(norm, rstd * grad_input, input.shape)
 
-    def finish(gradient: Tensor, like: Tensor) -> Tensor:
-        return gradient.reshape(like.shape).to(compute_dtype or like.dtype)
+    def finish(gradient: Tensor, like: Tensor | None) -> Tensor | None:
+        return None if like is None else gradient.reshape(like.shape).to(compute_dtype or like.dtype)
 
-    return (
+    return Gradients(
         grad_input if compute_dtype else grad_input.to(input.dtype),
-        None if weight is None else finish((factor * q).sum(0), weight),
-        None if bias is None else finish((factor * p).sum(0), bias),
-        None if scale is None else finish(gamma * q + beta * p, scale),
-        None if shift is None else finish(p, shift),
+        finish((factor * q).sum(0), operands.weight),
+        finish((factor * p).sum(0), operands.bias),
+        finish(gamma * q + beta * p, operands.scale),
+        finish(p, operands.shift),
     )
 
 
-def run_forward(
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-    family: Family,
-    num_groups: int,
-    channel_dim: int,
-    eps: float,
-    activation: Activation | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """:func:`forward` as an instance: the output has the strides of ``empty_output``, nothing aliases an argument."""
-    output, saved_mean, saved_rstd, saved_var = forward(
-        input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, activation
-    )
-    return empty_output(input, family, num_groups, channel_dim).copy_(output), saved_mean, saved_rstd, saved_var
+class ReferenceForward:
+    """:func:`forward` as a plan: the output has the strides of ``empty_output``."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.norm = problem.norm
+
+    def __call__(
+        self,
+        operands: Operands,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        mean_out: Tensor | None = None,
+        rstd_out: Tensor | None = None,
+    ) -> Results:
+        results = forward(self.norm, operands)
+        results.output = (empty_output(self.norm, operands.input) if out is None else out).copy_(results.output)
+        if mean_out is not None and results.mean is not None:
+            results.mean = mean_out.copy_(results.mean.view(mean_out.shape))
+        if rstd_out is not None and results.rstd is not None:
+            results.rstd = rstd_out.copy_(results.rstd.view(rstd_out.shape))
+        return results
 
 
-def run_backward(
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    family: Family,
-    num_groups: int,
-    channel_dim: int,
-    activation: Activation | None,
-    training: bool,
-    output_mask: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """:func:`backward` as an instance: the strides of ``empty_output``, and empty tensors for unwanted gradients."""
-    gradients = backward(
-        grad_output,
-        input,
-        mean,
-        rstd,
-        weight,
-        bias,
-        scale,
-        shift,
-        family,
-        num_groups,
-        channel_dim,
-        activation,
-        training,
-    )
-    wanted = [
-        gradient if gradient is not None and want else input.new_empty(0)
-        for gradient, want in zip(gradients, output_mask, strict=True)
-    ]
-    if output_mask[0]:
-        wanted[0] = empty_output(input, family, num_groups, channel_dim).copy_(wanted[0])
-    grad_input, grad_weight, grad_bias, grad_scale, grad_shift = (
-        wanted[0],
-        *(gradient.contiguous() for gradient in wanted[1:]),
-    )
-    return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
+class ReferenceBackward:
+    """:func:`backward` as a plan: the strides of ``empty_output``, contiguous gradients of parameters."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.norm = problem.norm
+
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        found = backward(self.norm, operands)
+        grad_input = None
+        if wanted[0] and found.input is not None:
+            grad_input = (empty_output(self.norm, operands.input) if out is None else out).copy_(found.input)
+        weight, bias, scale, shift = (
+            gradient.contiguous() if want and gradient is not None else None
+            for gradient, want in zip((found.weight, found.bias, found.scale, found.shift), wanted[1:], strict=True)
+        )
+        return Gradients(grad_input, weight, bias, scale, shift)
 
 
 class ReferenceInstance:
@@ -299,61 +234,8 @@ class ReferenceInstance:
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Tensor, ...]]:
-        family, num_groups, channel_dim = problem.family, problem.num_groups, problem.channel_dim
-
-        def plan_forward(
-            input: Tensor,
-            weight: Tensor | None,
-            bias: Tensor | None,
-            scale: Tensor | None,
-            shift: Tensor | None,
-            mean: Tensor | None,
-            var: Tensor | None,
-            eps: float,
-            out: Tensor | None = None,
-            statistics: bool = True,
-            saved_in: tuple[Tensor | None, Tensor | None] = (None, None),
-        ) -> tuple[Tensor, ...]:
-            output, *saved = run_forward(
-                input, weight, bias, scale, shift, mean, var, family, num_groups, channel_dim, eps, problem.activation
-            )
-            for index, given in enumerate(saved_in):
-                if given is not None:
-                    saved[index] = given.copy_(saved[index].view(given.shape))
-            return (output if out is None else out.copy_(output)), *saved
-
-        def plan_backward(
-            grad_output: Tensor,
-            input: Tensor,
-            mean: Tensor,
-            rstd: Tensor,
-            weight: Tensor | None,
-            bias: Tensor | None,
-            scale: Tensor | None,
-            shift: Tensor | None,
-            output_mask: Sequence[bool],
-            out: Tensor | None = None,
-        ) -> tuple[Tensor, ...]:
-            grad_input, *grads = run_backward(
-                grad_output,
-                input,
-                mean,
-                rstd,
-                weight,
-                bias,
-                scale,
-                shift,
-                family,
-                num_groups,
-                channel_dim,
-                problem.activation,
-                problem.training,
-                output_mask,
-            )
-            return (grad_input if out is None or not output_mask[0] else out.copy_(grad_input)), *grads
-
-        return plan_backward if problem.backward else plan_forward
+    def plan(self, problem: Problem) -> ReferenceForward | ReferenceBackward:
+        return ReferenceBackward(problem) if problem.backward else ReferenceForward(problem)
 
 
 INSTANCE = ReferenceInstance()

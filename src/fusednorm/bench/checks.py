@@ -14,7 +14,8 @@ from fusednorm.bench.memory import is_out_of_memory, require
 from fusednorm.bench.runner import first_line, workload_needs
 from fusednorm.bench.tables import Table
 from fusednorm.bench.workloads import ROW_FAMILIES, Init, LayoutName, Workload, draw
-from fusednorm.problem import DTYPE_BYTES, FAMILIES, Family
+from fusednorm.norm import FAMILIES, Family
+from fusednorm.problem import DTYPE_BYTES
 from fusednorm.tolerance import Verdict
 
 ACTIVATIONS: tuple[str | None, ...] = (None, *FORMULAS)

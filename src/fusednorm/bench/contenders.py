@@ -21,7 +21,9 @@ from fusednorm import dispatch
 from fusednorm.activations import resolve
 from fusednorm.bench.judging import Asked, Results
 from fusednorm.bench.workloads import EPS, Inputs, Workload
+from fusednorm.choice import forced
 from fusednorm.machine.timing import Call
+from fusednorm.problems import forward_problem
 from fusednorm.tolerance import OURS, PEER, Allowance
 
 
@@ -173,26 +175,9 @@ class FusedNormPreallocated:
         return None if asked == "forward" else "only the forward takes a preallocated output"
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
-        activation = resolve(workload.activation)
-        name, parameter = ("", 0.0) if activation is None else (activation.name, activation.parameter or 0.0)
-        out = torch.empty_like(inputs.input)
-        run = partial(
-            dispatch.run_forward,
-            inputs.input,
-            inputs.weight,
-            inputs.bias,
-            inputs.scale,
-            inputs.shift,
-            inputs.mean,
-            inputs.var,
-            workload.family,
-            workload.groups,
-            workload.channel_dim,
-            EPS,
-            name,
-            parameter,
-            out=out,
-        )
+        norm, operands, out = workload.norm, inputs.operands, torch.empty_like(inputs.input)
+        plan = dispatch.make_plan(forward_problem(norm, operands), forced())
+        run = partial(plan, operands, True, out)
         return Prepared(run, lambda result: {"output": out})
 
 

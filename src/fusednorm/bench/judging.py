@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fusednorm.activations import resolve
 from fusednorm.backends import reference
-from fusednorm.bench.workloads import EPS, Inputs, Workload
+from fusednorm.bench.workloads import Inputs, Workload
+from fusednorm.operands import Gradients
 from fusednorm.problem import Direction
 from fusednorm.tolerance import OURS, Allowance, Verdict, judge, offset_of
 
@@ -60,48 +60,18 @@ def _part_results(
     rstd: Tensor | None,
 ) -> Results:
     """The reference on one range of samples; ``mean`` and ``rstd`` are given where only the backward is asked for."""
-    activation = resolve(workload.activation)
     results: Results = {}
     if asked in ("forward", "inference", "forward_backward"):
-        output, mean, rstd, _ = reference.forward(
-            inputs.input,
-            inputs.weight,
-            inputs.bias,
-            inputs.scale,
-            inputs.shift,
-            inputs.mean,
-            inputs.var,
-            workload.family,
-            workload.groups,
-            workload.channel_dim,
-            EPS,
-            activation,
-            compute_dtype=compute_dtype,
-        )
-        results = {"output": output, "mean": mean, "rstd": rstd}
+        found = reference.forward(workload.norm, inputs.operands, compute_dtype=compute_dtype)
+        mean, rstd = found.mean, found.rstd
+        assert rstd is not None
+        results = {"output": found.output, "rstd": rstd} | ({} if mean is None else {"mean": mean})
     if asked not in ("forward", "inference"):
-        assert mean is not None and rstd is not None  # computed above, or given
-        gradients = reference.backward(
-            inputs.grad_output,
-            inputs.input,
-            mean,
-            rstd,
-            inputs.weight,
-            inputs.bias,
-            inputs.scale,
-            inputs.shift,
-            workload.family,
-            workload.groups,
-            workload.channel_dim,
-            activation,
-            workload.training,
-            compute_dtype=compute_dtype,
-        )
-        names = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
+        assert rstd is not None  # computed above, or given
+        operands = inputs.backward_operands(mean, rstd)
+        gradients = gradients_by_name(reference.backward(workload.norm, operands, compute_dtype=compute_dtype))
         wanted = inputs.named_leaves()
-        results |= {
-            name: value for name, value in zip(names, gradients, strict=True) if name in wanted and value is not None
-        }
+        results |= {name: value for name, value in gradients.items() if name in wanted and value is not None}
     return results
 
 
@@ -143,11 +113,15 @@ def _reference(
     }
 
 
-def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor, Tensor]:
+def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
     """The mean and rstd that a forward saves, from fp64, rounded to the compute dtype."""
     results = _reference(workload, inputs, "inference" if inputs.mean is not None else "forward", torch.float64)
     dtype = torch.float64 if workload.dtype == "float64" else torch.float32
-    return results["mean"].to(dtype), results["rstd"].to(dtype)
+    return results["mean"].to(dtype) if "mean" in results else None, results["rstd"].to(dtype)
+
+
+def gradients_by_name(gradients: Gradients) -> dict[str, Tensor | None]:
+    return {f"grad_{name}": getattr(gradients, name) for name in ("input", "weight", "bias", "scale", "shift")}
 
 
 class Judge:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusednorm import dispatch
-from fusednorm.activations import resolve
 from fusednorm.bench.workloads import Inputs, Workload
-from fusednorm.problem import Direction, Family, Problem
+from fusednorm.norm import Family
+from fusednorm.problem import Direction, Problem
+from fusednorm.problems import backward_problem, forward_problem
 
 
 @dataclass(frozen=True)
@@ -45,31 +45,6 @@ OPERATIONS = _operations()
 
 def problem_of_workload(direction: Direction, workload: Workload, inputs: Inputs) -> Problem:
     """The Problem that dispatch sees for a workload in one direction on these inputs."""
-    activation = resolve(workload.activation)
     if direction in ("forward", "inference"):
-        return dispatch.forward_problem(
-            inputs.input,
-            inputs.weight,
-            inputs.bias,
-            inputs.scale,
-            inputs.shift,
-            workload.family,
-            workload.groups,
-            workload.channel_dim,
-            activation,
-            inference=direction == "inference",
-        )
-    return dispatch.backward_problem(
-        inputs.grad_output,
-        inputs.input,
-        inputs.weight,
-        inputs.bias,
-        inputs.scale,
-        inputs.shift,
-        workload.family,
-        workload.groups,
-        workload.channel_dim,
-        activation,
-        workload.training,
-        direction=direction,
-    )
+        return forward_problem(workload.norm, inputs.operands)
+    return backward_problem(workload.norm, inputs.backward_operands(None, inputs.weight), direction)

@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm import dispatch
-from fusednorm.bench.judging import Judge, Results, saved_statistics
+from fusednorm import choice
+from fusednorm.bench.judging import Judge, Results, gradients_by_name, saved_statistics
 from fusednorm.bench.memory import require, workload_bytes
 from fusednorm.bench.operations import Operation, problem_of_workload
 from fusednorm.bench.results import Status
 from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of
-from fusednorm.bench.workloads import EPS, Init, Inputs, Workload, draw
+from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.instance import Candidate
 from fusednorm.machine.description import name_of
 from fusednorm.machine.limits import TRANSFERS, limit_calls
 from fusednorm.machine.timing import Calls, Timer, timer_for
+from fusednorm.operands import Gradients
 from fusednorm.problem import Problem
 
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias", "grad_scale", "grad_shift")
@@ -76,35 +77,28 @@ class Profile:
 class _Run:
     """One plan on one set of inputs."""
 
-    call: Callable[[], Sequence[Tensor]]
-    names: tuple[str, ...]
+    call: Callable[[], Any]
 
     def results(self) -> Results:
-        return dict(zip(self.names, self.call(), strict=False))
+        found = self.call()
+        if isinstance(found, Gradients):
+            named = gradients_by_name(found)
+        else:
+            named = {"output": found.output, "mean": found.mean, "rstd": found.rstd}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
-def _mask(operation: Operation, inputs: Inputs) -> list[bool]:
+def _wanted(operation: Operation, inputs: Inputs) -> list[bool]:
     present = inputs.named_leaves()
     wanted = {"backward_data": GRADIENTS[:1], "backward_gamma_beta": GRADIENTS[1:]}.get(operation.direction, GRADIENTS)
     return [name in present and name in wanted for name in GRADIENTS]
 
 
-def _run(
-    plan: Callable[..., Sequence[Tensor]],
-    operation: Operation,
-    inputs: Inputs,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-) -> _Run:
-    parameters = (inputs.weight, inputs.bias, inputs.scale, inputs.shift)
+def _run(plan: Any, operation: Operation, inputs: Inputs, mean: Tensor | None, rstd: Tensor | None) -> _Run:
     if operation.direction in ("forward", "inference"):
-        out = torch.empty_like(inputs.input)
-        return _Run(
-            partial(plan, inputs.input, *parameters, inputs.mean, inputs.var, EPS, out), ("output", "mean", "rstd")
-        )
-    return _Run(
-        partial(plan, inputs.grad_output, inputs.input, mean, rstd, *parameters, _mask(operation, inputs)), GRADIENTS
-    )
+        return _Run(partial(plan, inputs.operands, True, torch.empty_like(inputs.input)))
+    assert rstd is not None
+    return _Run(partial(plan, inputs.backward_operands(mean, rstd), _wanted(operation, inputs)))
 
 
 @dataclass(frozen=True)
@@ -177,7 +171,7 @@ def profile(
         setting = _prepare(operation, workload, init, verify, device, timer, progress)
         results: dict[str, InstanceResult] = {}
         admitted: dict[str, Calls] = {}
-        for candidate in dispatch.instances(setting.problem):
+        for candidate in choice.instances(setting.problem):
             name = candidate.instance.name
             progress(f"checking {name}")
             results[name], calls = setting.attempt(candidate)

@@ -13,7 +13,8 @@ from random import Random
 from typing import TypeVar
 
 from fusednorm.bench.workloads import ROW_FAMILIES, LayoutName, Workload
-from fusednorm.problem import DTYPE_BYTES, FAMILIES, Family
+from fusednorm.norm import FAMILIES, Family
+from fusednorm.problem import DTYPE_BYTES
 
 SWEEP = "sweep"
 COUNT = 100

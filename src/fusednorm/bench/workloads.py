@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from fusednorm.activations import resolve
-from fusednorm.problem import DTYPE_BYTES, Family
+from fusednorm.norm import Family, Norm, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import DTYPE_BYTES
 from fusednorm.strides import MOST_DIMS
 
 LayoutName = Literal["nchw", "nhwc", "channel_dim=-1", "rows"]
@@ -73,6 +75,11 @@ class Workload:
         return -1 if self.layout == "channel_dim=-1" else 1
 
     @property
+    def norm(self) -> Norm:
+        """What the workload computes."""
+        return norm_of(self.family, self.groups, self.channel_dim, EPS, self.activation, self.training)
+
+    @property
     def row_family(self) -> bool:
         return self.family in ROW_FAMILIES
 
@@ -108,6 +115,16 @@ class Inputs:
     mean: Tensor | None
     var: Tensor | None
     grad_output: Tensor
+
+    @property
+    def operands(self) -> Operands:
+        """Those of a forward."""
+        return Operands(self.input, self.weight, self.bias, self.scale, self.shift, self.mean, self.var)
+
+    def backward_operands(self, mean: Tensor | None, rstd: Tensor) -> BackwardOperands:
+        """Those of a backward, with the statistics of its forward."""
+        parameters = (self.weight, self.bias, self.scale, self.shift)
+        return BackwardOperands(self.grad_output, self.input, mean, rstd, *parameters)
 
     @property
     def transferred(self) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from fusednorm import dispatch
+from fusednorm import choice
 from fusednorm.bench.provenance import versions
 from fusednorm.bench.tables import Table
 from fusednorm.cli import output
@@ -16,7 +16,7 @@ from fusednorm.machine.description import available_cores, cpu_model, gpus
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
     """Prints versions, device, threads and caches, and which backends can run and, for those that cannot, why."""
-    backends = list(dispatch.backends())
+    backends = list(choice.backends())
     found = versions()
     devices = {"cpu": cpu_model(), "cores": str(available_cores()), "threads": str(torch.get_num_threads())}
     found_gpus = gpus()

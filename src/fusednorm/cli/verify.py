@@ -16,7 +16,7 @@ from fusednorm.bench.checks import (
     covering_workloads,
 )
 from fusednorm.cli import output
-from fusednorm.problem import FAMILIES
+from fusednorm.norm import FAMILIES
 
 
 def verify(

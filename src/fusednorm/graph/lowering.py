@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.functional import move_running
 from fusednorm.graph import pointwise
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import group_count
 from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, same_strides
 from fusednorm.graph.workspace import Scratch, place
-from fusednorm.problem import Direction, Problem
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands, Results, Wanted
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_direction, backward_problem, forward_problem
+from fusednorm.running import move_running
 
 Values = list[Any]
 
@@ -54,7 +57,7 @@ class NormProblem:
 
     problem: Problem
     dtype: torch.dtype
-    mask: tuple[bool, ...] = ()
+    wanted: Wanted = (False, False, False, False, False)
 
 
 def _meta_of(tensor: TensorAttributes, dtype: torch.dtype | None) -> Tensor:
@@ -86,28 +89,26 @@ def problem_of(operation: Operation, device: torch.device) -> NormProblem:
     x, scale, bias = given["x"], given.get("scale"), given.get("bias")
     kind = operation.node.kind
     assert kind.family is not None and x.dims is not None
-    family, groups, activation = kind.family, group_count(operation.node, x.dims), operation.activation
+    groups_or_dims = group_count(operation.node, x.dims)
     if kind.operation != "backward":
         dtype = _widest([x, results.get("y")])
-        inference = kind.operation == "inference" or "inv_variance" in given
-        problem = dispatch.forward_problem(
-            _meta_of(x, dtype), _meta(scale), _meta(bias), None, None, family, groups, 1, activation, inference
-        )
+        given_statistics = kind.operation == "inference" or "inv_variance" in given
+        # The kernels take the variance: eps is in an inverse deviation already.
+        eps = 0.0 if given_statistics and "variance" not in given else float(operation.node.attributes["epsilon"])
+        norm = norm_of(kind.family, groups_or_dims, 1, eps, operation.activation, not given_statistics)
+        problem = forward_problem(norm, Operands(_meta_of(x, dtype), _meta(scale), _meta(bias)))
         return NormProblem(replace(problem, device=device.type), dtype)
     dtype = _widest([given["dy"], x, results.get("dx")])
-    mask = tuple(port in results for port in ("dx", "dscale", "dbias"))
-    direction: Direction = "backward" if mask[0] else "backward_gamma_beta"
-    if not (mask[1] or mask[2]):
-        direction = "backward_data"
-    weight = _meta(scale, None if not mask[1] else _widest([scale, results["dscale"]]))
-    offset = _meta(bias, None if not mask[2] or bias is None else _widest([bias, results["dbias"]]))
-    if mask[2] and bias is None:
+    wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
+    weight = _meta(scale, None if not wanted[1] else _widest([scale, results["dscale"]]))
+    offset = _meta(bias, None if not wanted[2] or bias is None else _widest([bias, results["dbias"]]))
+    if wanted[2] and bias is None:
         offset = _meta(results["dbias"])
-    dy = _meta_of(given["dy"], dtype)
-    problem = dispatch.backward_problem(
-        dy, _meta_of(x, dtype), weight, offset, None, None, family, groups, 1, activation, True, direction
-    )
-    return NormProblem(replace(problem, device=device.type), dtype, (*mask, False, False))
+    dy, none = _meta_of(given["dy"], dtype), torch.empty(0, device="meta")
+    norm = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation)
+    operands = BackwardOperands(dy, _meta_of(x, dtype), none, none, weight, offset)
+    problem = backward_problem(norm, operands, backward_direction(wanted))
+    return NormProblem(replace(problem, device=device.type), dtype, wanted)
 
 
 @dataclass
@@ -210,34 +211,30 @@ class Lowering:
         y, copied = -1, False
         if "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
-        eps = float(operation.node.attributes["epsilon"])
         label = f"{operation.label} on {instance}"
         used = [x, weight, bias, y]
         if found.problem.direction == "inference":
-            statistics, reads = self.given_statistics(operation, found.problem)
-            epsilon = eps if "variance" in given else 0.0
+            given_statistics, reads = self.given_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
-                mean, var = statistics(values)
-                plan(values[x], values[weight], values[bias], None, None, mean, var, epsilon, values[y], False)
+                mean, var = given_statistics(values)
+                operands = Operands(values[x], values[weight], values[bias], mean=mean, var=var)
+                plan(operands, False, values[y])
 
             used += reads
         elif set(results) <= {"y"}:
 
             def run(values: Values) -> None:
-                plan(values[x], values[weight], values[bias], None, None, None, None, eps, values[y], False)
+                plan(Operands(values[x], values[weight], values[bias]), False, values[y])
 
         else:
             mean, rstd, keep, writes = self.kept_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
-                saved_in = (values[mean], values[rstd])
-                _, *statistics = plan(
-                    values[x], values[weight], values[bias], None, None, None, None, eps, values[y], True,
-                    saved_in=saved_in,
-                )  # fmt: skip
+                operands = Operands(values[x], values[weight], values[bias])
+                kept = plan(operands, True, values[y], values[mean], values[rstd])
                 if keep is not None:
-                    keep(values, statistics)
+                    keep(values, kept)
 
             used += writes
         self.emit(label, run, *used)
@@ -255,37 +252,37 @@ class Lowering:
         # In float64 the square overflows for no float32, and its inverse root is the number that was given.
         if mean >= 0:
             return lambda values: (values[mean], values[inverse].double().pow(-2)), [mean, inverse]
-        zero = torch.zeros(problem.statistics, dtype=getattr(torch, problem.compute_dtype), device=self.device)
+        zero = torch.zeros(problem.num_statistics, dtype=getattr(torch, problem.compute_dtype), device=self.device)
         return lambda values: (zero, values[inverse].double().pow(-2)), [inverse]
 
     def kept_statistics(
         self, operation: Operation, problem: Problem
-    ) -> tuple[int, int, Callable[[Values, Sequence[Tensor]], None] | None, list[int]]:
+    ) -> tuple[int, int, Callable[[Values, Results], None] | None, list[int]]:
         """The slots into which the kernels write mean and rstd, what is done with the statistics, and all its slots."""
         given, results = operation.inputs, operation.outputs
         direct, writes = [-1, -1], []
-        for index, port in enumerate(("mean", "inv_variance")):
+        for index, (port, name) in enumerate((("mean", "mean"), ("inv_variance", "rstd"))):
             tensor = results.get(port)
             if tensor is not None and tensor.dtype == getattr(torch, problem.compute_dtype):
                 direct[index] = self.slot(tensor)
             elif tensor is not None:
-                writes.append((index, self.slot(tensor), tensor.dims or ()))
+                writes.append((name, self.slot(tensor), tensor.dims or ()))
         # The mean moves by the mean, the variance by the unbiased variance of the batch.
         count = problem.reduced if problem.view.numel else 0
         momentum = float(operation.node.attributes.get("momentum", 0.0)) if count else 0.0
         moves = []
-        for index, what, factor in ((0, "mean", 1.0), (2, "variance", count / max(count - 1, 1))):
+        for name, what, factor in (("mean", "mean", 1.0), ("var", "variance", count / max(count - 1, 1))):
             target = results.get(f"next_running_{what}")
             if target is not None:
                 source = self.slot(given[f"prev_running_{what}"])
-                moves.append((index, source, self.slot(target), target.dims or (), factor))
+                moves.append((name, source, self.slot(target), target.dims or (), factor))
 
-        def keep(values: Values, statistics: Sequence[Tensor]) -> None:
-            for index, slot, dims in writes:
-                values[slot].copy_(statistics[index].view(dims))
-            for index, source, target, dims, factor in moves:
-                statistic = statistics[index].view(dims)
-                if index:
+        def keep(values: Values, kept: Results) -> None:
+            for name, slot, dims in writes:
+                values[slot].copy_(getattr(kept, name).view(dims))
+            for name, source, target, dims, factor in moves:
+                statistic = getattr(kept, name).view(dims)
+                if name == "var":
                     statistic = statistic * factor
                 running, result = values[source], values[target]
                 if running.dtype is statistic.dtype and result.dtype is statistic.dtype:
@@ -299,20 +296,20 @@ class Lowering:
 
     def backward(self, operation: Operation, instance: str) -> None:
         found = problem_of(operation, self.device)
-        problem, mask = found.problem, found.mask
+        problem, wanted = found.problem, found.wanted
         plan = dispatch.make_plan(problem, instance)
         given, results = operation.inputs, operation.outputs
         self.note_copies(operation, problem)
         dy, x = self.converted(given["dy"], found.dtype), self.converted(given["x"], found.dtype)
         mean, rstd = self.slot(given.get("mean")), self.slot(given["inv_variance"])
         dx, copied = -1, False
-        if mask[0]:
+        if wanted[0]:
             dx, copied = self.written(results["dx"], problem.output_strides, found.dtype)
         parameters = [
             self.parameter(given.get("scale"), problem.weight_dtype),
             self.parameter(given.get("bias"), problem.bias_dtype),
         ]
-        if mask[2] and "bias" not in given:
+        if wanted[2] and "bias" not in given:
             # dbias = sum dy needs no bias, but the kernels give a gradient only to what they were given.
             dims, dtype = results["dbias"].dims, results["dbias"].dtype
             assert dims is not None
@@ -320,18 +317,18 @@ class Lowering:
             parameters[1] = lambda values: zero
         weight, bias = parameters
         writes = [
-            (index, self.slot(results[port]), results[port].dims or ())
-            for index, port in ((1, "dscale"), (2, "dbias"))
+            (name, self.slot(results[port]), results[port].dims or ())
+            for name, port in (("weight", "dscale"), ("bias", "dbias"))
             if port in results
         ]
 
         def run(values: Values) -> None:
-            gradients = plan(
-                values[dy], values[x], values[mean], values[rstd], weight(values), bias(values), None, None, mask,
-                out=values[dx],
+            operands = BackwardOperands(
+                values[dy], values[x], values[mean], values[rstd], weight(values), bias(values)
             )  # fmt: skip
-            for index, slot, dims in writes:
-                values[slot].copy_(gradients[index].view(dims))
+            gradients = plan(operands, wanted, values[dx])
+            for name, slot, dims in writes:
+                values[slot].copy_(getattr(gradients, name).view(dims))
 
         inputs = [dy, x, mean, rstd, self.slot(given.get("scale")), self.slot(given.get("bias")), dx]
         self.emit(f"{operation.label} on {instance}", run, *inputs, *(slot for _, slot, _ in writes))

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.graph.tensors import Dims, TensorAttributes
-from fusednorm.problem import Family
+from fusednorm.norm import Family
 from fusednorm.text import printable
 
 Role = Literal["data", "parameter", "statistic", "operand"]
@@ -239,7 +239,7 @@ def trailing(node: Node, dims: Dims) -> Dims | str:
 
 
 def group_count(node: Node, dims: Dims) -> int:
-    """What ``fusednorm.problem`` calls num_groups: the groups, or the number of normalized trailing dims."""
+    """The ``groups_or_dims`` of the node's Norm: its groups, or the number of normalized trailing dims."""
     if node.kind.family in ("layer_norm", "rms_norm"):
         return len(trailing(node, dims))
     return int(node.attributes.get("num_groups") or 0)

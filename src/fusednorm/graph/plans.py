@@ -8,7 +8,7 @@ from itertools import islice, product
 
 import torch
 
-from fusednorm import dispatch
+from fusednorm.choice import choose, forced, instances
 from fusednorm.dtypes import compute_dtype
 from fusednorm.graph.fusion import Operation, OperationGraph
 from fusednorm.graph.logs import logger_of
@@ -66,20 +66,20 @@ class _Choice:
 
 def _choice(operation: Operation, device: torch.device, compute: torch.dtype) -> _Choice:
     found = problem_of(operation, device)
-    forced = dispatch._forced.get()
-    if forced is not None:
-        reason = next(one.reason for one in dispatch.instances(found.problem) if one.instance.name == forced)
-        candidates = {forced: reason}
+    named = forced()
+    if named is not None:
+        reason = next(one.reason for one in instances(found.problem) if one.instance.name == named)
+        candidates = {named: reason}
     else:
-        candidates = {one.instance.name: one.reason for one in dispatch.instances(found.problem)}
+        candidates = {one.instance.name: one.reason for one in instances(found.problem)}
     accumulated = compute_dtype(found.dtype)
     if torch.promote_types(accumulated, compute) != accumulated:
         narrow = f"accumulates in {dtype_name(accumulated)} for {dtype_name(found.dtype)} data"
         wanted = f"compute_data_type is {dtype_name(compute)}; declare the data {dtype_name(compute)}"
         candidates = {name: reason or f"{narrow}, {wanted}" for name, reason in candidates.items()}
     supported = [name for name, reason in candidates.items() if reason is None]
-    if forced is None and supported:
-        default = dispatch.choose(found.problem).name
+    if named is None and supported:
+        default = choose(found.problem).name
         supported.sort(key=lambda name: (name != default, name == "reference"))
     refused = [(name, reason) for name, reason in candidates.items() if reason is not None]
     return _Choice(operation, found, tuple(supported), tuple(refused))

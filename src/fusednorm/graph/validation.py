@@ -20,6 +20,7 @@ from fusednorm.graph.tensors import (
     overlaps_itself,
     same_strides,
 )
+from fusednorm.norm import norm_of
 from fusednorm.strides import MOST_DIMS, empty_output, packed_strides
 
 if TYPE_CHECKING:
@@ -272,7 +273,7 @@ class Validator:
                 count, family = group_count(node, main.dims), node.kind.family
                 assert family is not None
                 meta = torch.empty_strided(main.dims, main.strides, dtype=dtype, device="meta")
-                strides = empty_output(meta, family, count).stride()
+                strides = empty_output(norm_of(family, count), meta).stride()
             else:
                 source_dims = source.dims if source is not None and source.dims else dims
                 dims, strides = source_dims, packed_strides(source_dims)

@@ -12,6 +12,8 @@ from torch import Tensor
 from fusednorm.backends import reference
 from fusednorm.graph.nodes import Node, group_count
 from fusednorm.graph.tensors import TensorAttributes
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.text import printable
 from fusednorm.tolerance import Verdict, judge, offset_of
 
@@ -64,30 +66,36 @@ def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[s
     if node.kind.family is None:
         return _pointwise(node, {port: tensor.to(dtype) for port, tensor in given.items()})
     x = given["x"]
-    family, groups = node.kind.family, group_count(node, tuple(x.shape))
-    parameters = (given.get("scale"), given.get("bias"), None, None)
+    family, groups_or_dims = node.kind.family, group_count(node, tuple(x.shape))
     mean, rstd = given.get("mean"), given.get("inv_variance")
     if node.kind.operation == "backward":
         assert rstd is not None
-        mean = rstd if mean is None else mean  # rms_norm does not look at it
         scale = given.get("scale")  # and the shape of dbias; no activation looks at the values of a bias
         gradients = reference.backward(
-            given["dy"], x, mean, rstd, scale, scale, None, None, family, groups, 1, None, True, compute_dtype=dtype
+            norm_of(family, groups_or_dims),
+            BackwardOperands(given["dy"], x, mean, rstd, scale, scale),
+            compute_dtype=dtype,
         )
-        named = zip(("dx", "dscale", "dbias"), gradients[:3], strict=True)
-        return {port: gradient for port, gradient in named if gradient is not None}
+        named = {"dx": gradients.input, "dscale": gradients.weight, "dbias": gradients.bias}
+        return {port: gradient for port, gradient in named.items() if gradient is not None}
     eps, var = float(node.attributes["epsilon"]), given.get("variance")
     if rstd is not None:
         eps, var = 0.0, rstd.double().pow(-2)
         mean = torch.zeros_like(rstd) if mean is None else mean
-    y, mean, rstd, var = reference.forward(
-        x, *parameters, mean, var, family, groups, 1, eps, None, compute_dtype=dtype
-    )  # fmt: skip
+    forward = reference.forward(
+        norm_of(family, groups_or_dims, eps=eps, training=var is None),
+        Operands(x, given.get("scale"), given.get("bias"), mean=mean, var=var),
+        compute_dtype=dtype,
+    )
+    y, rstd, var = forward.output, forward.rstd, forward.var
+    assert rstd is not None
+    mean = torch.zeros_like(rstd) if forward.mean is None else forward.mean
     if not x.numel():  # an empty batch has statistics of 0 in the library, where a mean would be NaN
         mean, rstd = torch.zeros_like(mean), torch.zeros_like(rstd)
     results = {"y": y, "mean": mean, "inv_variance": rstd}
     if "prev_running_mean" in given:
         momentum, count = float(node.attributes["momentum"]), x.numel() // x.shape[1] if x.numel() else 0
+        assert var is not None
         unbiased = var * (count / (count - 1)) if count else var
         for what, value in (("mean", mean), ("variance", unbiased)):
             previous = given[f"prev_running_{what}"].to(dtype).reshape(-1)

@@ -36,7 +36,7 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields = np.zeros(FIELDS, np.int64)
     view = problem.view
     fields[: SPATIAL + 1] = view.samples, view.groups, view.group_channels, view.spatial
-    fields[PER_BATCH : TRAINING + 1] = problem.per_batch, problem.rms, problem.training
+    fields[PER_BATCH : TRAINING + 1] = problem.norm.per_batch, not problem.norm.has_mean, problem.norm.training
     fields[HAS_WEIGHT : HAS_SHIFT + 1] = (
         problem.weight_dtype is not None,
         problem.bias_dtype is not None,
@@ -49,6 +49,6 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     if problem.grad_layout is not None:
         fields[GRAD_SAMPLE:PIECES] = _strides(problem.grad_layout)
     fields[PIECES], fields[PIECE] = pieces, piece
-    fields[WANT_VARIANCE] = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
+    fields[WANT_VARIANCE] = problem.norm.has_variance
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     return fields

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
 from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
-from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward, fold, folded
+from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
+from fusednorm.instance import Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
@@ -90,7 +90,7 @@ class PlanesInstance:
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
         return _common(problem) or _needs(problem, "channels_first")
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
 
 
@@ -104,7 +104,7 @@ class PlanesSplitInstance:
     def supports(self, problem: Problem) -> str | None:
         return _common(problem) or _needs(problem, "channels_first")
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         make = PlanesSplitBackward if problem.backward else PlanesSplitForward
         return make(problem, *_pieces(problem, self.config.elements))
 
@@ -119,11 +119,11 @@ class SlabsInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
-        if problem.per_batch:
+        if problem.norm.per_batch:
             return "the statistics run over the samples"
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         make = SlabsBackward if problem.backward else SlabsForward
         return make(problem, *_pieces(problem, self.config.rows(problem)), whole=True)
 
@@ -138,10 +138,8 @@ class SlabsSplitInstance:
     def supports(self, problem: Problem) -> str | None:
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
-        view = folded(problem)
-        if view is not None:
-            problem = fold(problem, view)
+    def plan(self, problem: Problem) -> Plan:
+        problem = problem.folded
         make = SlabsBackward if problem.backward else SlabsForward
         return make(problem, *_pieces(problem, self.config.rows(problem)), whole=False)
 
@@ -154,7 +152,7 @@ class RowsInstance:
     config: Segments = Segments()
 
     def supports(self, problem: Problem) -> str | None:
-        if problem.direction == "inference" or problem.per_batch:
+        if problem.direction == "inference" or problem.norm.per_batch:
             return "the statistics are not those of single rows"
         if problem.view.spatial != 1:
             return f"needs one position per channel, there are {problem.view.spatial}"
@@ -162,7 +160,7 @@ class RowsInstance:
             return "has no scale or shift"
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         if not problem.backward:
             return RowsForward(problem)
         rows = max(self.config.rows, -(-problem.view.samples // self.config.count))
@@ -192,10 +190,10 @@ def choose(problem: Problem) -> Any:
         return ROWS
     inference = problem.direction == "inference"
     if problem.layout.order == "channels_first":
-        few = problem.statistics < MINIMUM_UNITS and size > SMALL_BYTES
+        few = problem.num_statistics < MINIMUM_UNITS and size > SMALL_BYTES
         split = inference or (few and view.spatial > 1)  # pieces of one element would be merged one by one
         return PLANES_SPLIT if split else PLANES
-    if inference or problem.per_batch:
+    if inference or problem.norm.per_batch:
         return SLABS_SPLIT
     whole = size <= SMALL_BYTES or (view.samples >= 8 and size <= CACHED_SAMPLE_BYTES * view.samples)
     return SLABS if whole else SLABS_SPLIT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -15,6 +14,7 @@ from fusednorm.backends.triton.config import (
     rows_forward_for,
     whole_forward_for,
 )
+from fusednorm.instance import Plan
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
@@ -62,7 +62,7 @@ class TilesInstance:
     def supports(self, problem: Problem) -> str | None:
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 
         make = TilesBackward if problem.backward else TilesForward
@@ -77,7 +77,7 @@ class WholeInstance:
     config: None = None
 
     def supports(self, problem: Problem) -> str | None:
-        if problem.direction != "forward" or problem.per_batch:
+        if problem.direction != "forward" or problem.norm.per_batch:
             return "the statistics are not made of single units"
         most = MOST_WHOLE // 2 if problem.dtype == "float64" else MOST_WHOLE
         if problem.reduced > most:
@@ -86,7 +86,7 @@ class WholeInstance:
             return "a group's elements do not follow one another"
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         from fusednorm.backends.triton.plans.whole import WholeForward
 
         return WholeForward(problem, whole_forward_for(problem))
@@ -102,7 +102,7 @@ class RowsInstance:
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        if problem.direction == "inference" or problem.per_batch or not problem.training:
+        if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
         if view.spatial != 1 or view.groups != 1 or problem.modulated:
             return "takes rows, of one group and one position, without modulation"
@@ -110,7 +110,7 @@ class RowsInstance:
             return "a row's elements do not follow one another"
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
+    def plan(self, problem: Problem) -> Plan:
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
         if not problem.backward:
@@ -143,7 +143,7 @@ def choose(problem: Problem) -> Any:
     A larger unit of several positions pays more for an affine per element than for its second read: (32, 256, 56, 56)
     in bf16 took 86 us whole and 53 in tiles.
     """
-    single = problem.reduced <= SMALL_UNIT or (problem.view.spatial == 1 and problem.statistics >= FEWEST_UNITS)
+    single = problem.reduced <= SMALL_UNIT or (problem.view.spatial == 1 and problem.num_statistics >= FEWEST_UNITS)
     if problem.backward:
         rows = problem.reduced <= LONGEST_ROW if _long(problem) else single
     else:

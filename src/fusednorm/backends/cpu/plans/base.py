@@ -16,13 +16,11 @@ from fusednorm.backends.cpu.compiler import Function, Kernel, load
 from fusednorm.backends.cpu.geometry import geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import parallel_for
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
-
-Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -38,14 +36,14 @@ class Plan:
         self.problem = problem
         self.dtype: torch.dtype = getattr(torch, problem.dtype)
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
-        self.parameter = float(problem.activation.parameter or 0.0) if problem.activation else 0.0
+        self.parameter, self.eps = problem.norm.activation_parameter, problem.norm.eps
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
         self.address = self.geometry.ctypes.data
         self.samples, self.channels = view.samples, view.channels
-        self.statistics = problem.statistics
+        self.statistics = problem.num_statistics
         self.tensor_bytes = view.numel * DTYPE_BYTES[problem.dtype]
-        shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
+        shape = problem.statistics_shape
         self.statistics_shape = shape
         self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
         self.tasks = view.samples * pieces
@@ -54,7 +52,7 @@ class Plan:
 
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> Function:
         """A kernel; one that no activation enters is shared by all of them."""
-        activation = self.problem.activation
+        activation = self.problem.norm.activation
         module = module or self.module
         if activation is None or not activated:
             return load(Kernel(module, function, self.problem.dtype))
@@ -96,14 +94,11 @@ class Plan:
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var).
-
-    What the family does not have, and without ``statistics`` all but the output, is None.
-    """
+    """A :class:`~fusednorm.instance.ForwardPlan`."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
-        self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
+        self.has_variance = problem.norm.has_variance
         self.given: Function | None = None
         if problem.direction == "inference":
             self.given = self.kernel("given", activated=False, module="affine")
@@ -116,26 +111,21 @@ class ForwardPlan(Plan):
 
     def __call__(
         self,
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        eps: float,
-        out: Tensor | None = None,
+        operands: Operands,
         statistics: bool = True,
-        saved_in: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Forward:
+        out: Tensor | None = None,
+        mean_out: Tensor | None = None,
+        rstd_out: Tensor | None = None,
+    ) -> Results:
+        input, mean, var, eps = operands.input, operands.mean, operands.var, self.eps
         output = self.output(input) if out is None else out
-        saved_mean, saved_rstd = saved_in
+        saved_mean, saved_rstd = mean_out, rstd_out
         variance = None
         saved = self.discard
         if statistics or self.statistics > DISCARDED:
             if saved_rstd is None:
                 saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=CPU)
-            if saved_mean is None and not self.problem.rms:
+            if saved_mean is None and self.problem.norm.has_mean:
                 saved_mean = torch.empty_like(saved_rstd)
             if self.has_variance:
                 variance = torch.empty_like(saved_rstd)
@@ -144,8 +134,8 @@ class ForwardPlan(Plan):
             for tensor in (saved_mean, saved_rstd, variance):
                 if tensor is not None:
                     tensor.zero_()
-            return output, saved_mean, saved_rstd, variance
-        held, parameters = self.parameters(weight, bias, scale, shift)
+            return Results(output, saved_mean, saved_rstd, variance)
+        held, parameters = self.parameters(operands.weight, operands.bias, operands.scale, operands.shift)
         data = (input.data_ptr(), output.data_ptr())
         if self.given is None:
             self.run(data, saved, parameters, eps)
@@ -161,7 +151,7 @@ class ForwardPlan(Plan):
             given = (mean.data_ptr(), var.data_ptr(), address, *saved[:2], self.address, eps)
             parallel_for(kernel, given, self.statistics, 16 * self.statistics)
             self.apply(data, address, parameters)
-        return output, saved_mean, saved_rstd, variance
+        return Results(output, saved_mean, saved_rstd, variance)
 
     def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
         raise NotImplementedError
@@ -171,7 +161,7 @@ class ForwardPlan(Plan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients or None."""
+    """A :class:`~fusednorm.instance.BackwardPlan`."""
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
@@ -181,42 +171,33 @@ class BackwardPlan(Plan):
     def load_gradients(self) -> None:
         self.parameter_gradients = self.kernel("parameter_gradients", activated=False, module="affine")
 
-    def __call__(
-        self,
-        grad_output: Tensor,
-        input: Tensor,
-        mean: Tensor | None,
-        rstd: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        output_mask: Sequence[bool],
-        out: Tensor | None = None,
-    ) -> Backward:
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        input, grad_output = operands.input, operands.grad_output
         compute = self.compute
         grad_input = None
         if self.wants_input:
             grad_input = self.output(input) if out is None else out
-        originals = (weight, bias, scale, shift)
+        originals = (operands.weight, operands.bias, operands.scale, operands.shift)
         grads = [
-            torch.empty(tensor.shape, dtype=compute, device=CPU) if tensor is not None and wanted else None
-            for tensor, wanted in zip(originals, output_mask[1:], strict=True)
+            torch.empty(tensor.shape, dtype=compute, device=CPU) if tensor is not None and want else None
+            for tensor, want in zip(originals, wanted[1:], strict=True)
         ]
         if self.tensor_bytes == 0:
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
         else:
-            held, addresses = self.parameters(weight, bias, scale, shift, mean, rstd)
+            held, addresses = self.parameters(
+                *originals, operands.mean if self.problem.norm.has_mean else None, operands.rstd
+            )
             data = (grad_output.data_ptr(), input.data_ptr(), _address(grad_input))
-            wanted = [int(grad is not None) for grad in grads]
-            self.run(data, addresses[4:], addresses[:4], [_address(grad) for grad in grads], wanted)
+            stored = [int(grad is not None) for grad in grads]
+            self.run(data, addresses[4:], addresses[:4], [_address(grad) for grad in grads], stored)
         for i, tensor in enumerate(originals):
             grad = grads[i]
             if grad is not None and tensor is not None and tensor.dtype is not compute:
                 grads[i] = grad.to(tensor.dtype)
-        return grad_input, grads[0], grads[1], grads[2], grads[3]
+        return Gradients(grad_input, *grads)
 
     def run(
         self,

@@ -18,7 +18,7 @@ def _keeping_pays(problem: Problem) -> bool:
     Making it again takes 20 vector operations where the derivative holds an exponential; keeping it moves 8 bytes per
     element in cache. The backward is 1.15 to 1.3 times faster where dy and x take 2 bytes each, no faster with 4.
     """
-    activation = problem.activation
+    activation = problem.norm.activation
     return activation is not None and activation.derivative_flops > 8 and DTYPE_BYTES[problem.dtype] == 2
 
 

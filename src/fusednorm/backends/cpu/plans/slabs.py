@@ -3,45 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import parallel_for, parallel_stages
-from fusednorm.problem import Layout, Problem, View
-
-
-def folded(problem: Problem) -> View | None:
-    """batch_norm without modulation as one sample of N * S positions, where the samples follow at a fixed step."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
-    if not problem.per_batch or problem.modulated:
-        return None
-    for layout in layouts:
-        if layout is not None and view.samples > 1 and view.spatial > 1:
-            if layout.sample != view.spatial * layout.spatial:
-                return None
-    return View(1, view.groups, view.group_channels, view.samples * view.spatial)
-
-
-def fold(problem: Problem, view: View) -> Problem:
-    """The problem in its folded view: with one position a sample, the step between samples is the step of positions."""
-
-    def step(layout: Layout | None) -> Layout | None:
-        if layout is None or problem.view.spatial > 1:
-            return layout
-        return replace(layout, spatial=layout.sample)
-
-    layout = step(problem.layout)
-    assert layout is not None
-    return replace(
-        problem,
-        view=view,
-        layout=layout,
-        output_layout=step(problem.output_layout),
-        grad_layout=step(problem.grad_layout),
-    )
-
+from fusednorm.problem import Problem
 
 #: A step of the whole-sample order takes samples of about this many bytes, so that its calls cost little.
 STEP_BYTES = 1 << 18

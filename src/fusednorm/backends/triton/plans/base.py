@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,32 +11,12 @@ from torch import Tensor
 
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
-from fusednorm.problem import Layout, Problem, View
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.problem import Problem
 from fusednorm.strides import packed_strides
 
-Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
-Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 #: mean, rstd and variance, each where the problem has it and somebody wants it.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
-
-
-def folded(problem: Problem) -> Problem:
-    """channels_last batch_norm without modulation as one sample of N * S positions, where the strides permit it."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
-    if not problem.per_batch or problem.modulated or problem.layout.order == "channels_first":
-        return problem
-    for layout in layouts:
-        steps = view.samples > 1 and view.spatial > 1
-        if layout is not None and steps and layout.sample != view.spatial * layout.spatial:
-            return problem
-
-    def step(layout: Layout | None) -> Layout | None:
-        return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
-
-    first, output, grad = map(step, layouts)
-    assert first is not None
-    one = View(1, view.groups, view.group_channels, view.samples * view.spatial)
-    return replace(problem, view=one, layout=first, output_layout=output, grad_layout=grad)
 
 
 def approximates() -> bool:
@@ -77,13 +56,13 @@ class Plan:
     def __init__(self, problem: Problem) -> None:
         self.dtype: torch.dtype = getattr(torch, problem.dtype)
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
-        view, used = problem.view, problem.activation
+        view, used = problem.view, problem.norm.activation
         self.shape, self.strides, self.allocate = problem.shape, problem.output_strides, allocator(problem.device)
         self.on_gpu = problem.device == "cuda"
-        self.rms, self.empty = problem.rms, view.numel == 0
+        self.rms, self.empty = not problem.norm.has_mean, view.numel == 0
         self.value, self.derivative = activation(used.name if used else None, problem.dtype, approximates())
         self.overlap = {"OVERLAP": overlaps()}
-        self.parameter = float(used.parameter or 0.0) if used else 0.0
+        self.parameter, self.eps = problem.norm.activation_parameter, problem.norm.eps
 
     def workspace(self, elements: int) -> Tensor:
         return self.allocate((elements,), (1,), self.compute)
@@ -110,7 +89,7 @@ def _on_its_device(call: Any, tensor: Tensor, arguments: tuple[Any, ...]) -> Any
 
 
 class ForwardPlan(Plan):
-    """(input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in) -> (output, mean, rstd, var).
+    """A :class:`~fusednorm.instance.ForwardPlan`.
 
     ``keeps_statistics``: the kernels pass the statistics through memory whether the caller wants them or not.
     """
@@ -119,9 +98,8 @@ class ForwardPlan(Plan):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
-        view = problem.view
-        self.saved_shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
+        self.has_variance = problem.norm.has_variance
+        self.saved_shape = problem.statistics_shape
         self.saved_strides = packed_strides(self.saved_shape)
 
     def saved(self) -> Tensor:
@@ -129,44 +107,35 @@ class ForwardPlan(Plan):
 
     def __call__(
         self,
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        mean: Tensor | None,
-        var: Tensor | None,
-        eps: float,
-        out: Tensor | None = None,
+        operands: Operands,
         statistics: bool = True,
-        saved_in: tuple[Tensor | None, Tensor | None] = (None, None),
-    ) -> Forward:
-        if self.elsewhere(input):
-            arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in)
-            return _on_its_device(self, input, arguments)
+        out: Tensor | None = None,
+        mean_out: Tensor | None = None,
+        rstd_out: Tensor | None = None,
+    ) -> Results:
+        o, mean, var = operands, operands.mean, operands.var
+        if self.elsewhere(o.input):
+            return _on_its_device(self, o.input, (operands, statistics, out, mean_out, rstd_out))
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
+        saved_var: Tensor | None = None
         if mean is not None and var is not None:
-            saved_mean: Tensor | None = mean.to(self.compute, copy=True)
+            mean_out = mean.to(self.compute, copy=True)
             wide = var if var.dtype is torch.float64 else var.to(self.compute)
-            saved_rstd: Tensor | None = wide.add(eps).rsqrt_().to(self.compute)
-            saved_var: Tensor | None = None
+            rstd_out = wide.add(self.eps).rsqrt_().to(self.compute)
         elif statistics or self.keeps_statistics:
-            saved_mean, saved_rstd = saved_in
-            if saved_rstd is None:
-                saved_rstd = self.saved()
-            if saved_mean is None and not self.rms:
-                saved_mean = self.saved()
+            if rstd_out is None:
+                rstd_out = self.saved()
+            if mean_out is None and not self.rms:
+                mean_out = self.saved()
             saved_var = self.saved() if self.has_variance else None
-        else:
-            saved_rstd = saved_mean = saved_var = None
         if not self.empty:
-            parameters = contiguous(weight), contiguous(bias), contiguous(scale), contiguous(shift)
-            self.run(input, output, parameters, (saved_mean, saved_rstd, saved_var), eps)
+            parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+            self.run(o.input, output, parameters, (mean_out, rstd_out, saved_var), self.eps)
         elif mean is None:
-            for tensor in (saved_mean, saved_rstd, saved_var):
+            for tensor in (mean_out, rstd_out, saved_var):
                 if tensor is not None:
                     tensor.zero_()
-        return output, saved_mean, saved_rstd, saved_var
+        return Results(output, mean_out, rstd_out, saved_var)
 
     def run(
         self,
@@ -201,7 +170,7 @@ class OneLaunchForward(ForwardPlan):
 
 
 class BackwardPlan(Plan):
-    """(grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out) -> five gradients or None."""
+    """A :class:`~fusednorm.instance.BackwardPlan`."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
@@ -218,38 +187,26 @@ class BackwardPlan(Plan):
             )
         )  # fmt: skip
 
-    def __call__(
-        self,
-        grad_output: Tensor,
-        input: Tensor,
-        mean: Tensor | None,
-        rstd: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        scale: Tensor | None,
-        shift: Tensor | None,
-        output_mask: Sequence[bool],
-        out: Tensor | None = None,
-    ) -> Backward:
-        if self.elsewhere(input):
-            arguments = (grad_output, input, mean, rstd, weight, bias, scale, shift, output_mask, out)
-            return _on_its_device(self, input, arguments)
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        o = operands
+        if self.elsewhere(o.input):
+            return _on_its_device(self, o.input, (operands, wanted, out))
         grad_input = None
         if self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         grads = [
-            self.allocate(*like) if like is not None and wanted else None
-            for like, wanted in zip(self.gradients_of, output_mask[1:], strict=True)
+            self.allocate(*like) if like is not None and want else None
+            for like, want in zip(self.gradients_of, wanted[1:], strict=True)
         ]
         if not self.empty:
-            parameters = contiguous(weight), contiguous(bias), contiguous(scale), contiguous(shift)
-            saved = (None if self.rms else contiguous_in(mean, self.compute), contiguous_in(rstd, self.compute))
-            self.run((grad_output, input), grad_input, saved, parameters, grads)
+            parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+            saved = (None if self.rms else contiguous_in(o.mean, self.compute), contiguous_in(o.rstd, self.compute))
+            self.run((o.grad_output, o.input), grad_input, saved, parameters, grads)
         else:
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
-        return grad_input, grads[0], grads[1], grads[2], grads[3]
+        return Gradients(grad_input, *grads)
 
     def run(
         self,

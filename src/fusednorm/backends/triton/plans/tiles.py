@@ -11,7 +11,7 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
@@ -39,7 +39,7 @@ class Pass:
         }
         self.tiles = {"TILES": config.tiles}
         self.staged = {"TILES": config.tiles, "STAGES": stages(config.stages)}
-        self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
+        self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
 class Partials:
@@ -62,7 +62,7 @@ class Partials:
 def _grouped(problem: Problem) -> Problem:
     """A group as one channel of all its positions, where its elements follow one another."""
     view, layout = problem.view, problem.layout
-    flat = layout.order == "channels_first" and layout.channel == view.spatial and not problem.per_batch
+    flat = layout.order == "channels_first" and layout.channel == view.spatial and not problem.norm.per_batch
     if not flat or view.group_channels == 1:
         return problem
     one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
@@ -74,12 +74,14 @@ class TilesForward(ForwardPlan):
 
     def __init__(self, problem: Problem, config: Passes) -> None:
         super().__init__(problem)
-        problem = folded(problem)
+        problem = problem.folded
         source = _grouped(problem)
         view, seen = problem.view, source.view
         self.problem, self.source = problem, source
         self.statistics, self.results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
-        self.partials = Partials(seen, self.statistics.chunks, last=self.statistics.last, per_batch=problem.per_batch)
+        self.partials = Partials(
+            seen, self.statistics.chunks, last=self.statistics.last, per_batch=problem.norm.per_batch
+        )
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and self.partials.count <= merged(problem)
@@ -106,9 +108,9 @@ class TilesForward(ForwardPlan):
         )  # fmt: skip
         finalize = Launch(
             forward_kernels.finalize,
-            problem.statistics,
+            problem.num_statistics,
             numbers,
-            {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.norm.per_batch, **partials.block},
             partials.warps,
             follows=True,
         )
@@ -151,11 +153,13 @@ class TilesBackward(BackwardPlan):
 
     def __init__(self, problem: Problem, config: Passes) -> None:
         super().__init__(problem)
-        self.training = problem.training
-        problem = folded(problem)
+        self.training = problem.norm.training
+        problem = problem.folded
         view = problem.view
         reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
-        self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=problem.per_batch)
+        self.partials = partials = Partials(
+            view, reduction.chunks, last=reduction.last, per_batch=problem.norm.per_batch
+        )
         sizes = (view.groups, view.group_channels, view.channels, view.spatial)
         inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
@@ -168,7 +172,7 @@ class TilesBackward(BackwardPlan):
             },
             reduction.warps,
         )  # fmt: skip
-        self.units = problem.statistics if self.wants_input and self.training else 0
+        self.units = problem.num_statistics if self.wants_input and self.training else 0
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (

@@ -22,8 +22,8 @@ class WholeForward(OneLaunchForward):
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
 
-        programs = -(-problem.statistics // config.units)
-        scalars = (problem.statistics, *group(problem.layout), *group(output))
+        programs = -(-problem.num_statistics // config.units)
+        scalars = (problem.num_statistics, *group(problem.layout), *group(output))
         tile = {
             "G": view.groups,
             "S": view.spatial,
