@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from torch import Tensor
 import fusednorm
 from fusednorm import ops
 from fusednorm.graph import KINDS, Graph
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand
+from fusednorm.operands import BackwardOperands, Gradients, Operands
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in DTYPES}
@@ -32,6 +35,21 @@ def test_every_graph_verifies(name: str, dtype: torch.dtype, layout: str) -> Non
 def test_the_graphs_have_every_kind_of_node() -> None:
     used = {node.kind.name for name in GRAPHS for node in described(name).nodes}
     assert used | {"mul"} == set(KINDS)
+
+
+def test_every_port_of_a_norm_is_one_operand_of_the_library() -> None:
+    operands = {field.name for kind in (Operands, BackwardOperands) for field in fields(kind)}
+    for kind in KINDS.values():
+        if kind.family is None:
+            continue
+        named = by_operand({port.name: port for port in kind.inputs})
+        running = {port.name for port in kind.inputs if port.name.startswith("prev_running_")}
+        assert len(named) == len(kind.inputs) - len(running), kind.name
+        assert set(named) <= operands - {"scale", "shift"}, kind.name
+        assert ("weight" in named) == any(port.name == "scale" for port in kind.inputs)
+        if kind.operation == "backward":
+            assert {port.name for port in kind.outputs} <= set(PORT_OF_GRADIENT.values())
+    assert set(PORT_OF_GRADIENT) <= {field.name for field in fields(Gradients)}
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

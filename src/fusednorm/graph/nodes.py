@@ -9,22 +9,27 @@ A port has a role, from which its dims follow:
   (N, C, 1, ...) or (N, C); layernorm and rmsnorm x's dims with ones for the normalized ones, or (rows, 1).
 - ``operand``: of pointwise nodes, whose result has the dims of its operands broadcast against each other.
 
+The ports of norms have cuDNN's names, which graphs on disk and callers use: ``scale`` is γ, the ``weight`` of the
+functional API, and ``inv_variance`` is rstd. The functional API's ``scale`` and ``shift``, a modulation of each sample
+and channel, are the ports of no node. :func:`by_operand` is where ports turn into the operands of the library.
+
 A node kind is one entry of :data:`KINDS`; validation, planning, serialization and the judge read it from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, prod
 from numbers import Integral, Real
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.graph.tensors import Dims, TensorAttributes
 from fusednorm.norm import Family
 from fusednorm.text import printable
 
+T = TypeVar("T")
 Role = Literal["data", "parameter", "statistic", "operand"]
 Operation = Literal["forward", "inference", "backward", "activation", "activation_backward", "arithmetic"]
 
@@ -153,6 +158,24 @@ NEXT = (
     Port("next_running_mean", "statistic", along="prev_running_mean"),
     Port("next_running_variance", "statistic", along="prev_running_variance"),
 )
+
+# The fields of Operands and BackwardOperands that the inputs of a norm are, and of Gradients that its outputs are.
+OPERAND_OF_PORT = {
+    "x": "input",
+    "dy": "grad_output",
+    "scale": "weight",
+    "bias": "bias",
+    "mean": "mean",
+    "variance": "var",
+    "inv_variance": "rstd",
+}
+PORT_OF_GRADIENT = {"input": "dx", "weight": "dscale", "bias": "dbias"}
+
+
+def by_operand(given: Mapping[str, T]) -> dict[str, T]:
+    """The inputs of a norm by the names of the operands that they are; running statistics are operands of none."""
+    return {OPERAND_OF_PORT[port]: value for port, value in given.items() if port in OPERAND_OF_PORT}
+
 
 # --- the table ---
 

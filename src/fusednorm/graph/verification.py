@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends import reference
-from fusednorm.graph.nodes import Node, group_count
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, Node, by_operand, group_count
 from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands
@@ -65,26 +65,26 @@ def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[s
     """The results of one node by port."""
     if node.kind.family is None:
         return _pointwise(node, {port: tensor.to(dtype) for port, tensor in given.items()})
-    x = given["x"]
+    operands = by_operand(given)
+    x, weight, mean, rstd = operands["input"], operands.get("weight"), operands.get("mean"), operands.get("rstd")
     family, groups_or_dims = node.kind.family, group_count(node, tuple(x.shape))
-    mean, rstd = given.get("mean"), given.get("inv_variance")
     if node.kind.operation == "backward":
         assert rstd is not None
-        scale = given.get("scale")  # and the shape of dbias; no activation looks at the values of a bias
+        bias = weight  # for the shape of dbias; no activation looks at the values of a bias
         gradients = reference.backward(
             norm_of(family, groups_or_dims),
-            BackwardOperands(given["dy"], x, mean, rstd, scale, scale),
+            BackwardOperands(operands["grad_output"], x, mean, rstd, weight, bias),
             compute_dtype=dtype,
         )
-        named = {"dx": gradients.input, "dscale": gradients.weight, "dbias": gradients.bias}
+        named = {port: getattr(gradients, operand) for operand, port in PORT_OF_GRADIENT.items()}
         return {port: gradient for port, gradient in named.items() if gradient is not None}
-    eps, var = float(node.attributes["epsilon"]), given.get("variance")
+    eps, var = float(node.attributes["epsilon"]), operands.get("var")
     if rstd is not None:
         eps, var = 0.0, rstd.double().pow(-2)
         mean = torch.zeros_like(rstd) if mean is None else mean
     forward = reference.forward(
         norm_of(family, groups_or_dims, eps=eps, training=var is None),
-        Operands(x, given.get("scale"), given.get("bias"), mean=mean, var=var),
+        Operands(x, weight, operands.get("bias"), mean=mean, var=var),
         compute_dtype=dtype,
     )
     y, rstd, var = forward.output, forward.rstd, forward.var
