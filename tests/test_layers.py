@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("tensors",),
     ("storage",),
     ("text",),
+    ("private",),
     ("machine",),
     ("backends.reference", "backends.cpu", "backends.triton"),
     ("choice",),

@@ -15,16 +15,15 @@ fused ReLU.
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
+from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase, InstanceNormBase
 
 ActivationLike = str | Activation | None
 
@@ -67,9 +66,6 @@ class _Fused(torch.nn.Module):
     def eps(self, value: Any) -> None:
         self.__dict__["eps"] = self.__dict__["_eps"] = value  # torch's extra_repr reads the first
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        interop.refuse_script(self)
-
     def _set_fused(self, activation: ActivationLike, channel_dim: int = 1) -> None:
         check_channel_dim(type(self).__name__, channel_dim)
         self.activation = resolve(activation)
@@ -83,6 +79,9 @@ class _Fused(torch.nn.Module):
         if self.channel_dim != 1:
             parts.append(f"channel_dim={self.channel_dim}")
         return ", ".join(parts)
+
+
+setattr(_Fused, SCRIPT_HOOK, interop.refuse_script)
 
 
 class GroupNorm(_Fused, torch.nn.GroupNorm):
@@ -180,7 +179,7 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
 
 
-class _FusedBatchNorm(_Fused, _BatchNorm):
+class _FusedBatchNorm(_Fused, BatchNormBase):
     def __init__(
         self,
         num_features: int,
@@ -246,7 +245,7 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
     """
 
 
-class _FusedInstanceNorm(_Fused, _InstanceNorm):
+class _FusedInstanceNorm(_Fused, InstanceNormBase):
     def __init__(
         self,
         num_features: int,
