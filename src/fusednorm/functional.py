@@ -22,9 +22,10 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 from fusednorm import arguments
 from fusednorm.activations import Activation
 from fusednorm.library import norm_forward
+from fusednorm.private.torch_names import no_torch_function
 from fusednorm.tensors import compute_dtype
 
-_PLAIN = (None, torch._C._disabled_torch_function_impl)
+_PLAIN = (None, no_torch_function)
 
 
 def _overloaded(*tensors: object) -> bool:

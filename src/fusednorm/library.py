@@ -4,7 +4,7 @@
 see. A small eager call cannot afford them: of the 8 µs that torch's own group_norm and silu take on (1, 32, 8, 8), one
 pass of thirteen arguments through the dispatcher costs 4.2, and a Python kernel at the Autograd key as much again. So
 :func:`norm_forward` and :func:`norm_backward` below call the backend straight, or one autograd.Function, wherever
-nothing that the dispatcher serves is in play (:func:`_direct`), and the op everywhere else. Both ways run the same
+nothing that the dispatcher serves is in play (:func:`undisturbed`), and the op everywhere else. Both ways run the same
 Function and the same backend.
 """
 
@@ -15,12 +15,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad, profiler
 from torch.nn import Parameter
 
 from fusednorm import dispatch, operands
 from fusednorm.arguments import activation_of
 from fusednorm.backends import reference
+from fusednorm.private.torch_names import (
+    below_autograd,
+    is_batched,
+    is_zerotensor,
+    short_apply,
+    transformed,
+    undisturbed,
+)
 from fusednorm.problem import Family, view_of
 from fusednorm.tensors import compute_dtype, empty_output
 
@@ -28,12 +35,7 @@ Outputs = tuple[Tensor, Tensor, Tensor, Tensor]
 Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 # Bound once, because each name looked up in torch costs a call of 10 µs another 15 ns.
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._is_torch_function_mode_enabled
-_transforms_active = torch._C._are_functorch_transforms_active
-_tracing_state = torch._C._get_tracing_state
 _grad_enabled = torch.is_grad_enabled
-_is_batched = torch._C._functorch.is_legacy_batchedtensor
 
 _library = torch.library.Library("fusednorm", "DEF")
 # The strides of the outputs follow the input's, so a compiled graph must hand over the strides that the fake saw.
@@ -220,7 +222,7 @@ class _Norm(torch.autograd.Function):
 
 
 # Function.apply spends 2 of its 5 µs on torch.func, which never gets here, and on binding default arguments.
-_apply = super(torch.autograd.Function, _Norm).apply
+_apply = short_apply(_Norm)
 
 
 def _differentiable(
@@ -248,12 +250,12 @@ def _run_backward(*arguments: Any) -> Sequence[Tensor | None]:
 
 
 def _run_below_autograd(*arguments: Any) -> Outputs:
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _forward_op(*arguments)
 
 
 def _forward_autograd(*arguments: Any) -> Outputs:
-    if _transformed():
+    if transformed():
         return _checked_composite_forward(*arguments)
     if not (torch.is_grad_enabled() and _any_requires_grad(arguments[:5])):
         return _run_below_autograd(*arguments)
@@ -263,9 +265,9 @@ def _forward_autograd(*arguments: Any) -> Outputs:
 
 
 def _backward_autograd(*arguments: Any) -> Gradients:
-    if _transformed() or (torch.is_grad_enabled() and _any_requires_grad(arguments[:8])):
+    if transformed() or (torch.is_grad_enabled() and _any_requires_grad(arguments[:8])):
         return _checked_composite_backward(*arguments)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return _backward_op(*arguments)
 
 
@@ -306,17 +308,12 @@ def _composite_backward(*arguments: Any) -> Gradients:
     return grad_input, grad_weight, grad_bias, grad_scale, grad_shift
 
 
-def _transformed() -> bool:
-    """True under torch.func's transforms and forward-mode AD, which work on the reference's torch ops."""
-    return _transforms_active() or forward_ad._current_level >= 0
-
-
 def _batched(tensors: Sequence[Tensor | None]) -> bool:
     """True with a tensor of the vmap behind ``is_grads_batched``, which no mode announces and which has no memory.
 
     Asked only where something is amiss, as it costs 0.1 us a tensor.
     """
-    return any(tensor is not None and _is_batched(tensor) for tensor in tensors)
+    return any(tensor is not None and is_batched(tensor) for tensor in tensors)
 
 
 def _plain(tensor: Tensor) -> bool:
@@ -326,20 +323,7 @@ def _plain(tensor: Tensor) -> bool:
 
 def _readable(gradient: Tensor) -> bool:
     """True for a plain tensor with memory, which what some derivatives of torch hand down has not."""
-    return _plain(gradient) and not gradient._is_zerotensor()
-
-
-def _direct(tensor: Tensor) -> bool:
-    """True where no mode, transform, trace or profiler waits for a dispatcher call; each test costs 40 to 70 ns."""
-    return (
-        (tensor.is_cpu or tensor.is_cuda)
-        and not _dispatch_modes()
-        and not _function_modes()
-        and not _transforms_active()
-        and not _tracing_state()
-        and forward_ad._current_level < 0
-        and not profiler._is_profiler_enabled
-    )
+    return _plain(gradient) and not is_zerotensor(gradient)
 
 
 def _straight(
@@ -352,7 +336,7 @@ def _straight(
         and (bias is None or _plain(bias))
         and (scale is None or _plain(scale))
         and (shift is None or _plain(shift))
-        and _direct(input)
+        and undisturbed(input)
     )
 
 
@@ -382,7 +366,7 @@ def norm_forward(
     direct = _straight(input, weight, bias, scale, shift)
     if not direct or (mean is not None and not (_plain(mean) and var is not None and _plain(var))):
         tensors = (input, weight, bias, scale, shift)
-        run = _composite_forward if _transformed() or _batched(tensors) else _forward_op
+        run = _composite_forward if transformed() or _batched(tensors) else _forward_op
         return run(*tensors, *given)
     try:
         if _grad_enabled() and (
@@ -449,12 +433,12 @@ def _gradients(
         return gradients
     if (
         all(tensor is None or _plain(tensor) for tensor in tensors)
-        and _direct(input)
+        and undisturbed(input)
         and _readable(grad_output)
         and not (torch.is_grad_enabled() and _any_requires_grad(tensors))
     ):
         return _run_backward(*arguments)
-    if _transformed() or _batched(tensors):
+    if transformed() or _batched(tensors):
         return _composite_backward(*arguments)
     gradients = _backward_op(*arguments)
     return gradients
