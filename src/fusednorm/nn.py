@@ -14,7 +14,7 @@ fused ReLU.
 
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor
 from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
-from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase, InstanceNormBase
+from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase, InstanceNormBase, input_check, unbatched_rank
 
 ActivationLike = str | Activation | None
 
@@ -180,6 +180,12 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
 
 
 class _FusedBatchNorm(_Fused, BatchNormBase):
+    _check_input: Callable[[Tensor], None]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._check_input = input_check(cls)  # type: ignore[assignment]
+
     def __init__(
         self,
         num_features: int,
@@ -199,11 +205,11 @@ class _FusedBatchNorm(_Fused, BatchNormBase):
 
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is Tensor:
-            self._check_input_dim(input)
+            self._check_input(input)
         elif (call := interop.leaf(self, input)) is not None:
             return call
         elif not isinstance(input, torch.fx.Proxy):
-            self._check_input_dim(input)
+            self._check_input(input)
         update = self.training and self.track_running_stats
         given = update or not self.training  # running statistics that are not to be updated stay out of training
         return functional.counted_batch_norm(
@@ -246,6 +252,14 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
 
 
 class _FusedInstanceNorm(_Fused, InstanceNormBase):
+    _check_input: Callable[[Tensor], None]
+    _unbatched_rank: Callable[[], int]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._check_input = input_check(cls)  # type: ignore[assignment]
+        cls._unbatched_rank = unbatched_rank(cls)  # type: ignore[assignment]
+
     def __init__(
         self,
         num_features: int,
@@ -266,8 +280,8 @@ class _FusedInstanceNorm(_Fused, InstanceNormBase):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
             return call
-        self._check_input_dim(input)
-        unbatched = input.dim() == self._get_no_batch_dim()
+        self._check_input(input)
+        unbatched = input.dim() == self._unbatched_rank()
         axis = -1 if self.channel_dim == -1 else int(not unbatched)
         if input.size(axis) != self.num_features:
             self._refuse_channels(input, axis)

@@ -159,6 +159,32 @@ except ImportError:
 BatchNormBase = _BatchNorm
 InstanceNormBase = _InstanceNorm
 
+
+def input_check(kind: type[nn.Module]) -> Callable[[Any, Tensor], None]:
+    """The method by which a class of batch or instance norms refuses inputs of another rank, ``_check_input_dim``.
+
+    Since 2.0. Without: inputs of every rank are taken.
+    """
+    found: Callable[[Any, Tensor], None] = getattr(kind, "_check_input_dim", _accept)
+    return found
+
+
+def _accept(module: nn.Module, input: Tensor) -> None:
+    pass
+
+
+def unbatched_rank(kind: type[nn.Module]) -> Callable[[Any], int]:
+    """The method that gives the rank of one sample to a class of instance norms, ``_get_no_batch_dim``.
+
+    Since 2.0. Without: 2 for an InstanceNorm1d, 3 for an InstanceNorm2d and 4 for an InstanceNorm3d.
+    """
+    found: Callable[[Any], int] | None = getattr(kind, "_get_no_batch_dim", None)
+    if found is not None:
+        return found
+    rank = 4 if issubclass(kind, nn.InstanceNorm3d) else 3 if issubclass(kind, nn.InstanceNorm2d) else 2
+    return lambda module: rank
+
+
 #: The method by which a module tells torch.jit.script what to compile in its place. Since 2.0. Without:
 #: torch.jit.script fails on the module's source, with words of its own.
 SCRIPT_HOOK = "__prepare_scriptable__"
