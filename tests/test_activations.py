@@ -55,6 +55,12 @@ def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
         Activation(name, 2.0)
 
 
+@pytest.mark.parametrize("name", FORMULAS)
+def test_an_activation_is_made_again_from_its_fields(name: str) -> None:
+    one = Activation(name)
+    assert Activation(one.name, one.parameter) == one
+
+
 @pytest.mark.parametrize("value", ["a", math.nan, math.inf])
 def test_a_parameter_is_a_finite_number(value: Any) -> None:
     with pytest.raises(ValueError, match=r"parameter of 'silu'.*finite number"):

@@ -105,10 +105,11 @@ def test_a_traced_module(name: str, training: bool) -> None:
             torch.testing.assert_close(value, state[key])
 
 
+@pytest.mark.parametrize("activation", ["silu", "relu"])  # one with a parameter and one without
 @pytest.mark.parametrize("name", MODULES)
-def test_hooks_of_a_traced_module_run_once(name: str) -> None:
+def test_hooks_of_a_traced_module_run_once(name: str, activation: str) -> None:
     make, shape = MODULES[name]
-    module = make(activation="silu").eval()
+    module = make(activation=activation).eval()
     module.register_forward_hook(lambda module, inputs, output: output * 2)
     module.register_forward_pre_hook(lambda module, inputs: (inputs[0] + 1,))
     net, x = Net(module).eval(), torch.randn(shape)

@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("dtypes", "strides"),
     ("storage",),
     ("text",),
+    ("private",),
     ("machine",),
     ("backends.reference", "backends.cpu", "backends.triton"),
     ("choice",),
@@ -64,7 +65,7 @@ IMPORTERS: dict[str, set[str]] = {
 # The packages that not every module may import, and who.
 PACKAGES: dict[str, set[str]] = {
     "numba": {"backends.cpu"},
-    "llvmlite": {"backends.cpu"},
+    "llvmlite": {"backends.cpu", "private"},
     "triton": {"backends.triton"},
     "matplotlib": {"bench"},
     "typer": {"cli"},

@@ -11,7 +11,9 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from fusednorm.backends.triton.launch import Launch, _start
+from fusednorm.backends.triton import launch as launches
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.private.triton_names import start_of
 
 STREAM, FUNCTION, METADATA = 99, 11, (4, 1)
 TAIL = (128, 32, True, "value")
@@ -59,7 +61,7 @@ class Unknown(Launcher):
 @pytest.mark.parametrize("kind", [Launcher, Nested, Scratch, Unknown])
 def test_starts_as_the_launcher_itself_does(kind: type[Launcher]) -> None:
     ours, official = kind(), kind()
-    start = _start(SimpleNamespace(run=ours, function=FUNCTION, packed_metadata=METADATA), 7, [16, None, 32], TAIL)
+    start = start_of(SimpleNamespace(run=ours, function=FUNCTION, packed_metadata=METADATA), 7, [16, None, 32], TAIL)
     assert ours.calls == []
     for addresses in ([48, None, 64], [80, None, 96]):
         start(STREAM, addresses)
@@ -72,7 +74,7 @@ def test_a_launcher_of_a_known_form_works_out_nothing_again(
     kind: type[Launcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = kind()
-    start = _start(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16, None, 32], TAIL)
+    start = start_of(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16, None, 32], TAIL)
     monkeypatch.setattr(kind, "__call__", None)
     start(STREAM, [48, None, 64])
     assert len(run.calls) == 1
@@ -80,7 +82,7 @@ def test_a_launcher_of_a_known_form_works_out_nothing_again(
 
 def test_what_a_launch_passes_on_is_seen_without_launching() -> None:
     run = Launcher()
-    _start(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16], TAIL)
+    start_of(SimpleNamespace(run=run, function=FUNCTION, packed_metadata=METADATA), 7, [16], TAIL)
     assert "launch" not in vars(run)
     assert run.calls == []
 
@@ -110,7 +112,7 @@ class Kernel:
 def stream(monkeypatch: pytest.MonkeyPatch) -> int:
     """The current stream of the tensors' device, which torch may not know."""
     streams = {_at(0).get_device(): STREAM}
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", streams.__getitem__, raising=False)
+    monkeypatch.setattr(launches, "current_raw_stream", streams.__getitem__)
     return STREAM
 
 

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans import base
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
@@ -75,7 +76,7 @@ class Devices:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, current: int) -> None:
         self.current, self.launched, self.entered = current, [], 0
-        monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: self.current, raising=False)
+        monkeypatch.setattr(base, "current_device", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "device", self.enter)
         monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: self.launched.append(self.current))
         monkeypatch.setattr(instances, "_common", lambda problem: None)

@@ -167,7 +167,8 @@ class Activation:
         if formula is None:
             known = ", ".join(sorted([*FORMULAS, *ALIASES]))
             raise ValueError(f"activation: {self.name!r} is unknown; expected None or one of {known}")
-        if self.parameter is not None and formula.parameter is None:
+        # torch.fx writes an activation into the code of a graph with all of its fields, and 0.0 is what they hold here.
+        if self.parameter not in (None, formula.default) and formula.parameter is None:
             raise ValueError(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
         parameter = formula.default if self.parameter is None else self.parameter
         if not isinstance(parameter, Real) or not isfinite(parameter):

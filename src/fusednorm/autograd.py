@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusednorm import dispatch
 from fusednorm.backends import reference
-from fusednorm.gate import batched, straight_backward, straight_forward, transformed
+from fusednorm.gate import batched, straight_backward, straight_forward
 from fusednorm.library import (
     BACKWARD,
     FORWARD,
@@ -31,6 +31,7 @@ from fusednorm.library import (
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.op_arguments import backward_norm, forward_norm
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.private.torch_names import below_autograd, short_apply, transformed
 
 _grad_enabled = torch.is_grad_enabled
 
@@ -90,7 +91,7 @@ class Normalization(torch.autograd.Function):
 
 
 # Function.apply spends 2 of its 5 µs on torch.func, which never gets here, and on binding default arguments.
-_apply = super(torch.autograd.Function, Normalization).apply
+_apply = short_apply(Normalization)
 
 
 def normalize(norm: Norm, operands: Operands, statistics: bool = True) -> Results:
@@ -196,7 +197,7 @@ def _composite_backward(norm: Norm, operands: BackwardOperands, wanted: Sequence
 
 
 def _below_autograd(norm: Norm, operands: Operands) -> Results:
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         return forward_op(norm, operands)
 
 
@@ -216,7 +217,7 @@ def _backward_autograd(*arguments: Any) -> FiveTensors:
     if transformed() or (_grad_enabled() and _any_requires_grad(operands)):
         norm = backward_norm(BACKWARD, operands, *arguments[8:])
         return five_tensors(_composite_backward(norm, operands, wanted), operands.input)
-    with torch._C._AutoDispatchBelowAutograd():
+    with below_autograd():
         found: FiveTensors = torch.ops.fusednorm.norm_backward.default(*arguments)
         return found
 

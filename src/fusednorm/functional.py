@@ -25,9 +25,10 @@ from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results
+from fusednorm.private.torch_names import no_torch_function
 from fusednorm.running import update_running
 
-_PLAIN = (None, torch._C._disabled_torch_function_impl)
+_PLAIN = (None, no_torch_function)
 
 
 def _overloaded(*tensors: object) -> bool:

@@ -16,20 +16,14 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-# Functions of torch that take a module apart and read its eps, each with what it makes of it.
-_FOLDS = {
-    ("torch.nn.utils.fusion", "fuse_conv_bn_eval"): "folds it into the convolution",
-    ("torch.nn.utils.fusion", "fuse_linear_bn_eval"): "folds it into the linear layer",
-    ("torch._inductor.fx_passes.efficient_conv_bn_eval", "efficient_conv_bn_eval"): "folds it into the convolution",
-    ("torch.nn.modules.batchnorm", "SyncBatchNorm.convert_sync_batchnorm"): "makes a torch.nn.SyncBatchNorm of it",
-    ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): "makes an MKL-DNN batch norm of it",
-}
-# These take a module's weights for a kernel of their own if two norms have one eps, and else call the modules.
-_COMPARISONS = {
-    ("torch.nn.modules.transformer", "TransformerEncoderLayer.forward"),
-    ("torch.nn.modules.transformer", "TransformerEncoder.__init__"),
-}
-_ALONG_THE_LAST = ("torch.nn.utils.fusion", "fuse_linear_bn_eval")
+from fusednorm.private.torch_names import (
+    COMPARISONS,
+    FOLD_ALONG_THE_LAST,
+    FOLDS,
+    BatchNormBase,
+    fuser_methods,
+    has_hooks,
+)
 
 
 def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
@@ -39,10 +33,10 @@ def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
     recognized too, which replacing them in torch would not reach.
     """
     name = (reader.f_globals.get("__name__", ""), reader.f_code.co_qualname)
-    if name in _COMPARISONS:
+    if name in COMPARISONS:
         return float("nan")  # equal to no other, so the module itself is called
-    if name in _FOLDS and (module.activation is not None or name != _ALONG_THE_LAST):
-        _refuse(module, f"{name[1]} {_FOLDS[name]}")
+    if name in FOLDS and (module.activation is not None or name != FOLD_ALONG_THE_LAST):
+        _refuse(module, f"{name[1]} {FOLDS[name]}")
     return eps
 
 
@@ -76,8 +70,7 @@ def leaf(module: Any, input: Any) -> Any:
     if not isinstance(tracer, torch.fx.Tracer):
         return None
     path = tracer.path_of_module(module)
-    hooked = module._forward_hooks or module._forward_pre_hooks or torch.nn.modules.module._has_any_global_hook()
-    if path and not hooked:
+    if path and not has_hooks(module):
         return tracer.create_proxy("call_module", path, (input,), {})
     normalize = getattr(module, "_normalize", None)
     return None if normalize is None else normalize(input)
@@ -113,7 +106,7 @@ def _fuse(
     plain = list(modules)
     for index, (module, kind) in enumerate(zip(modules, types, strict=True)):
         activation = getattr(module, "activation", None)
-        if not issubclass(kind, nn.modules.batchnorm._BatchNorm):
+        if not issubclass(kind, BatchNormBase):
             continue
         if getattr(module, "channel_dim", 1) != 1:
             _refuse(module, "fuse_modules folds it into another module")
@@ -136,9 +129,8 @@ def register_fusions(classes: dict[type, type]) -> None:
     ``classes`` maps torch's to ours. Where torch has not loaded its quantization, or keeps its table elsewhere,
     fuse_modules refuses our modules itself.
     """
-    mappings = sys.modules.get("torch.ao.quantization.fuser_method_mappings")
-    methods = getattr(mappings, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", None)
-    if not isinstance(methods, dict):
+    methods = fuser_methods(sys.modules)
+    if methods is None:
         return
     for types in list(methods):
         ours = tuple(classes.get(kind, kind) for kind in types)

@@ -14,17 +14,16 @@ fused ReLU.
 
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
+from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase, InstanceNormBase, input_check, unbatched_rank
 
 ActivationLike = str | Activation | None
 
@@ -67,9 +66,6 @@ class _Fused(torch.nn.Module):
     def eps(self, value: Any) -> None:
         self.__dict__["eps"] = self.__dict__["_eps"] = value  # torch's extra_repr reads the first
 
-    def __prepare_scriptable__(self) -> NoReturn:
-        interop.refuse_script(self)
-
     def _set_fused(self, activation: ActivationLike, channel_dim: int = 1) -> None:
         check_channel_dim(type(self).__name__, channel_dim)
         self.activation = resolve(activation)
@@ -83,6 +79,9 @@ class _Fused(torch.nn.Module):
         if self.channel_dim != 1:
             parts.append(f"channel_dim={self.channel_dim}")
         return ", ".join(parts)
+
+
+setattr(_Fused, SCRIPT_HOOK, interop.refuse_script)
 
 
 class GroupNorm(_Fused, torch.nn.GroupNorm):
@@ -180,7 +179,13 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
 
 
-class _FusedBatchNorm(_Fused, _BatchNorm):
+class _FusedBatchNorm(_Fused, BatchNormBase):
+    _check_input: Callable[[Tensor], None]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._check_input = input_check(cls)  # type: ignore[assignment]
+
     def __init__(
         self,
         num_features: int,
@@ -200,11 +205,11 @@ class _FusedBatchNorm(_Fused, _BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is Tensor:
-            self._check_input_dim(input)
+            self._check_input(input)
         elif (call := interop.leaf(self, input)) is not None:
             return call
         elif not isinstance(input, torch.fx.Proxy):
-            self._check_input_dim(input)
+            self._check_input(input)
         update = self.training and self.track_running_stats
         given = update or not self.training  # running statistics that are not to be updated stay out of training
         return functional.counted_batch_norm(
@@ -246,7 +251,15 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
     """
 
 
-class _FusedInstanceNorm(_Fused, _InstanceNorm):
+class _FusedInstanceNorm(_Fused, InstanceNormBase):
+    _check_input: Callable[[Tensor], None]
+    _unbatched_rank: Callable[[], int]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._check_input = input_check(cls)  # type: ignore[assignment]
+        cls._unbatched_rank = unbatched_rank(cls)  # type: ignore[assignment]
+
     def __init__(
         self,
         num_features: int,
@@ -267,8 +280,8 @@ class _FusedInstanceNorm(_Fused, _InstanceNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
             return call
-        self._check_input_dim(input)
-        unbatched = input.dim() == self._get_no_batch_dim()
+        self._check_input(input)
+        unbatched = input.dim() == self._unbatched_rank()
         axis = -1 if self.channel_dim == -1 else int(not unbatched)
         if input.size(axis) != self.num_features:
             self._refuse_channels(input, axis)

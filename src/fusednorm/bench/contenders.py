@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch._functorch.config as functorch_config
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from fusednorm.bench.judging import Asked, Results
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 from fusednorm.choice import forced
 from fusednorm.machine.timing import Call
+from fusednorm.private.torch_names import kept_buffers
 from fusednorm.problems import forward_problem
 from fusednorm.tolerance import OURS, PEER, Allowance
 
@@ -212,7 +212,7 @@ class Compiled(Eager):
             self._compiled = workload, torch.compile(torch_norm(workload), fullgraph=True, dynamic=False)
         function = self._compiled[1]
         if asked != "forward":
-            with functorch_config.patch(donated_buffer=False):
+            with kept_buffers():
                 function(inputs.requiring_grad())
         return prepared_torch(function, inputs, asked)
 

@@ -22,12 +22,13 @@ from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
 from fusednorm.graph.verification import Verification, evaluate, verify
 from fusednorm.graph.workspace import Workspace
+from fusednorm.private.torch_names import set_grad_enabled
 
 logger = logger_of(__name__)
 
 STAGES = ("validate", "build_operation_graph", "create_execution_plans", "check_support", "build_plans")
 DEBUG = logging.DEBUG
-_grad_enabled, _set_grad_enabled = torch.is_grad_enabled, torch._C._set_grad_enabled
+_grad_enabled = torch.is_grad_enabled
 _increment_version = torch.autograd.graph.increment_version
 
 
@@ -295,7 +296,7 @@ class Graph(GraphBuilder):
         values = self._reader.read(variant_pack)
         values += self._workspace.views(workspace)
         recording = _grad_enabled()
-        _set_grad_enabled(False)
+        set_grad_enabled(False)
         try:
             if logger.isEnabledFor(DEBUG):
                 self._execute_logged(program, values)
@@ -306,7 +307,7 @@ class Graph(GraphBuilder):
             written = [values[slot] for slot in self._reader.outputs]
             _increment_version([tensor for tensor in written if not tensor.is_inference()])
         finally:
-            _set_grad_enabled(recording)
+            set_grad_enabled(recording)
 
     def _execute_logged(self, program: Program, values: list[Any]) -> None:
         for index, step in enumerate(program.steps):

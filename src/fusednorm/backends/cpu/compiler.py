@@ -20,8 +20,7 @@ import os
 import platform
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -35,6 +34,8 @@ except ImportError:  # then instances.unavailable says so, and nothing here is c
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
 from fusednorm.instance import CompilationError
+from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings
+from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
 from fusednorm.storage import cache_root, contents, problem, readonly_root, replace_file
 
 logger = logging.getLogger(__name__)
@@ -82,22 +83,6 @@ class Function:
 
 
 _RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-
-#: Settings of Numba that would change the kernels' code, or make it need Numba's runtime, at their defaults.
-_SETTINGS = {
-    "DISABLE_JIT": 0,
-    "CPU_NAME": None,
-    "CPU_FEATURES": None,
-    "ENABLE_AVX": True,
-    "ENABLE_PROFILING": 0,
-    "LLVM_PASS_TIMINGS": 0,
-    "JIT_COVERAGE": 0,
-    "BOUNDSCHECK": None,
-    "EXTEND_VARIABLE_LIFETIMES": 0,
-    "LOOP_VECTORIZE": 1,
-    "SLP_VECTORIZE": 0,
-    "LLVM_REFPRUNE_PASS": 1,
-}
 
 _lock = threading.RLock()
 _loaded: dict[Kernel, Function] = {}
@@ -187,9 +172,7 @@ def assemble(ir: str, public: str, level: int = 1) -> bytes:
         builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=level))
         builder.getModulePassManager().run(module, builder)
         foreign = [
-            item.name
-            for item in module.functions
-            if item.is_declaration and item.name.startswith(("NRT_", "numba_", "Py", "_Py"))
+            item.name for item in module.functions if item.is_declaration and item.name.startswith(RUNTIME_PREFIXES)
         ]
         if foreign:
             raise RuntimeError(f"the kernel {public} needs Numba's runtime ({', '.join(foreign)})")
@@ -221,7 +204,7 @@ def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
     """Compile a kernel; return its signature, the symbol and the object code."""
     from numba import cfunc  # costs 0.3 s, paid only where there is something to compile
 
-    with _own_settings():
+    with own_settings():
         from fusednorm.backends.cpu import kernels
 
         function, signature = kernels.build(kernel)
@@ -235,45 +218,6 @@ def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
     return signature, symbol, assemble(ir, symbol)
 
 
-@contextmanager
-def _own_settings() -> Iterator[None]:
-    """Numba as the kernels need it, whatever NUMBA_OPT and its like say for the program's own functions.
-
-    The program's functions are compiled in other threads before or after, by Numba's own lock, and as they were.
-    """
-    from numba.core import config, registry
-    from numba.core.compiler_lock import global_compiler_lock
-
-    with global_compiler_lock:
-        context = registry.cpu_target.target_context
-        pinned = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
-        pinned["OPT"] = type(config.OPT)(3)
-        # What they print goes to stdout, amid the program's own output.
-        talk = [name for name in vars(config) if name.startswith(("DEBUG", "DUMP_"))]
-        pinned |= {name: 0 for name in talk if isinstance(getattr(config, name), int)}
-        found = {name: getattr(config, name) for name in pinned}
-        # It keeps the processor and the level of optimization that were set when it was made.
-        generator = getattr(context, "_internal_codegen", None)
-        try:
-            for name, value in pinned.items():
-                setattr(config, name, value)
-            if generator is not None:
-                context._internal_codegen = _code_generator()
-            yield
-        finally:
-            if generator is not None:
-                context._internal_codegen = generator
-            for name, value in found.items():
-                setattr(config, name, value)
-
-
-@cache
-def _code_generator() -> Any:
-    from numba.core.codegen import JITCPUCodegen
-
-    return JITCPUCodegen("fusednorm.exec")
-
-
 def _entry(symbol: str, function: str, signature: str) -> str:
     """The IR of run(arguments, start, stop, worker) around a compiled kernel, which returns a pointer to nothing."""
     lines, operands = [], []
@@ -284,7 +228,7 @@ def _entry(symbol: str, function: str, signature: str) -> str:
         operands.append(f"{kind} %a{i}")
     if signature.endswith("t"):
         operands.append("i64 %worker")
-    call = f'  call ptr @"{function}"({", ".join([*operands, "i64 %start", "i64 %stop"])})'
+    call = f'  call {VOID_RESULT} @"{function}"({", ".join([*operands, "i64 %start", "i64 %stop"])})'
     head = f"define void @{symbol}(ptr %arguments, i64 %start, i64 %stop, i64 %worker) {{"
     return "\n".join(["", head, *lines, call, "  ret void", "}", ""])
 
@@ -311,7 +255,7 @@ def describe_caches() -> dict[str, str]:
 def _digest() -> str:
     """A digest of all that the machine code depends on: sources, compiler and processor."""
     digest = hashlib.sha256()
-    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_ACTIVATIONS_FILE)]:
+    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_ACTIVATIONS_FILE), Path(_NUMBA_NAMES_FILE)]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.machine())
     digest.update("\0".join((*parts, llvm.get_host_cpu_name(), _cpu_features())).encode())

@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from fusednorm.private.torch_names import storage_handle, storage_use_count, swap_memory
+
 logger = logging.getLogger(__name__)
 
 SMALLEST = 1 << 22  # bytes: below this the C library keeps freed memory, and a kept block costs 10 us more
@@ -48,7 +50,7 @@ class Block:
         collector: no other thread can turn one kind of reference into the other there, by taking a tensor's storage
         and dropping the tensor.
         """
-        first, second = map(operator.call, _COUNTERS, (self.storage._cdata, self.storage))
+        first, second = map(operator.call, _COUNTERS, (storage_handle(self.storage), self.storage))
         return first, second
 
     def unchanged(self) -> bool:
@@ -57,7 +59,7 @@ class Block:
         return storage.data_ptr() == self.address and storage.nbytes() == self.size and storage.resizable()
 
 
-_COUNTERS: Any = (getattr(torch._C, "_storage_Use_Count", None), sys.getrefcount)
+_COUNTERS: Any = (storage_use_count, sys.getrefcount)
 
 # Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child. The block
 # that was lent first comes first.
@@ -134,7 +136,7 @@ def _move(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     What still knows the old one by a weak reference, or what was set on it as an attribute, never meets the new one.
     """
     new = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
-    new._swap_data_ptr_(storage)  # type: ignore[attr-defined]
+    swap_memory(new, storage)
     return new
 
 

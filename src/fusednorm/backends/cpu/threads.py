@@ -17,12 +17,12 @@ import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from fusednorm.backends.cpu.compiler import Function, assemble, link
+from fusednorm.private.torch_names import openmp_libraries
 
 #: Below this many bytes of work a second thread costs more than it saves.
 SERIAL_BYTES = 1 << 17
@@ -104,15 +104,7 @@ def openmp() -> tuple[str, Callable[..., None]] | None:
 
     GCC's runtime and LLVM's both export GOMP_parallel(function, data, num_threads, flags).
     """
-    home = Path(torch.__file__).resolve().parent.parent
-    try:
-        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
-    except OSError:
-        return None
-    libraries = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
-    # Another package may have brought a second runtime: torch's lies in its own folder, where it brings one.
-    libraries.sort(key=lambda path: (not path.startswith(f"{home}/torch"), path))
-    for path in libraries:
+    for path in openmp_libraries():
         try:
             parallel = ctypes.CDLL(path).GOMP_parallel
         except (OSError, AttributeError):

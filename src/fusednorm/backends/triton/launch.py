@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from fusednorm.private.torch_names import current_raw_stream
+from fusednorm.private.triton_names import DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
 
 Scalars = tuple[int, ...]
 #: What a compiled kernel was specialized for: the device, and for each tensor None or its dtype, followed by UNALIGNED
 #: where its address is no multiple of 16 bytes.
 Case = tuple[Any, ...]
 UNALIGNED = "unaligned"
-#: Starts a compiled kernel on a stream with these addresses.
-Start = Callable[[int, list[int | None]], Any]
 
 
 class Launch:
@@ -41,9 +39,9 @@ class Launch:
         follows: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
-        self.options: dict[str, Any] = {"num_warps": warps, "enable_fp_fusion": False}
+        self.options: dict[str, Any] = {"num_warps": warps, FP_FUSION: False}
         if follows and constants["OVERLAP"]:
-            self.options["launch_pdl"] = True
+            self.options[DEPENDENT_LAUNCH] = True
         self.starts: dict[Case, Start] = {}
 
     def __call__(self, *tensors: Tensor | None) -> None:
@@ -67,7 +65,7 @@ class Launch:
         if start is None:
             self.compile(case, tensors, addresses)
         else:
-            start(torch._C._cuda_getCurrentRawStream(device), addresses)
+            start(current_raw_stream(device), addresses)
 
     def compile(self, case: Case, tensors: tuple[Tensor | None, ...], addresses: list[int | None]) -> None:
         """The first call of a case, by Triton's own launch."""
@@ -75,40 +73,6 @@ class Launch:
         compiled = launch(*tensors, *self.scalars, **self.constants, **self.options)
         if compiled is not None:  # the interpreter compiles nothing
             tail = (*self.scalars, *self.constants.values())
-            self.starts[case] = _start(compiled, self.programs, addresses, tail)
-
-
-def _start(compiled: Any, programs: int, addresses: list[int | None], tail: tuple[Any, ...]) -> Start:
-    """The shortest way to start a compiled kernel.
-
-    ``compiled.run`` is the documented one. It wraps a launcher in C, whose arguments it works out anew each time, in
-    1 us. They are kept here wherever what it passes on has the form that Triton 3.6 to 3.9 give it.
-    """
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    stream, arguments = object(), (*addresses, *tail)
-    given = _passed_on(run, (programs, 1, 1, stream, function, metadata, None, None, None, *arguments))
-    if given[:4] == (programs, 1, 1, stream):
-        launch, end = run.launch, len(given) - len(arguments)
-        if given[end:] == arguments:
-            fixed = given[4:end]
-            return lambda stream, addresses: launch(programs, 1, 1, stream, *fixed, *addresses, *tail)
-        if given[-1] == arguments:
-            fixed = given[4:-1]
-            return lambda stream, addresses: launch(programs, 1, 1, stream, *fixed, (*addresses, *tail))
-    return lambda stream, addresses: run(
-        programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *tail
-    )
-
-
-def _passed_on(run: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a kernel's launcher passes on to the one in C, which is not called; () where that is not to be seen.
-
-    A kernel that needs scratch memory gets new memory each time, so nothing of it can be kept.
-    """
-    found: list[tuple[Any, ...]] = []
-    if getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1):
-        return ()
-    recorder = copy.copy(run)
-    recorder.launch = lambda *passed: found.append(passed)
-    recorder(*arguments)
-    return found[0] if len(found) == 1 else ()
+            start = start_of(compiled, self.programs, addresses, tail)
+            if start is not None:
+                self.starts[case] = start

@@ -13,16 +13,18 @@ from functools import partial
 
 from numba import njit
 
-_compile = partial(njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+from fusednorm.private.numba_names import INLINED, UNWRAPPED
+
+_compile = partial(njit, error_model="numpy", **UNWRAPPED)
 
 #: For element-wise work: what is written is what is computed.
 exact = _compile(fastmath={"contract"})
 
 #: The same for the functions of activations: LLVM would call a long one, and a call ends all vector code around it.
-inlined = _compile(fastmath={"contract"}, forceinline=True)
+inlined = _compile(fastmath={"contract"}, **INLINED)
 
 #: For the values of activations, which are well conditioned: z * (1 / d) becomes z / d.
-rewritten = _compile(fastmath={"reassoc", "arcp", "contract"}, forceinline=True)
+rewritten = _compile(fastmath={"reassoc", "arcp", "contract"}, **INLINED)
 
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
 reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})

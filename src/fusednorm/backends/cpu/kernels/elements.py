@@ -17,6 +17,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fusednorm.private.numba_names import bfloat, ir_type, void_value
+
 WRITTEN = ("output", "first", "second", "kept")
 SCRATCH = 512  # elements: three arrays of float32 take 6 KB of the L1 cache
 POINTEE = {
@@ -85,19 +87,6 @@ def _bfloat_to_float(builder, bits):
     return builder.bitcast(builder.shl(builder.zext(bits, i32), i32(16)), ir.FloatType())
 
 
-class _BFloat(ir.Type):
-    """LLVM's bfloat, which llvmlite does not know."""
-
-    def _to_string(self):
-        return "bfloat"
-
-    def __eq__(self, other):
-        return isinstance(other, _BFloat)
-
-    def __hash__(self):
-        return hash(_BFloat)
-
-
 def _float_to_bfloat_native(builder, value):
     """One instruction of AVX512-BF16, which takes subnormal numbers for zero: a sum with a number whose last place is
     theirs rounds those, so that the bits are those of every other processor."""
@@ -107,7 +96,7 @@ def _float_to_bfloat_native(builder, value):
     rounded = builder.bitcast(builder.fsub(builder.fadd(value, large), large), i32)
     signed = builder.or_(rounded, builder.and_(bits, i32(-(2**31))))
     small = builder.trunc(builder.lshr(signed, i32(16)), i16)
-    native = builder.bitcast(builder.fptrunc(value, _BFloat()), i16)
+    native = builder.bitcast(builder.fptrunc(value, bfloat()), i16)
     return builder.select(builder.icmp_signed("==", builder.and_(bits, i32(0x7F800000)), i32(0)), small, native)
 
 
@@ -153,7 +142,7 @@ def _make_store(pointee, compute, narrow, scope="output"):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
             _store(builder, p, i, narrow(builder, v) if narrow else v, scope)
-            return context.get_dummy_value()
+            return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
 
@@ -179,7 +168,7 @@ def _make_add(compute, scope):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
             _store(builder, p, i, builder.fadd(_load(builder, p, i, scope), v), scope)
-            return context.get_dummy_value()
+            return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
 
@@ -192,11 +181,11 @@ def _make_scratch(compute):
     @intrinsic
     def scratch(typing_context):
         def codegen(context, builder, signature, arguments):
-            array = ir.ArrayType(context.get_value_type(compute), SCRATCH)
+            array = ir.ArrayType(ir_type(context, compute), SCRATCH)
             with builder.goto_entry_block():
                 memory = builder.alloca(array)
                 memory.align = 64
-            return builder.bitcast(memory, context.get_value_type(pointer))
+            return builder.bitcast(memory, ir_type(context, pointer))
 
         return pointer(), codegen
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
 from fusednorm.strides import packed_strides
 
@@ -39,14 +40,8 @@ def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.
 
     A call has three to five allocations: each took 0.8 us of the host in place of 2.2.
     """
-    if device == "cuda":
-        try:
-            from torch._C._dynamo.guards import _empty_strided_cuda  # type: ignore[attr-defined]
-        except ImportError:
-            pass
-        else:
-            short: Callable[..., Tensor] = _empty_strided_cuda
-            return short
+    if device == "cuda" and empty_strided_cuda is not None:
+        return empty_strided_cuda
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
@@ -68,7 +63,7 @@ class Plan:
         return self.allocate((elements,), (1,), self.compute)
 
     def elsewhere(self, input: Tensor) -> bool:
-        return self.on_gpu and input.get_device() != torch._C._cuda_getDevice()
+        return self.on_gpu and input.get_device() != current_device()
 
 
 def contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -1,0 +1,152 @@
+"""Every private or undocumented name of Numba and llvmlite that fusednorm uses; importing this imports neither.
+
+Each name says what it is for, since when it exists (Numba 0.63 to 0.68 and llvmlite 0.46 to 0.50 were searched, and
+fusednorm needs the first of each), and what happens without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+from fusednorm.private.lookup import find
+
+#: Options of njit that leave out the wrappers by which Python and C call a function: they would double the time to
+#: compile it. In 0.63 to 0.68. Without: Numba's error at the first compilation names the option, and the reference
+#: runs.
+UNWRAPPED = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+#: The option of njit by which LLVM inlines a function wherever it is called. In 0.63 to 0.68. Without: as UNWRAPPED.
+INLINED = {"forceinline": True}
+
+#: How the symbols of Numba's runtime and of Python's C API begin: a kernel that refers to one cannot be kept on disk.
+#: In 0.63 to 0.68. Without: such a kernel passes the check, and linking it fails with the symbol's name.
+RUNTIME_PREFIXES = ("NRT_", "numba_", "Py", "_Py")
+
+#: What a C callback whose signature returns nothing returns in Numba's IR: a null pointer. In 0.63 to 0.68. Without:
+#: LLVM's error at the first compilation, and the reference runs.
+VOID_RESULT = "ptr"
+
+#: Settings of ``numba.core.config`` that would change the kernels' code, or make it need Numba's runtime, at their
+#: defaults. Each is left out where Numba has no setting of that name.
+SETTINGS = {
+    "DISABLE_JIT": 0,
+    "CPU_NAME": None,
+    "CPU_FEATURES": None,
+    "ENABLE_AVX": True,
+    "ENABLE_PROFILING": 0,
+    "LLVM_PASS_TIMINGS": 0,
+    "JIT_COVERAGE": 0,
+    "BOUNDSCHECK": None,
+    "EXTEND_VARIABLE_LIFETIMES": 0,
+    "LOOP_VECTORIZE": 1,
+    "SLP_VECTORIZE": 0,
+    "LLVM_REFPRUNE_PASS": 1,
+}
+#: The setting of the level of optimization, a number of a type of its own; 3 is the default.
+OPTIMIZATION = "OPT"
+#: How the names of settings begin that print to stdout, amid the program's own output.
+TALK = ("DEBUG", "DUMP_")
+
+
+def void_value(context: Any) -> Any:
+    """What an intrinsic without a result returns: ``BaseContext.get_dummy_value``, in 0.63 to 0.68.
+
+    Without: AttributeError at the first compilation, and the reference runs.
+    """
+    return context.get_dummy_value()
+
+
+def ir_type(context: Any, numba_type: Any) -> Any:
+    """LLVM's type of a value of Numba's type: ``BaseContext.get_value_type``, in 0.63 to 0.68.
+
+    Without: AttributeError at the first compilation, and the reference runs.
+    """
+    return context.get_value_type(numba_type)
+
+
+@cache
+def bfloat() -> Any:
+    """LLVM's bfloat, which llvmlite's IR has no type for: a subclass of ``ir.Type`` that overrides ``_to_string``.
+
+    In llvmlite 0.46 to 0.50. Without: NotImplementedError at the first compilation of a bfloat16 kernel on a processor
+    with AVX512-BF16, and the reference runs.
+    """
+    from llvmlite import ir
+
+    class BFloatType(ir.Type):
+        def _to_string(self) -> str:
+            return "bfloat"
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, BFloatType)
+
+        def __hash__(self) -> int:
+            return hash(BFloatType)
+
+    return BFloatType()
+
+
+@contextmanager
+def own_settings() -> Iterator[None]:
+    """Numba as the kernels need it, whatever NUMBA_OPT and its like say for the program's own functions.
+
+    The program's functions are compiled in other threads before or after, by Numba's own lock, and as they were.
+    """
+    config = find("numba.core", "config")
+    with _compiler_lock():
+        pinned = {name: value for name, value in SETTINGS.items() if hasattr(config, name)}
+        if hasattr(config, OPTIMIZATION):
+            pinned[OPTIMIZATION] = type(getattr(config, OPTIMIZATION))(3)
+        talk = [name for name in vars(config) if name.startswith(TALK)]
+        pinned |= {name: 0 for name in talk if isinstance(getattr(config, name), int)}
+        found = {name: getattr(config, name) for name in pinned}
+        try:
+            for name, value in pinned.items():
+                setattr(config, name, value)
+            with _own_code_generator():
+                yield
+        finally:
+            for name, value in found.items():
+                setattr(config, name, value)
+
+
+def _compiler_lock() -> AbstractContextManager[Any]:
+    """The lock under which Numba compiles: ``numba.core.compiler_lock.global_compiler_lock``, in 0.63 to 0.68.
+
+    Without: none, and a program's function that another thread compiles meanwhile gets the kernels' settings.
+    """
+    lock: AbstractContextManager[Any] = find("numba.core.compiler_lock", "global_compiler_lock", nullcontext())
+    return lock
+
+
+@contextmanager
+def _own_code_generator() -> Iterator[None]:
+    """A code generator for the kernels alone, since it keeps the processor and the level that it was made with.
+
+    ``_internal_codegen`` of ``numba.core.registry.cpu_target.target_context``, in 0.63 to 0.68. Without: the program's
+    own generator compiles the kernels, with the program's own NUMBA_CPU_NAME and NUMBA_OPT.
+    """
+    context = find("numba.core.registry", "cpu_target.target_context", None)
+    generator = getattr(context, "_internal_codegen", None)
+    own = None if generator is None else _code_generator()
+    if own is None:
+        yield
+        return
+    context._internal_codegen = own
+    try:
+        yield
+    finally:
+        context._internal_codegen = generator
+
+
+@cache
+def _code_generator() -> Any:
+    """A generator of machine code as Numba's own: ``numba.core.codegen.JITCPUCodegen``, in 0.63 to 0.68.
+
+    Without: None.
+    """
+    kind = find("numba.core.codegen", "JITCPUCodegen", None)
+    return None if kind is None else kind("fusednorm.exec")

@@ -1,0 +1,262 @@
+"""Every private or undocumented name of torch that fusednorm uses, each once.
+
+Each name says what it is for, the oldest version of torch in which it was found (2.0.1, 2.4.1, 2.8.0, 2.10.0, 2.11.0,
+2.13.0 and 2.15.0 were searched), and what happens without it. What every operation calls is torch's own function, bound
+to a constant, so that it costs what it costs in torch.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad, profiler
+
+from fusednorm.private.lookup import find
+
+
+def _assume_so() -> bool:
+    """The safe answer to "may something listen to the dispatcher?": every call then goes through the operator."""
+    return True
+
+
+def _without_memory(tensor: Tensor) -> bool:
+    """True for a tensor of torch's own class that has no memory to point to."""
+    if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+        return False
+    try:
+        return tensor.numel() > 0 and tensor.data_ptr() == 0
+    except RuntimeError:
+        return True
+
+
+def _module_or(module: Any, name: str, assumed: Any) -> Any:
+    """A module whose variable is read at each call, or, where it has no such variable, a constant in its place."""
+    return module if hasattr(module, name) else SimpleNamespace(**{name: assumed})
+
+
+# --- who listens to the dispatcher; all are asked in every call ---
+
+#: How many TorchDispatchModes are active. Since 2.0. Without: every call goes through the registered operator.
+dispatch_modes: Callable[[], Any] = find("torch._C", "_len_torch_dispatch_stack", _assume_so)
+
+#: Whether a TorchFunctionMode is active. Since 2.0. Without: every call goes through the registered operator.
+function_modes: Callable[[], bool] = find("torch._C", "_is_torch_function_mode_enabled", _assume_so)
+
+#: Whether a transform of torch.func is active. Since 2.0. Without: every call runs the reference, which every transform
+#: can differentiate and batch.
+transforms_active: Callable[[], bool] = find("torch._C", "_are_functorch_transforms_active", _assume_so)
+
+#: What torch.jit.trace records into, None where nothing is traced. Since 2.0. Without: torch.jit.is_tracing, slower.
+tracing_state: Callable[[], Any] = find("torch._C", "_get_tracing_state", torch.jit.is_tracing)  # type: ignore[attr-defined]
+
+#: ``_current_level``, -1 outside of every level of forward-mode AD. Since 2.0. Without: every call runs the reference,
+#: which has forward derivatives.
+_forward_ad = _module_or(forward_ad, "_current_level", 0)
+
+#: ``_is_profiler_enabled``, whether a profiler records. Since 2.4. Without: every call goes through the operator.
+_profiler = _module_or(profiler, "_is_profiler_enabled", True)
+
+
+def undisturbed(tensor: Tensor) -> bool:
+    """True where no mode, transform, trace or profiler waits for a dispatcher call; each test costs 40 to 70 ns."""
+    return (
+        (tensor.is_cpu or tensor.is_cuda)
+        and not dispatch_modes()
+        and not function_modes()
+        and not transforms_active()
+        and not tracing_state()
+        and _forward_ad._current_level < 0
+        and not _profiler._is_profiler_enabled
+    )
+
+
+def transformed() -> bool:
+    """True under torch.func's transforms and forward-mode AD, which work on the reference's torch operators."""
+    return transforms_active() or _forward_ad._current_level >= 0
+
+
+# --- tensors ---
+
+#: Whether a tensor belongs to the vmap behind ``is_grads_batched``, which no mode announces. Since 2.4. Without: a
+#: tensor of torch's own class without memory is taken for one, 1 us slower, where a call failed or is transformed.
+is_batched: Callable[[Tensor], bool] = find("torch._C._functorch", "is_legacy_batchedtensor", _without_memory)
+
+#: Whether a gradient is a zero without memory, as some derivatives of torch hand down. Since 2.0. Without: the address
+#: of its memory tells, for 0.1 us.
+is_zerotensor: Callable[[Tensor], bool] = find("torch", "Tensor._is_zerotensor", _without_memory)
+
+#: The ``__torch_function__`` of a subclass that wants to be treated as a plain tensor. Since 2.0. Without: Parameter's,
+#: which is the same object.
+no_torch_function: Any = find("torch._C", "_disabled_torch_function_impl", nn.Parameter.__torch_function__)
+
+
+# --- autograd ---
+
+#: A context in which an operator's call skips the Autograd key, for the operator's own kernel there. Since 2.0.
+#: Without: ImportError, since the call would come back to that kernel for ever.
+below_autograd: Callable[[], AbstractContextManager[Any]] = find("torch._C", "_AutoDispatchBelowAutograd")
+
+#: torch.set_grad_enabled as a function, of a sixth of its time. Since 2.0. Without: torch.set_grad_enabled.
+set_grad_enabled: Callable[[bool], Any] = find("torch._C", "_set_grad_enabled", torch.set_grad_enabled)
+
+
+def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` for calls outside of torch.func, which is 2 of its 5 us: the method of Function's C base.
+
+    Since 2.0. Without: ``function.apply``.
+    """
+    short = getattr(super(torch.autograd.Function, function), "apply", None)
+    return function.apply if short is None else short
+
+
+# --- CUDA; a build of torch without CUDA has none of these ---
+
+#: The index of the current device. Since 2.0. Without: torch.cuda.current_device, which also starts CUDA.
+current_device: Callable[[], int] = find("torch._C", "_cuda_getDevice", torch.cuda.current_device)
+
+
+def _current_stream(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+#: The handle of a device's current stream. Since 2.0. Without: the same by torch.cuda.current_stream, 1 us slower.
+current_raw_stream: Callable[[int], int] = find("torch._C", "_cuda_getCurrentRawStream", _current_stream)
+
+#: torch.empty_strided(shape, strides, dtype) on the current device, in 0.8 us of the host and not 2.2: what Inductor's
+#: code calls. Since 2.4. Without: None, and torch.empty_strided is called.
+empty_strided_cuda: Callable[..., Tensor] | None = find("torch._C._dynamo.guards", "_empty_strided_cuda", None)
+
+
+# --- storages, for the memory of dead outputs (backends/cpu/memory.py); without any of the three no memory is kept ---
+
+#: How many tensors and other C++ owners a storage has, by its handle. Since 2.4. Without: None.
+storage_use_count: Any = find("torch._C", "_storage_Use_Count", None)
+
+#: The handle of a storage, the address of its StorageImpl. Since 2.0. Without: AttributeError at its call.
+storage_handle: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+
+#: swap(a, b) exchanges the memory of two storages. Since 2.12: 2.11 has it not. Without: None.
+swap_memory: Any = find("torch", "UntypedStorage._swap_data_ptr_", None)
+
+
+# --- modules ---
+
+#: The base of BatchNorm1d, 2d and 3d and of SyncBatchNorm, which torch's tools ask isinstance for, and the base of
+#: InstanceNorm1d, 2d and 3d. Since 2.0. Without: the first base of BatchNorm1d, and of InstanceNorm1d.
+try:
+    from torch.nn.modules.batchnorm import _BatchNorm
+    from torch.nn.modules.instancenorm import _InstanceNorm
+except ImportError:
+    _BatchNorm = nn.BatchNorm1d.__mro__[1]  # type: ignore[misc, assignment]
+    _InstanceNorm = nn.InstanceNorm1d.__mro__[1]  # type: ignore[misc, assignment]
+BatchNormBase = _BatchNorm
+InstanceNormBase = _InstanceNorm
+
+
+def input_check(kind: type[nn.Module]) -> Callable[[Any, Tensor], None]:
+    """The method by which a class of batch or instance norms refuses inputs of another rank, ``_check_input_dim``.
+
+    Since 2.0. Without: inputs of every rank are taken.
+    """
+    found: Callable[[Any, Tensor], None] = getattr(kind, "_check_input_dim", _accept)
+    return found
+
+
+def _accept(module: nn.Module, input: Tensor) -> None:
+    pass
+
+
+def unbatched_rank(kind: type[nn.Module]) -> Callable[[Any], int]:
+    """The method that gives the rank of one sample to a class of instance norms, ``_get_no_batch_dim``.
+
+    Since 2.0. Without: 2 for an InstanceNorm1d, 3 for an InstanceNorm2d and 4 for an InstanceNorm3d.
+    """
+    found: Callable[[Any], int] | None = getattr(kind, "_get_no_batch_dim", None)
+    if found is not None:
+        return found
+    rank = 4 if issubclass(kind, nn.InstanceNorm3d) else 3 if issubclass(kind, nn.InstanceNorm2d) else 2
+    return lambda module: rank
+
+
+#: The method by which a module tells torch.jit.script what to compile in its place. Since 2.0. Without:
+#: torch.jit.script fails on the module's source, with words of its own.
+SCRIPT_HOOK = "__prepare_scriptable__"
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs hooks around its forward. ``_has_any_global_hook`` since 2.8, the others 2.0.
+
+    Without: True, and a trace records the module's function in place of the module.
+    """
+    try:
+        return bool(module._forward_hooks or module._forward_pre_hooks or nn.modules.module._has_any_global_hook())
+    except AttributeError:
+        return True
+
+
+def fuser_methods(loaded: dict[str, Any]) -> dict[Any, Callable[..., nn.Module]] | None:
+    """torch.ao.quantization.fuse_modules' table from tuples of types to methods, where that module is in ``loaded``.
+
+    Since 2.0. Without: None, and fuse_modules refuses fusednorm's modules with words of its own.
+    """
+    mappings = loaded.get("torch.ao.quantization.fuser_method_mappings")
+    methods = getattr(mappings, "_DEFAULT_OP_LIST_TO_FUSER_METHOD", None)
+    return methods if isinstance(methods, dict) else None
+
+
+#: Functions of torch that take a module apart and read its eps, by module and qualified name, each with what it makes
+#: of the module. Inductor's since 2.4, the others 2.0. Without: a function under another name drops the activation
+#: unseen, so a test calls each.
+FOLDS = {
+    ("torch.nn.utils.fusion", "fuse_conv_bn_eval"): "folds it into the convolution",
+    ("torch.nn.utils.fusion", "fuse_linear_bn_eval"): "folds it into the linear layer",
+    ("torch._inductor.fx_passes.efficient_conv_bn_eval", "efficient_conv_bn_eval"): "folds it into the convolution",
+    ("torch.nn.modules.batchnorm", "SyncBatchNorm.convert_sync_batchnorm"): "makes a torch.nn.SyncBatchNorm of it",
+    ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): "makes an MKL-DNN batch norm of it",
+}
+#: The one of them that takes the last dimension for the channels.
+FOLD_ALONG_THE_LAST = ("torch.nn.utils.fusion", "fuse_linear_bn_eval")
+#: Functions that take a module's weights for a kernel of their own if two norms have one eps, and else call the
+#: modules. Since 2.0. Without: as FOLDS.
+COMPARISONS = {
+    ("torch.nn.modules.transformer", "TransformerEncoderLayer.forward"),
+    ("torch.nn.modules.transformer", "TransformerEncoder.__init__"),
+}
+
+
+# --- what else torch brings ---
+
+
+def kept_buffers() -> AbstractContextManager[Any]:
+    """A context in which torch.compile makes backwards that may run again on the same saved tensors.
+
+    ``torch._functorch.config.donated_buffer`` since 2.8. Without: nothing to switch off.
+    """
+    try:
+        import torch._functorch.config as config
+
+        patched: AbstractContextManager[Any] = config.patch(donated_buffer=False)
+    except (ImportError, AttributeError):
+        return nullcontext()
+    return patched
+
+
+def openmp_libraries() -> list[str]:
+    """The OpenMP libraries that the process has loaded, torch's own first, which lies in torch's folder or beside it.
+
+    As the wheels of 2.0 to 2.15 are built. Without: [], and the kernels run on threads of fusednorm.
+    """
+    home = Path(torch.__file__).resolve().parent.parent
+    try:
+        mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if "omp" in line}
+    except OSError:
+        return []
+    found = [path for path in mapped if Path(path).name.startswith(("libgomp", "libomp", "libiomp"))]
+    return sorted(found, key=lambda path: (not path.startswith(f"{home}/torch"), path))

@@ -1,0 +1,66 @@
+"""Every private or undocumented name of Triton that fusednorm uses, each once; importing this imports no Triton.
+
+Each name says what it is for, since when it exists (3.6, 3.8 and 3.9 were searched, and fusednorm needs 3.6), and what
+happens without it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+#: The launch option that keeps a compiler from fusing products and sums by itself. In 3.6 to 3.9, for CUDA and for HIP.
+#: Without: Triton's KeyError at the first launch, which names the option.
+FP_FUSION = "enable_fp_fusion"
+
+#: The launch option by which a kernel may start before the one before it has ended, on CUDA. In 3.6 to 3.9. Without:
+#: Triton's KeyError at the first launch that asks for it, which names the option.
+DEPENDENT_LAUNCH = "launch_pdl"
+
+#: Starts a compiled kernel on a stream with these addresses.
+Start = Callable[[int, list[int | None]], Any]
+
+
+def start_of(compiled: Any, programs: int, addresses: list[int | None], tail: tuple[Any, ...]) -> Start | None:
+    """The shortest way to start what Triton's launch of a kernel returned; None where there is none.
+
+    ``compiled.run``, ``compiled.function`` and ``compiled.packed_metadata``, in 3.6 to 3.9, are called as run(x, y, z,
+    stream, function, metadata, launch_metadata, enter_hook, exit_hook, \\*arguments). ``run`` wraps a launcher in C,
+    ``launch``, whose arguments it works out anew each time, in 1 us. They are kept here wherever what it passes on has
+    a known form: in 3.6 the kernel's arguments come last, from 3.8 on the last argument is a tuple of them.
+
+    Without a known form of ``launch``: ``run`` is called. Without one of the three, or with other parameters of
+    ``run``: None, and every call goes through Triton's launch.
+    """
+    try:
+        run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+        stream, arguments = object(), (*addresses, *tail)
+        given = _passed_on(run, (programs, 1, 1, stream, function, metadata, None, None, None, *arguments))
+    except (AttributeError, TypeError):
+        return None
+    if given[:4] == (programs, 1, 1, stream):
+        launch, end = run.launch, len(given) - len(arguments)
+        if given[end:] == arguments:
+            fixed = given[4:end]
+            return lambda stream, addresses: launch(programs, 1, 1, stream, *fixed, *addresses, *tail)
+        if given[-1] == arguments:
+            fixed = given[4:-1]
+            return lambda stream, addresses: launch(programs, 1, 1, stream, *fixed, (*addresses, *tail))
+    return lambda stream, addresses: run(
+        programs, 1, 1, stream, function, metadata, None, None, None, *addresses, *tail
+    )
+
+
+def _passed_on(run: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a kernel's launcher passes on to the one in C, which is not called; () where that is not to be seen.
+
+    A kernel that needs scratch memory gets new memory each time, so nothing of it can be kept.
+    """
+    found: list[tuple[Any, ...]] = []
+    if getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1):
+        return ()
+    recorder = copy.copy(run)
+    recorder.launch = lambda *passed: found.append(passed)
+    recorder(*arguments)
+    return found[0] if len(found) == 1 else ()
