@@ -64,9 +64,9 @@ IMPORTERS: dict[str, set[str]] = {
 
 # The packages that not every module may import, and who.
 PACKAGES: dict[str, set[str]] = {
-    "numba": {"backends.cpu"},
-    "llvmlite": {"backends.cpu"},
-    "triton": {"backends.triton"},
+    "numba": {"backends.cpu", "private"},
+    "llvmlite": {"backends.cpu", "private"},
+    "triton": {"backends.triton", "private"},
     "matplotlib": {"bench"},
     "typer": {"cli"},
     "rich": {"cli"},
