@@ -64,9 +64,9 @@ IMPORTERS: dict[str, set[str]] = {
 
 # The packages that not every module may import, and who.
 PACKAGES: dict[str, set[str]] = {
-    "numba": {"backends.cpu"},
+    "numba": {"backends.cpu", "private"},
     "llvmlite": {"backends.cpu", "private"},
-    "triton": {"backends.triton"},
+    "triton": {"backends.triton", "private"},
     "matplotlib": {"bench"},
     "typer": {"cli"},
     "rich": {"cli"},

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusednorm
-from fusednorm import library
+from fusednorm import autograd
 from fusednorm.private import lookup, numba_names, torch_names, triton_names
 
 ROOT = Path(__file__).parents[1]
@@ -530,8 +530,8 @@ def test_the_short_apply_computes_what_apply_does(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_library_starts_its_function_the_short_way() -> None:
-    assert library._apply == torch_names.short_apply(library._Norm)
-    assert library._apply != library._Norm.apply
+    assert autograd._apply == torch_names.short_apply(autograd.Normalization)
+    assert autograd._apply != autograd.Normalization.apply
 
 
 # --- torch: CUDA ---

@@ -1,0 +1,74 @@
+"""The plans of every instance against what instance.py promises: on the CPU, in Triton's interpreter, on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cpu_support import fresh_process
+from plan_contract import CHECKS, SUBJECTS, Subject, another_device, faults
+
+from fusednorm.choice import all_instances
+
+CPU = [subject for subject in SUBJECTS if not subject.instance.startswith("triton.")]
+TRITON = [subject for subject in SUBJECTS if subject.instance.startswith("triton.")]
+
+
+def name_of(value: object) -> str:
+    if isinstance(value, Subject):
+        return f"{value.instance}-{value.norm.family}"
+    return getattr(value, "__name__", str(value))
+
+
+def test_every_instance_is_a_subject() -> None:
+    assert {subject.instance for subject in SUBJECTS} == {instance.name for instance in all_instances()}
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=name_of)
+@pytest.mark.parametrize("subject", CPU, ids=name_of)
+def test_on_the_cpu(subject: Subject, check: Callable[[Subject], object]) -> None:
+    assert faults(check, subject) == []  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
+def test_of_another_dtype(dtype: torch.dtype) -> None:
+    for subject in CPU:
+        for check in CHECKS:
+            assert faults(check, replace(subject, dtype=dtype)) == []
+
+
+INTERPRETED = """
+import json
+from dataclasses import replace
+from plan_contract import CHECKS, SUBJECTS, faults, unaligned_addresses
+triton = [subject for subject in SUBJECTS if subject.instance.startswith("triton.")]
+small = [replace(one, shape=(2, 4, 3, 3) if len(one.shape) == 4 else (3, 20)) for one in triton]
+checks = [check for check in CHECKS if check is not unaligned_addresses]  # of which an interpreter knows nothing
+print(json.dumps([fault for subject in small for check in checks for fault in faults(check, subject)]))
+"""
+
+
+def test_in_the_interpreter() -> None:
+    """In a process of its own, since TRITON_INTERPRET must be set before triton is imported."""
+    pytest.importorskip("triton")
+    path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+    assert fresh_process(path + INTERPRETED, TRITON_INTERPRET="1") == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda.is_available() is False")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("subject", TRITON, ids=name_of)
+def test_on_a_gpu(subject: Subject, dtype: torch.dtype) -> None:
+    for check in CHECKS:
+        assert faults(check, replace(subject, device="cuda", dtype=dtype)) == []
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("subject", TRITON, ids=name_of)
+def test_on_another_gpu_than_the_current(subject: Subject) -> None:
+    assert faults(another_device, subject) == []
