@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
+from triton.runtime.jit import create_function_from_signature
 
 from fusednorm.activations import FORMULAS
 from fusednorm.arguments import activation_of
@@ -52,6 +55,8 @@ class Case:
     training: bool = True
     parameters: torch.dtype | None = None  # None for the input's own
     instance: Any = None
+    eps: float = 1e-5
+    activation_parameter: float = 1.0
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -165,12 +170,12 @@ def _run(case: Case, made: list[Operation]) -> None:
     weight = torch.empty(case.shape[-1] if rows else case.shape[1], dtype=dtype, device="meta")
     scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
     bias = None if case.family == "rms_norm" else weight
-    activation = activation_of(case.activation, 1.0) if case.activation else None
+    activation = activation_of(case.activation, case.activation_parameter) if case.activation else None
     given = None if case.training else torch.empty(case.shape[1], dtype=compute, device="meta")
     common = (weight, bias, scale, scale, case.family, case.groups, 1, activation)
     made.append([])
     forward = _plan(case.instance, forward_problem(x, *common, not case.training))
-    _, mean, rstd, _ = forward(x, weight, bias, scale, scale, given, given, 1e-5)
+    _, mean, rstd, _ = forward(x, weight, bias, scale, scale, given, given, case.eps)
     if case.instance is not WHOLE:
         made.append([])
         backward = _plan(case.instance, backward_problem(x, x, *common, case.training))
@@ -230,22 +235,34 @@ def spread(able: Capabilities) -> list[Made]:
     return chosen
 
 
+@cache
+def _binder(kernel: Any) -> Any:
+    """Triton's own function from a launch's arguments to what it compiles a kernel for."""
+    return create_function_from_signature(kernel.signature, kernel.params, CUDABackend)
+
+
+def specialization(made: Made) -> tuple[dict[str, Any], list[Any]]:
+    """The arguments of a launch by their names, and what Triton compiles its kernel for, given aligned tensors."""
+    launch, tensors = made
+    arguments, found, _ = _binder(launch.kernel)(*tensors, *launch.scalars, **launch.constants)
+    return arguments, found
+
+
+def compile_key(made: Made) -> Any:
+    """Launches of one key run one compiled kernel."""
+    return made.kernel, str(specialization(made)[1]), str(made.launch.options)
+
+
 def source(made: Made) -> ASTSource:
     """What Triton would compile for a launch, given aligned tensors."""
-    short = {FP64: "fp64", FP32: "fp32", FP16: "fp16", BF16: "bf16"}
-    launch, tensors = made
-    values: list[Any] = [*tensors, *launch.scalars]
-    signature, constants, attributes = {}, {}, {}
-    for place, name in enumerate(launch.kernel.arg_names):
-        value = values[place] if place < len(values) else launch.constants[name]
-        if isinstance(value, torch.Tensor):
-            signature[name] = "*" + short[value.dtype]
-            attributes[(place,)] = [["tt.divisibility", 16]]
-        elif place < len(values) and value is not None and value != 1:
-            signature[name] = "i32"
-            if value % 16 == 0:
-                attributes[(place,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = "constexpr"
-            constants[(place,)] = value
-    return ASTSource(launch.kernel, signature, constants, attributes)
+    arguments, found = specialization(made)
+    values = list(arguments.values())
+    types, attributes = [entry[0] for entry in found], [entry[1] for entry in found]
+    constants = find_paths_if(types, lambda _, value: value == "constexpr")
+    facts = find_paths_if(attributes, lambda _, value: isinstance(value, str))
+    return ASTSource(
+        made.launch.kernel,
+        dict(zip(arguments, types, strict=True)),
+        {path: get_iterable_path(values, path) for path in constants},
+        {path: CUDABackend.parse_attr(get_iterable_path(attributes, path)) for path in facts},
+    )

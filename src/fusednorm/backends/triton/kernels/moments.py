@@ -109,5 +109,5 @@ def partials_of(
 
 
 @triton.jit
-def inverse_deviation(variance, EPS: tl.constexpr):
-    return 1.0 / tl.sqrt(variance + EPS)
+def inverse_deviation(variance, eps):
+    return 1.0 / tl.sqrt(variance + tl.full((), eps, variance.dtype))

@@ -5,14 +5,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
 
 
 @triton.jit
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample,
-    EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, given_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K: from memory for its statistics, and from the L1 for its output.
 
@@ -42,7 +41,7 @@ def rows_forward(
         variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + n + tl.arange(0, 1), mean)
-    rstd = inverse_deviation(variance, EPS)
+    rstd = inverse_deviation(variance, eps)
     if p_rstd is not None:
         tl.store(p_rstd + n + tl.arange(0, 1), rstd)
     for k in tl.range(0, K, BLOCK_K):
@@ -50,7 +49,7 @@ def rows_forward(
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
         gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
-        b_y = VALUE(b_z, tl.full((), PARAMETER, dtype))
+        b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
 
 
@@ -64,6 +63,7 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.
 @triton.jit
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
+    given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
@@ -76,7 +76,7 @@ def rows_backward(
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     if RELOAD:
@@ -125,7 +125,7 @@ def rows_backward(
 
 @triton.jit
 def row_totals(
-    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample,
+    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P / K and Q / K of one row, in steps of BLOCK_K."""
@@ -134,7 +134,7 @@ def row_totals(
     if OVERLAP:
         gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     rstd = tl.load(p_rstd + n)
     mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
     p = tl.zeros((BLOCK_K,), dtype)
@@ -155,6 +155,7 @@ def row_totals(
 def columns_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials,
     rows, blocks, dy_sample, x_sample, dx_sample, total,
+    given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -163,7 +164,7 @@ def columns_backward(
     block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)

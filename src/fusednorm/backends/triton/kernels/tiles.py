@@ -82,6 +82,12 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
+def parameter_of(given, DEFAULT: tl.constexpr, dtype: tl.constexpr):
+    """The activation's parameter: its default is compiled in; where DEFAULT is None, it is given at run time."""
+    return tl.full((), given if DEFAULT is None else DEFAULT, dtype)
+
+
+@triton.jit
 def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
     """mean and rstd of the units of channels."""
     if PER_BATCH:
@@ -160,8 +166,8 @@ def moments_of_rows(
 @triton.jit
 def finalize(
     p_partials, p_mean, p_rstd, p_var, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
-    OVERLAP: tl.constexpr, EPS: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    eps: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The statistics of one unit from its partials."""
     if OVERLAP:
@@ -172,7 +178,7 @@ def finalize(
         p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
         RMS, PER_BATCH, BLOCK_R, BLOCK_D,
     )  # fmt: skip
-    tl.store(p_rstd + unit, inverse_deviation(m2 / count, EPS))
+    tl.store(p_rstd + unit, inverse_deviation(m2 / count, eps))
     if p_mean is not None:
         tl.store(p_mean + unit, mean)
     if p_var is not None:
@@ -184,8 +190,8 @@ def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_groups, partial_group_channels, partial_channels, partial_spatial, partial_rows, partial_chunks,
-    partial_span, partial_channel, partial_chunk,
-    OVERLAP: tl.constexpr, EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr,
+    partial_span, partial_channel, partial_chunk, eps: tl.float64, given_parameter: tl.float64,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr,
     MERGE: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +220,7 @@ def apply(
             partial_rows, partial_chunks, partial_span, partial_channel, partial_chunk,
             RMS, PER_BATCH, BLOCK_R, BLOCK_D,
         )  # fmt: skip
-        rstd = inverse_deviation(m2 / count, EPS)
+        rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
             leads &= n == 0
@@ -231,7 +237,7 @@ def apply(
         gain *= rstd
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         b_y = VALUE(normalized(b_x - mean, gain, offset), parameter).to(p_y.dtype.element_ty)
         m_out = mask

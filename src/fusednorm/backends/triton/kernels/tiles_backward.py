@@ -11,6 +11,7 @@ from fusednorm.backends.triton.kernels.tiles import (
     mask_of,
     normalized,
     offsets_of,
+    parameter_of,
     statistics_of,
     tile_of,
 )
@@ -20,7 +21,7 @@ from fusednorm.backends.triton.kernels.tiles import (
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    total, partial_channel, partial_chunk,
+    total, partial_channel, partial_chunk, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     STAGES: tl.constexpr,
@@ -42,7 +43,7 @@ def reduce(
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, TILES, num_stages=STAGES):
@@ -197,7 +198,7 @@ def combine(
 def input_program(
     pid, p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
+    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk, given_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -241,7 +242,7 @@ def input_program(
         level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if p_mean is None:
             level = tl.zeros_like(slope)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
@@ -267,7 +268,7 @@ def gradients(
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     parameter_programs, programs, channel_programs, N,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
+    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -289,6 +290,6 @@ def gradients(
             p_mean, p_rstd, p_totals, p_partials,
             K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
             dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, partial_channel,
-            partial_chunk, OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
-            BLOCK_D,
+            partial_chunk, given_parameter,
+            OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

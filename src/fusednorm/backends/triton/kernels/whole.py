@@ -7,14 +7,15 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
 
 
 @triton.jit
 def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, x_sample, x_group, y_sample, y_group,
-    EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, G: tl.constexpr,
-    S: tl.constexpr, K: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
+    eps: tl.float64, given_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, G: tl.constexpr, S: tl.constexpr,
+    K: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_U units from their statistics to their output; the statistics are stored where somebody wants them."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
@@ -34,7 +35,7 @@ def whole_forward(
         variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + o_u, mean, m_u)
-    rstd = inverse_deviation(variance, EPS)
+    rstd = inverse_deviation(variance, eps)
     if p_rstd is not None:
         tl.store(p_rstd + o_u, rstd, m_u)
     if p_var is not None:
@@ -47,6 +48,6 @@ def whole_forward(
         o_modulation = n[:, None] * (G * (K // S)) + o_c
         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_modulation, o_c, mask, dtype)
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
-    b_y = VALUE(b_z, tl.full((), PARAMETER, dtype))
+    b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
     p_out = p_y + (n * y_sample + g * y_group)[:, None] + o_k[None, :]
     tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)

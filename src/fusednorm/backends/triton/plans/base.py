@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.problem import Layout, Problem, View
@@ -83,7 +84,10 @@ class Plan:
         self.rms, self.empty = problem.rms, view.numel == 0
         self.value, self.derivative = activation(used.name if used else None, problem.dtype, approximates())
         self.overlap = {"OVERLAP": overlaps()}
-        self.parameter = float(used.parameter or 0.0) if used else 0.0
+        self.activation_parameter = float(used.parameter or 0.0) if used else 0.0
+        default = FORMULAS[used.name].default if used else 0.0
+        #: The constant of a kernel's activation: its default parameter, or None for a value given at run time.
+        self.compiled_parameter = {"PARAMETER": default if self.activation_parameter == default else None}
 
     def workspace(self, elements: int) -> Tensor:
         return self.allocate((elements,), (1,), self.compute)
@@ -119,6 +123,7 @@ class ForwardPlan(Plan):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
+        self.prepared: tuple[float, tuple[Launch, ...]] | None = None
         self.has_variance = problem.family in ("batch_norm", "instance_norm") and problem.direction == "forward"
         view = problem.view
         self.saved_shape = (view.channels,) if problem.per_batch else (view.samples, view.groups)
@@ -168,6 +173,17 @@ class ForwardPlan(Plan):
                     tensor.zero_()
         return output, saved_mean, saved_rstd, saved_var
 
+    def launches(self, eps: float) -> tuple[Launch, ...]:
+        """The launches with an eps. Those of the last one are kept; another eps costs the host time, and compiles
+        nothing, since eps is an argument of the kernels."""
+        prepared = self.prepared
+        if prepared is None or prepared[0] != eps:
+            prepared = self.prepared = (eps, self.prepare(float(eps)))
+        return prepared[1]
+
+    def prepare(self, eps: float) -> tuple[Launch, ...]:
+        raise NotImplementedError
+
     def run(
         self,
         x: Tensor,
@@ -180,7 +196,7 @@ class ForwardPlan(Plan):
 
 
 class OneLaunchForward(ForwardPlan):
-    """A forward of one launch, whose constants are eps, what the plan knows of the problem, and its tile."""
+    """A forward of one launch, whose constants are what the plan knows of the problem, and its tile."""
 
     keeps_statistics = False
 
@@ -189,15 +205,11 @@ class OneLaunchForward(ForwardPlan):
     ) -> None:
         super().__init__(problem)
         self.kernel, self.programs, self.scalars, self.warps = kernel, programs, scalars, warps
-        self.constants = {"RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, **tile}
-        self.launches: dict[float, Launch] = {}
+        self.constants = {"RMS": self.rms, "VALUE": self.value, **self.compiled_parameter, **tile}
 
-    def launch(self, eps: float) -> Launch:
-        found = self.launches.get(eps)
-        if found is None:
-            constants = {"EPS": eps, **self.constants}
-            found = self.launches[eps] = Launch(self.kernel, self.programs, self.scalars, constants, self.warps)
-        return found
+    def prepare(self, eps: float) -> tuple[Launch, ...]:
+        scalars = (*self.scalars, eps, self.activation_parameter)
+        return (Launch(self.kernel, self.programs, scalars, self.constants, self.warps),)
 
 
 class BackwardPlan(Plan):

@@ -24,7 +24,8 @@ class RowsForward(OneLaunchForward):
         super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
-        self.launch(eps)(x, y, *parameters[:2], *saved[:2])
+        (launch,) = self.launches(eps)
+        launch(x, y, *parameters[:2], *saved[:2])
 
 
 class SummedRowsBackward(BackwardPlan):
@@ -71,9 +72,9 @@ class RowsBackward(SummedRowsBackward):
         self.backward = Launch(
             rows.rows_backward,
             programs,
-            (view.samples, grad.sample, problem.layout.sample, output.sample, self.total),
+            (view.samples, grad.sample, problem.layout.sample, output.sample, self.total, self.activation_parameter),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
                 "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
                 "RELOAD": config.reload,
@@ -98,18 +99,21 @@ class LongRowsBackward(SummedRowsBackward):
         steps = -(-self.rows // max(1, config.programs // blocks))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
-        common = {**self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter}
+        common = {**self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter}
         self.totals = Launch(
             rows.row_totals,
             self.rows,
-            (grad.sample, problem.layout.sample),
+            (grad.sample, problem.layout.sample, self.activation_parameter),
             {**common, "K": size, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total),
+            (
+                self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total,
+                self.activation_parameter,
+            ),
             {
                 **common, "DERIVATIVE": self.derivative, "BIAS": problem.bias_dtype is not None, "K": size,
                 "BLOCK_K": config.elements, "STEPS": steps,

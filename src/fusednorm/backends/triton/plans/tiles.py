@@ -84,9 +84,8 @@ class TilesForward(ForwardPlan):
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and self.partials.count <= merged(problem)
         self.keeps_statistics = not self.merges
-        self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
 
-    def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
+    def prepare(self, eps: float) -> tuple[Launch, ...]:
         problem, view, seen = self.problem, self.problem.view, self.source.view
         statistics, results, partials = self.statistics, self.results, self.partials
         numbers = (
@@ -107,8 +106,8 @@ class TilesForward(ForwardPlan):
         finalize = Launch(
             forward_kernels.finalize,
             problem.statistics,
-            numbers,
-            {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            (*numbers, eps),
+            {**self.overlap, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
             partials.warps,
             follows=True,
         )
@@ -117,16 +116,17 @@ class TilesForward(ForwardPlan):
             results.programs,
             (
                 view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers,
+                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers, eps,
+                self.activation_parameter,
             ),
             {
-                **self.overlap, "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter,
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
                 "MERGE": self.merges, **results.order, **results.tile, **results.tiles, **partials.block,
             },
             results.warps,
             follows=not self.given,
         )  # fmt: skip
-        return self.launches.setdefault(eps, (moments, finalize, apply))
+        return moments, finalize, apply
 
     def run(
         self,
@@ -136,7 +136,7 @@ class TilesForward(ForwardPlan):
         saved: Saved,
         eps: float,
     ) -> None:
-        moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
+        moments, finalize, apply = self.launches(eps)
         partials = None
         if not self.given:
             partials = self.workspace(2 * self.partials.total)
@@ -161,9 +161,12 @@ class TilesBackward(BackwardPlan):
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
-            (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
+            (
+                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps,
+                self.activation_parameter,
+            ),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **reduction.order,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **reduction.order,
                 **reduction.tile, **reduction.staged,
             },
             reduction.warps,
@@ -173,10 +176,10 @@ class TilesBackward(BackwardPlan):
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
             problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
-            partials.rows, partials.total, reduction.chunks, *partials.steps,
+            partials.rows, partials.total, reduction.chunks, *partials.steps, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
-            **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order,
+            **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
             **results.tile, **results.tiles, **partials.block,
         }  # fmt: skip
         self.results, self.samples, self.reduced = results, view.samples, problem.reduced

@@ -34,4 +34,5 @@ class WholeForward(OneLaunchForward):
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
-        self.launch(eps)(x, y, *parameters, *saved)
+        (launch,) = self.launches(eps)
+        launch(x, y, *parameters, *saved)
