@@ -57,6 +57,9 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.whole", "layer_norm", (5, 100), 1, "float32", "rows", "hardswish", False, chosen),
     ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False, chosen),
     ("triton.whole", "group_norm", (2, 12, 3, 3), 4, "float32", "nchw", "silu", True, chosen),
+    ("triton.whole", "group_norm", (2, 12, 3, 3), 1, "float32", "nchw", None, False, chosen),
+    ("triton.whole", "group_norm", (2, 12, 4, 4), 2, "float16", "nchw", None, False, chosen),
+    ("triton.whole", "instance_norm", (3, 5, 3, 7), 0, "float32", "nchw", "silu", True, chosen),
 ):
     vars(instances).update(config)
     dispatch._plans.clear()

@@ -95,6 +95,8 @@ POSITIONS = ((1, 1), (2, 2), (7, 7), (16, 16), (33, 31), (64, 64), (128, 128), (
 ROW_COUNTS = (1, 5, 128, 4096, 131072)
 ROW_SIZES = (1, 5, 24, 64, 128, 300, 512, 768, 1024, 2048, 4096, 5000, 8192, 16384, 20000, 32768, 65536)
 MOST_ELEMENTS = 1 << 29
+#: What a kernel repeats: tiles of a chunk, and steps of rows. A loop of one turn is compiled as no loop.
+LOOPS = ("TILES", "tiles", "steps")
 
 
 def grid() -> Iterator[Case]:
@@ -122,6 +124,12 @@ class Made(NamedTuple):
     @property
     def kernel(self) -> str:
         return self.launch.kernel.fn.__name__
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The kernel's numbers by their names, compiled in or not."""
+        names = self.launch.kernel.arg_names[len(self.tensors) :]
+        return {**dict(zip(names, self.launch.scalars, strict=False)), **self.launch.constants}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -186,7 +194,7 @@ def configuration(made: Made) -> tuple[Any, ...]:
     """What the heuristic chose of a launch: the tile, its warps and stages, and the branches that its code takes."""
     constants = made.launch.constants
     names = ["BLOCK_C", "BLOCK_S", "BLOCK_U", "BLOCK_K", "STAGES", "RELOAD", "LAST", "PER_BATCH", "MERGE"]
-    loops = [constants.get(name, 1) > 1 for name in ("TILES", "STEPS")]
+    loops = [made.numbers.get(name, 1) > 1 for name in LOOPS]
     merged = None
     if made.kernel in ("finalize", "combine"):  # elsewhere the size of a merge is no choice
         merged = constants["BLOCK_R"] * constants["BLOCK_D"]
@@ -210,10 +218,13 @@ def branches(made: Made) -> set[Any]:
     for name, value in constants.items():
         if isinstance(value, bool):
             found.add((kernel, name, value))
-        elif name in ("TILES", "STEPS", "STAGES") or name.startswith("BLOCK"):
+        elif name == "STAGES" or name.startswith("BLOCK"):
             found.add((kernel, name, value > 1))
         elif name in ("VALUE", "DERIVATIVE"):
             found.add((name, str(value)))
+    for name in LOOPS:
+        if name in made.numbers:
+            found.add((kernel, name, made.numbers[name] > 1))
     if "K" in constants and "BLOCK_K" in constants:
         found.add((kernel, "K", constants["K"] % constants["BLOCK_K"] == 0))
     for place, tensor in enumerate(made.tensors):

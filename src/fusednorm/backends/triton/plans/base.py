@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -201,7 +201,7 @@ class OneLaunchForward(ForwardPlan):
     keeps_statistics = False
 
     def __init__(
-        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: dict[str, int], warps: int
+        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, int | None], warps: int
     ) -> None:
         super().__init__(problem)
         self.kernel, self.programs, self.scalars, self.warps = kernel, programs, scalars, warps

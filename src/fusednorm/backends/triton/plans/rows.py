@@ -72,12 +72,11 @@ class RowsBackward(SummedRowsBackward):
         self.backward = Launch(
             rows.rows_backward,
             programs,
-            (view.samples, grad.sample, problem.layout.sample, output.sample, self.total, self.activation_parameter),
+            (view.samples, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
-                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
-                "RELOAD": config.reload,
+                "BLOCK_K": power_of_two(view.channels), "STAGES": stages(config.stages), "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
@@ -111,12 +110,11 @@ class LongRowsBackward(SummedRowsBackward):
             rows.columns_backward,
             blocks * shares,
             (
-                self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total,
-                self.activation_parameter,
+                self.rows, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter,
             ),
             {
                 **common, "DERIVATIVE": self.derivative, "BIAS": problem.bias_dtype is not None, "K": size,
-                "BLOCK_K": config.elements, "STEPS": steps,
+                "BLOCK_K": config.elements,
             },
             config.warps,
             follows=self.wants_input,

@@ -16,6 +16,8 @@ from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
 MERGE_BLOCK, MERGE_WARPS = 4096, 16
+#: In place of what a kernel has no use for: one value for all problems, so that they share the kernel.
+UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -37,8 +39,8 @@ class Pass:
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
-        self.tiles = {"TILES": config.tiles}
-        self.staged = {"TILES": config.tiles, "STAGES": stages(config.stages)}
+        self.tiles = config.tiles
+        self.staged = {"STAGES": stages(config.stages)}
         self.order = {"PER_BATCH": problem.per_batch, "LAST": self.last}
 
 
@@ -46,9 +48,9 @@ class Partials:
     """The partials that a pass leaves: two planes of one number for each sample, channel and chunk."""
 
     def __init__(self, view: View, chunks: int, *, last: bool, per_batch: bool) -> None:
-        self.view, self.chunks, self.per_batch = view, chunks, per_batch
+        self.view, self.chunks = view, chunks
+        self.order = {"PER_BATCH": per_batch, "LAST": last}
         self.total = view.samples * view.channels * chunks
-        self.steps = (1, view.channels) if last else (chunks, 1)
         self.rows = chunks * (view.samples if per_batch else 1)
         self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
@@ -90,7 +92,7 @@ class TilesForward(ForwardPlan):
         statistics, results, partials = self.statistics, self.results, self.partials
         numbers = (
             partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
-            statistics.chunks, statistics.span, *partials.steps,
+            statistics.chunks, statistics.span,
         )  # fmt: skip
         rows = statistics.last
         moments = Launch(
@@ -98,7 +100,7 @@ class TilesForward(ForwardPlan):
             statistics.programs,
             (
                 seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
-                partials.total,
+                partials.total, *((statistics.tiles,) if rows else ()),
             ),
             {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.staged if rows else {})},
             statistics.warps,
@@ -107,7 +109,7 @@ class TilesForward(ForwardPlan):
             forward_kernels.finalize,
             problem.statistics,
             (*numbers, eps),
-            {**self.overlap, "RMS": self.rms, "PER_BATCH": problem.per_batch, **partials.block},
+            {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
             partials.warps,
             follows=True,
         )
@@ -116,12 +118,13 @@ class TilesForward(ForwardPlan):
             results.programs,
             (
                 view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers, eps,
-                self.activation_parameter,
+                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs,
+                *(numbers if self.merges else UNUSED * len(numbers)), eps, self.activation_parameter,
             ),
             {
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
-                "MERGE": self.merges, **results.order, **results.tile, **results.tiles, **partials.block,
+                "MERGE": self.merges, **results.order, **results.tile, "TILES": results.tiles,
+                **(partials.block if self.merges else NO_BLOCK),
             },
             results.warps,
             follows=not self.given,
@@ -162,7 +165,7 @@ class TilesBackward(BackwardPlan):
             backward_kernels.reduce,
             reduction.programs,
             (
-                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps,
+                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
@@ -176,11 +179,12 @@ class TilesBackward(BackwardPlan):
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
             problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
-            partials.rows, partials.total, reduction.chunks, *partials.steps, self.activation_parameter,
+            *((partials.rows, partials.total, reduction.chunks) if self.merges else UNUSED * 3),
+            self.activation_parameter,
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
-            **results.tile, **results.tiles, **partials.block,
+            **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.results, self.samples, self.reduced = results, view.samples, problem.reduced
         self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
@@ -194,7 +198,7 @@ class TilesBackward(BackwardPlan):
             backward_kernels.gradients,
             self.results.programs + programs,
             (programs, self.results.programs, sums.channel_programs, self.samples, *self.arguments),
-            {**self.constants, "CHANNELS": sums.channels, "BLOCK_N": sums.rows},
+            {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
             self.results.warps,
             follows=self.units > 0 or parameters or modulation,
         )
@@ -244,11 +248,11 @@ def combine_launch(
         units + sums.programs,
         (
             units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
-            view.channels, partials.total, partials.chunks, *partials.steps,
+            view.channels, partials.total, partials.chunks,
         ),
         {
-            **overlap, "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
-            "BLOCK_N": sums.rows,
+            **overlap, "RMS": rms, **partials.order, **(partials.block if units else NO_BLOCK),
+            "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
         },
         partials.warps if units else 4,
         follows=True,

@@ -22,14 +22,17 @@ class WholeForward(OneLaunchForward):
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
 
-        programs = -(-problem.statistics // config.units)
-        scalars = (problem.statistics, *group(problem.layout), *group(output))
-        tile = {
+        programs, block = -(-problem.statistics // config.units), power_of_two(problem.reduced)
+        compiled = view.spatial if view.spatial == power_of_two(view.spatial) else None
+        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // view.spatial))
+        scalars = (problem.statistics, length, reciprocal, *group(problem.layout), *group(output))
+        tile: dict[str, int | None] = {
             "G": view.groups,
-            "S": view.spatial,
-            "K": problem.reduced,
+            "D": view.group_channels,
+            "S": compiled,
+            "EVEN": problem.reduced == block,
             "BLOCK_U": config.units,
-            "BLOCK_K": power_of_two(problem.reduced),
+            "BLOCK_K": block,
         }
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
