@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 
 CODE = '''
 import json
+from itertools import cycle, product
 
 import torch
 
@@ -149,7 +150,58 @@ for name in ("triton.whole", "triton.tiles"):
                 if not torch.allclose(found_dx, dx, rtol=1e-11, atol=1e-11):
                     imprecise.append((name, "backward", activation, parameter))
 
-print(json.dumps({"imprecise": imprecise, "kernels": found, "eps": eps_ignored, "given": given_eps_ignored}))
+# Given statistics of every dtype, and not contiguous, beside inputs of every dtype. The output is that of the mean and
+# rstd that are kept, to the bit, as a backward recomputes it.
+given_faults = []
+dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+shapes = cycle((((3, 6, 5, 7), False), ((3, 6, 5, 7), True), ((40, 6), True)))
+for (dtype, kind), (shape, last) in zip(product(dtypes, dtypes), shapes):
+    compute = torch.float64 if dtype is torch.float64 else torch.float32
+    x = torch.randn(shape).to(dtype)
+    if last and x.dim() == 4:
+        x = x.contiguous(memory_format=torch.channels_last)
+    mean, var = torch.randn(12).to(kind)[::2], (torch.rand(12) + 0.1).to(kind)[::2]
+    with fusednorm.use_instance("triton.tiles"):
+        called = (x, weight, bias, None, None, mean, var, "batch_norm", 0, 1, 1e-3, "", 0.0)
+        y, saved_mean, saved_rstd, _ = ops.norm_forward(*called)
+        alone = dispatch.run_forward(*called, statistics=False)
+    view = (-1,) + (1,) * (x.dim() - 2)
+    rstd = (var.double() + 1e-3).rsqrt()
+    if not torch.equal(saved_mean, mean.to(compute)) or saved_rstd.dtype is not compute:
+        given_faults.append(("mean", str(dtype), str(kind), shape, last))
+    limit = 3e-7 if compute is torch.float32 else 1e-15
+    if not torch.allclose(saved_rstd.double(), rstd, rtol=limit, atol=0):
+        given_faults.append(("rstd", str(dtype), str(kind), shape, last))
+    gain = weight.to(compute) * saved_rstd
+    z = (x.to(compute) - saved_mean.view(view)) * gain.view(view) + bias.to(compute).view(view)
+    # The interpreter rounds to bfloat16 otherwise than torch.
+    near = dtype is torch.bfloat16 and torch.allclose(y.float(), z.float(), 2**-7)
+    if not (near or torch.equal(y, z.to(dtype))):
+        given_faults.append(("output", str(dtype), str(kind), shape, last))
+    if not torch.equal(alone[0], y) or any(tensor is not None for tensor in alone[1:]):
+        given_faults.append(("alone", str(dtype), str(kind), shape, last))
+
+# A variance beyond float32 whose root is not, and a subnormal one.
+x = torch.randn(4, 3, 5)
+for var in (torch.tensor([1e60, 1e-60, 4.0], dtype=torch.float64), torch.tensor([1e-40, 1e38, 4.0])):
+    with fusednorm.use_instance("triton.tiles"):
+        y, _, rstd, _ = ops.norm_forward(
+            x, None, None, None, None, torch.zeros(3).to(var), var, "batch_norm", 0, 1, 0.0, "", 0.0
+        )
+    right = var.double().rsqrt()
+    if not torch.allclose(rstd.double(), right, rtol=1e-6, atol=0):
+        given_faults.append(("extreme", rstd.tolist()))
+    if not torch.allclose(y.double(), x.double() * right.view(1, 3, 1), rtol=1e-6, atol=0):
+        given_faults.append(("extreme output", rstd.tolist()))
+    with fusednorm.use_instance("triton.tiles"):
+        empty, mean, rstd, _ = ops.norm_forward(
+            x[:0], None, None, None, None, torch.ones(3).to(var), var, "batch_norm", 0, 1, 0.0, "", 0.0
+        )
+    if not (torch.equal(mean, torch.ones(3)) and torch.allclose(rstd.double(), right, rtol=1e-6, atol=0)):
+        given_faults.append(("empty", rstd.tolist()))
+
+faults_found = {"kernels": found, "eps": eps_ignored, "given eps": given_eps_ignored}
+print(json.dumps({**faults_found, "imprecise": imprecise, "given": given_faults}))
 '''
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
@@ -159,4 +211,4 @@ OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 def test_every_kernel() -> None:
     path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     found = fresh_process(path + CODE, TRITON_INTERPRET="1")
-    assert found == {"imprecise": [], "kernels": [], "eps": [], "given": []}
+    assert found == {"kernels": [], "eps": [], "given eps": [], "imprecise": [], "given": []}

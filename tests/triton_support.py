@@ -56,6 +56,7 @@ class Case:
     parameters: torch.dtype | None = None  # None for the input's own
     instance: Any = None
     eps: float = 1e-5
+    statistics: torch.dtype | None = None  # of given ones; None for that of the saved ones
     activation_parameter: float = 1.0
 
 
@@ -71,6 +72,8 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("layer_norm", 1, (131072, 128), instance=WHOLE),
     Case("layer_norm", 1, (8192, 8192), FP32, instance=WHOLE),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=WHOLE),
@@ -179,7 +182,7 @@ def _run(case: Case, made: list[Operation]) -> None:
     scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
     bias = None if case.family == "rms_norm" else weight
     activation = activation_of(case.activation, case.activation_parameter) if case.activation else None
-    given = None if case.training else torch.empty(case.shape[1], dtype=compute, device="meta")
+    given = None if case.training else torch.empty(case.shape[1], dtype=case.statistics or compute, device="meta")
     common = (weight, bias, scale, scale, case.family, case.groups, 1, activation)
     made.append([])
     forward = _plan(case.instance, forward_problem(x, *common, not case.training))

@@ -120,3 +120,14 @@ def partials_of(
 @triton.jit
 def inverse_deviation(variance, eps):
     return 1.0 / tl.sqrt(variance + tl.full((), eps, variance.dtype))
+
+
+@triton.jit
+def inverse_deviation_given(b_variance, eps, dtype: tl.constexpr):
+    """The inverse deviation in ``dtype`` of a variance in its own dtype. One in float64 is rounded to float32 only
+    after its root, since it may be beyond float32; a subnormal one in float32 keeps its root."""
+    if b_variance.dtype == tl.float64 or dtype == tl.float64:
+        wide = b_variance.to(tl.float64)
+        return (1.0 / tl.sqrt(wide + tl.full((), eps, tl.float64))).to(dtype)
+    else:
+        return 1.0 / tl.sqrt_rn(b_variance.to(dtype) + tl.full((), eps, dtype))

@@ -21,6 +21,7 @@ from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
     held_moments,
     inverse_deviation,
+    inverse_deviation_given,
     merge,
     merge_lanes,
     offsets_of_partials,
@@ -194,7 +195,7 @@ def finalize(
     do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
 )
 def apply(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_groups, partial_group_channels, partial_channels, partial_spatial, partial_rows, partial_chunks,
     partial_span, eps: tl.float64, given_parameter: tl.float64,
@@ -205,7 +206,8 @@ def apply(
     """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
-    on the way, and the unit's first program keeps the result where somebody wants it.
+    on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
+    channel where the channels' mean and variance are given, as in batch_norm's evaluation.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
@@ -236,6 +238,16 @@ def apply(
             tl.store(p_mean + unit, mean, leads)
         if p_var is not None:
             tl.store(p_var + unit, m2 / count, leads)
+        gain *= rstd
+    elif p_given_var is not None:
+        b_mean = tl.load(p_given_mean + o_c, m_c, 0.0).to(dtype)
+        rstd = inverse_deviation_given(tl.load(p_given_var + o_c, m_c, 1.0), eps, dtype)
+        leads = m_c & (chunk == 0) & (n == 0)
+        if p_rstd is not None:
+            tl.store(p_rstd + o_c, rstd, leads)
+        if p_mean is not None:
+            tl.store(p_mean + o_c, b_mean, leads)
+        mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
     else:
         b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)

@@ -20,6 +20,8 @@ Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
 Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 #: mean, rstd and variance, each where the problem has it and somebody wants it.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
+#: The mean and variance of each channel in place of the input's own, in their own dtypes; None without them.
+Given = tuple[Tensor | None, Tensor | None]
 
 
 def folded(problem: Problem) -> Problem:
@@ -150,27 +152,25 @@ class ForwardPlan(Plan):
             arguments = (input, weight, bias, scale, shift, mean, var, eps, out, statistics, saved_in)
             return _on_its_device(self, input, arguments)
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
-        if mean is not None and var is not None:
-            saved_mean: Tensor | None = mean.to(self.compute, copy=True)
-            wide = var if var.dtype is torch.float64 else var.to(self.compute)
-            saved_rstd: Tensor | None = wide.add(eps).rsqrt_().to(self.compute)
-            saved_var: Tensor | None = None
-        elif statistics or self.keeps_statistics:
+        saved_mean = saved_rstd = saved_var = None
+        if statistics or self.keeps_statistics:
             saved_mean, saved_rstd = saved_in
             if saved_rstd is None:
                 saved_rstd = self.saved()
             if saved_mean is None and not self.rms:
                 saved_mean = self.saved()
             saved_var = self.saved() if self.has_variance else None
-        else:
-            saved_rstd = saved_mean = saved_var = None
         if not self.empty:
             parameters = contiguous(weight), contiguous(bias), contiguous(scale), contiguous(shift)
-            self.run(input, output, parameters, (saved_mean, saved_rstd, saved_var), eps)
-        elif mean is None:
+            given = contiguous(mean), contiguous(var)
+            self.run(input, output, parameters, given, (saved_mean, saved_rstd, saved_var), eps)
+        elif mean is None or var is None:
             for tensor in (saved_mean, saved_rstd, saved_var):
                 if tensor is not None:
                     tensor.zero_()
+        elif saved_mean is not None and saved_rstd is not None:
+            saved_mean.copy_(mean)
+            saved_rstd.copy_((var.double() + eps).rsqrt())
         return output, saved_mean, saved_rstd, saved_var
 
     def launches(self, eps: float) -> tuple[Launch, ...]:
@@ -189,6 +189,7 @@ class ForwardPlan(Plan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
+        given: Given,
         saved: Saved,
         eps: float,
     ) -> None:

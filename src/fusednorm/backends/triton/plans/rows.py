@@ -9,7 +9,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config import Columns, Rows, RowSteps, power_of_two
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, OneLaunchForward, Saved, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, stages
 from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Problem, View
 
@@ -23,7 +23,9 @@ class RowsForward(OneLaunchForward):
         tile = {"K": problem.reduced, "BLOCK_K": config.elements}
         super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
+    def run(
+        self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved, eps: float
+    ) -> None:
         (launch,) = self.launches(eps)
         launch(x, y, *parameters[:2], *saved[:2])
 

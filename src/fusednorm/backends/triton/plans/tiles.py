@@ -11,7 +11,7 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, folded, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, folded, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
@@ -85,7 +85,7 @@ class TilesForward(ForwardPlan):
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and self.partials.count <= merged(problem)
-        self.keeps_statistics = not self.merges
+        self.keeps_statistics = not (self.merges or self.given)
 
     def prepare(self, eps: float) -> tuple[Launch, ...]:
         problem, view, seen = self.problem, self.problem.view, self.source.view
@@ -136,6 +136,7 @@ class TilesForward(ForwardPlan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
+        given: Given,
         saved: Saved,
         eps: float,
     ) -> None:
@@ -146,7 +147,7 @@ class TilesForward(ForwardPlan):
             moments(x, partials)
             if not self.merges:
                 finalize(partials, *saved)
-        apply(x, y, *parameters, *saved, partials if self.merges else None)
+        apply(x, y, *parameters, *saved, partials if self.merges else None, *given)
 
 
 class TilesBackward(BackwardPlan):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import OneLaunchForward, Saved
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved
 from fusednorm.problem import Layout, Problem
 
 
@@ -36,6 +36,8 @@ class WholeForward(OneLaunchForward):
         }
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
+    def run(
+        self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved, eps: float
+    ) -> None:
         (launch,) = self.launches(eps)
         launch(x, y, *parameters, *saved)
