@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
@@ -119,3 +121,44 @@ def test_launches_happen_on_the_device_of_the_tensors(
     assert set(devices.launched) == {OWN}
     assert devices.current == current
     assert (devices.entered > 0) is (current != OWN)  # entering costs the host 2 us
+
+
+# --- given statistics ---
+
+
+class Recorder(TorchDispatchMode):
+    """The names of the torch operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_given_statistics_cost_one_launch_and_no_operator_of_torch(
+    dtype: torch.dtype, statistics: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launched: list[tuple[Tensor | None, ...]] = []
+    monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: launched.append(tensors))
+    x, weight, mean, var = (
+        torch.empty(4, 8, 5, 6),
+        torch.empty(8),
+        torch.empty(8, dtype=dtype),
+        torch.empty(8).to(dtype),
+    )
+    operands = Operands(x, weight, mean=mean, var=var)
+    plan = TILES.plan(forward_problem(norm_of("batch_norm", training=False), operands))
+    with Recorder() as called:
+        results = plan(operands, statistics)
+    assert called.names == ["empty_strided"] * (3 if statistics else 1)
+    ((given_x, given_y, *_, given_mean, given_var),) = launched
+    assert (given_x is x, given_y is results.output, given_mean is mean, given_var is var) == (True,) * 4
+    saved = (results.mean, results.rstd, results.var)
+    assert [None if tensor is None else tensor.dtype for tensor in saved] == [
+        torch.float32 if statistics else None, torch.float32 if statistics else None, None,
+    ]  # fmt: skip

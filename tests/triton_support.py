@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.compiler import ASTSource
+from triton.runtime.jit import create_function_from_signature
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
-from fusednorm.norm import Family, norm_of
+from fusednorm.norm import Family, activation_of, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
 from fusednorm.problems import backward_problem, forward_problem
@@ -53,6 +56,9 @@ class Case:
     training: bool = True
     parameters: torch.dtype | None = None  # None for the input's own
     instance: Any = None
+    eps: float = 1e-5
+    statistics: torch.dtype | None = None  # of given ones; None for that of the saved ones
+    activation_parameter: float = 1.0
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -67,6 +73,8 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("layer_norm", 1, (131072, 128), instance=WHOLE),
     Case("layer_norm", 1, (8192, 8192), FP32, instance=WHOLE),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=WHOLE),
@@ -91,6 +99,8 @@ POSITIONS = ((1, 1), (2, 2), (7, 7), (16, 16), (33, 31), (64, 64), (128, 128), (
 ROW_COUNTS = (1, 5, 128, 4096, 131072)
 ROW_SIZES = (1, 5, 24, 64, 128, 300, 512, 768, 1024, 2048, 4096, 5000, 8192, 16384, 20000, 32768, 65536)
 MOST_ELEMENTS = 1 << 29
+#: What a kernel repeats: tiles of a chunk, and steps of rows. A loop of one turn is compiled as no loop.
+LOOPS = ("TILES", "tiles", "steps")
 
 
 def grid() -> Iterator[Case]:
@@ -118,6 +128,12 @@ class Made(NamedTuple):
     @property
     def kernel(self) -> str:
         return self.launch.kernel.fn.__name__
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The kernel's numbers by their names, compiled in or not."""
+        names = self.launch.kernel.arg_names[len(self.tensors) :]
+        return {**dict(zip(names, self.launch.scalars, strict=False)), **self.launch.constants}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -166,8 +182,9 @@ def _run(case: Case, made: list[Operation]) -> None:
     weight = torch.empty(case.shape[-1] if rows else case.shape[1], dtype=dtype, device="meta")
     scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
     bias = None if case.family == "rms_norm" else weight
-    given = None if case.training else torch.empty(case.shape[1], dtype=compute, device="meta")
-    norm = norm_of(case.family, case.groups, activation=case.activation or None, training=case.training)
+    given = None if case.training else torch.empty(case.shape[1], dtype=case.statistics or compute, device="meta")
+    activation = activation_of(case.activation or "", case.activation_parameter)
+    norm = norm_of(case.family, case.groups, 1, case.eps, activation, case.training)
     made.append([])
     operands = Operands(x, weight, bias, scale, scale, given, given)
     results = _plan(case.instance, forward_problem(norm, operands))(operands)
@@ -181,7 +198,7 @@ def configuration(made: Made) -> tuple[Any, ...]:
     """What the heuristic chose of a launch: the tile, its warps and stages, and the branches that its code takes."""
     constants = made.launch.constants
     names = ["BLOCK_C", "BLOCK_S", "BLOCK_U", "BLOCK_K", "STAGES", "RELOAD", "LAST", "PER_BATCH", "MERGE"]
-    loops = [constants.get(name, 1) > 1 for name in ("TILES", "STEPS")]
+    loops = [made.numbers.get(name, 1) > 1 for name in LOOPS]
     merged = None
     if made.kernel in ("finalize", "combine"):  # elsewhere the size of a merge is no choice
         merged = constants["BLOCK_R"] * constants["BLOCK_D"]
@@ -205,10 +222,13 @@ def branches(made: Made) -> set[Any]:
     for name, value in constants.items():
         if isinstance(value, bool):
             found.add((kernel, name, value))
-        elif name in ("TILES", "STEPS", "STAGES") or name.startswith("BLOCK"):
+        elif name == "STAGES" or name.startswith("BLOCK"):
             found.add((kernel, name, value > 1))
         elif name in ("VALUE", "DERIVATIVE"):
             found.add((name, str(value)))
+    for name in LOOPS:
+        if name in made.numbers:
+            found.add((kernel, name, made.numbers[name] > 1))
     if "K" in constants and "BLOCK_K" in constants:
         found.add((kernel, "K", constants["K"] % constants["BLOCK_K"] == 0))
     for place, tensor in enumerate(made.tensors):
@@ -230,22 +250,34 @@ def spread(able: Capabilities) -> list[Made]:
     return chosen
 
 
+@cache
+def _binder(kernel: Any) -> Any:
+    """Triton's own function from a launch's arguments to what it compiles a kernel for."""
+    return create_function_from_signature(kernel.signature, kernel.params, CUDABackend)
+
+
+def specialization(made: Made) -> tuple[dict[str, Any], list[Any]]:
+    """The arguments of a launch by their names, and what Triton compiles its kernel for, given aligned tensors."""
+    launch, tensors = made
+    arguments, found, _ = _binder(launch.kernel)(*tensors, *launch.scalars, **launch.constants)
+    return arguments, found
+
+
+def compile_key(made: Made) -> Any:
+    """Launches of one key run one compiled kernel."""
+    return made.kernel, str(specialization(made)[1]), str(made.launch.options)
+
+
 def source(made: Made) -> ASTSource:
     """What Triton would compile for a launch, given aligned tensors."""
-    short = {FP64: "fp64", FP32: "fp32", FP16: "fp16", BF16: "bf16"}
-    launch, tensors = made
-    values: list[Any] = [*tensors, *launch.scalars]
-    signature, constants, attributes = {}, {}, {}
-    for place, name in enumerate(launch.kernel.arg_names):
-        value = values[place] if place < len(values) else launch.constants[name]
-        if isinstance(value, torch.Tensor):
-            signature[name] = "*" + short[value.dtype]
-            attributes[(place,)] = [["tt.divisibility", 16]]
-        elif place < len(values) and value is not None and value != 1:
-            signature[name] = "i32"
-            if value % 16 == 0:
-                attributes[(place,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = "constexpr"
-            constants[(place,)] = value
-    return ASTSource(launch.kernel, signature, constants, attributes)
+    arguments, found = specialization(made)
+    values = list(arguments.values())
+    types, attributes = [entry[0] for entry in found], [entry[1] for entry in found]
+    constants = find_paths_if(types, lambda _, value: value == "constexpr")
+    facts = find_paths_if(attributes, lambda _, value: isinstance(value, str))
+    return ASTSource(
+        made.launch.kernel,
+        dict(zip(arguments, types, strict=True)),
+        {path: get_iterable_path(values, path) for path in constants},
+        {path: CUDABackend.parse_attr(get_iterable_path(attributes, path)) for path in facts},
+    )

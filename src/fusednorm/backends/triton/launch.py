@@ -9,7 +9,8 @@ from torch import Tensor
 from fusednorm.private.torch_names import current_raw_stream
 from fusednorm.private.triton_names import DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
 
-Scalars = tuple[int, ...]
+#: What a kernel gets by value: integers, and floats, which its signature says to be of float64.
+Scalars = tuple[int | float, ...]
 #: What a compiled kernel was specialized for: the device, and for each tensor None or its dtype, followed by UNALIGNED
 #: where its address is no multiple of 16 bytes.
 Case = tuple[Any, ...]
@@ -17,7 +18,7 @@ UNALIGNED = "unaligned"
 
 
 class Launch:
-    """A kernel whose parameters are, in this order, pointers, the first of them never None, integers and constants.
+    """A kernel whose parameters are, in this order, pointers, the first of them never None, scalars and constants.
 
     Triton's own launch binds and specializes every argument each time. Here two calls can differ by their device and,
     for each tensor, by whether it is None, its dtype and its alignment. A case is all of that, whatever the plan above

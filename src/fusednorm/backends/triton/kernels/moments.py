@@ -64,8 +64,8 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 @triton.jit
 def merge(
-    p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    p_partials, unit, total, G, D, C, S, rows, chunks, span,
+    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(mean, M2, count) of a unit from the partials of its channels and chunks, its samples too with PER_BATCH.
 
@@ -78,7 +78,7 @@ def merge(
     for row in range(0, rows, BLOCK_R):
         for d in range(0, D, BLOCK_D):
             o_partial, mask, k, _, _ = partials_of(
-                unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk, PER_BATCH, BLOCK_R, BLOCK_D
+                unit, row, d, G, D, C, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
             )
             b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
@@ -89,9 +89,18 @@ def merge(
 
 
 @triton.jit
+def offsets_of_partials(n, k, o_c, C, chunks, LAST: tl.constexpr):
+    """Where the partials of samples, chunks and channels lie: in the memory order of the tensor that they are of."""
+    if LAST:
+        return n * C * chunks + k * C + o_c
+    else:
+        return n * C * chunks + k + o_c * chunks
+
+
+@triton.jit
 def partials_of(
-    unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk,
-    PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    unit, row, d, G, D, C, rows, chunks,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of a unit's partials, of BLOCK_D channels each."""
     o_partial = tl.arange(0, BLOCK_R * BLOCK_D)
@@ -105,9 +114,20 @@ def partials_of(
         n = (unit // G + 0 * j).to(tl.int64)
         k = j
         o_c = unit % G * D + o_d
-    return n * C * chunks + k * partial_chunk + o_c * partial_channel, (j < rows) & (o_d < D), k, n, o_c
+    return offsets_of_partials(n, k, o_c, C, chunks, LAST), (j < rows) & (o_d < D), k, n, o_c
 
 
 @triton.jit
-def inverse_deviation(variance, EPS: tl.constexpr):
-    return 1.0 / tl.sqrt(variance + EPS)
+def inverse_deviation(variance, eps):
+    return 1.0 / tl.sqrt(variance + tl.full((), eps, variance.dtype))
+
+
+@triton.jit
+def inverse_deviation_given(b_variance, eps, dtype: tl.constexpr):
+    """The inverse deviation in ``dtype`` of a variance in its own dtype. One in float64 is rounded to float32 only
+    after its root, since it may be beyond float32; a subnormal one in float32 keeps its root."""
+    if b_variance.dtype == tl.float64 or dtype == tl.float64:
+        wide = b_variance.to(tl.float64)
+        return (1.0 / tl.sqrt(wide + tl.full((), eps, tl.float64))).to(dtype)
+    else:
+        return 1.0 / tl.sqrt_rn(b_variance.to(dtype) + tl.full((), eps, dtype))

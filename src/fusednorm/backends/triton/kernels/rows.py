@@ -5,14 +5,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
 
 
 @triton.jit
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample,
-    EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, given_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K: from memory for its statistics, and from the L1 for its output.
 
@@ -42,7 +41,7 @@ def rows_forward(
         variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + n + tl.arange(0, 1), mean)
-    rstd = inverse_deviation(variance, EPS)
+    rstd = inverse_deviation(variance, eps)
     if p_rstd is not None:
         tl.store(p_rstd + n + tl.arange(0, 1), rstd)
     for k in tl.range(0, K, BLOCK_K):
@@ -50,7 +49,7 @@ def rows_forward(
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
         gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
-        b_y = VALUE(b_z, tl.full((), PARAMETER, dtype))
+        b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
 
 
@@ -61,13 +60,14 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.
     return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), parameter), centred * rstd
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
 def rows_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, total,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, steps,
+    given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STEPS: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
-    """STEPS times BLOCK_U rows, all programs' next to each other in a step, and their sums of p and q per element.
+    """``steps`` times BLOCK_U rows, all programs' next to each other in a step, and their sums of p and q per element.
 
     RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known; a program's
     rows follow one another.
@@ -76,17 +76,17 @@ def rows_backward(
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     if RELOAD:
-        first, stride = pid * STEPS, 1
+        first, stride = pid * steps, 1
     else:
         first, stride = pid, tl.num_programs(0)
     n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
     if not RELOAD:
         gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
-    for _step in tl.range(0, STEPS, num_stages=STAGES):
+    for _step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
         mask = m_n & m_k
         p_grad, p_in = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k
@@ -117,6 +117,7 @@ def rows_backward(
         gdc_launch_dependents()
     if p_partials is not None:
         o_partial = pid.to(tl.int64) * K + tl.arange(0, BLOCK_K)
+        total = tl.num_programs(0).to(tl.int64) * K
         m_partial = tl.arange(0, BLOCK_K) < K
         tl.store(p_partials + total + o_partial, tl.sum(q, 0), m_partial)
         if BIAS:
@@ -125,7 +126,7 @@ def rows_backward(
 
 @triton.jit
 def row_totals(
-    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample,
+    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P / K and Q / K of one row, in steps of BLOCK_K."""
@@ -134,7 +135,7 @@ def row_totals(
     if OVERLAP:
         gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     rstd = tl.load(p_rstd + n)
     mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
     p = tl.zeros((BLOCK_K,), dtype)
@@ -151,26 +152,28 @@ def row_totals(
     tl.store(p_totals + 2 * n + 1, tl.sum(q, 0) / K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
 def columns_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials,
-    rows, blocks, dy_sample, x_sample, dx_sample, total,
+    rows, dy_sample, x_sample, dx_sample, steps,
+    given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    BLOCK_K: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K elements of STEPS rows whose P / K and Q / K are known: grad_input, and the sums of p and q."""
+    """BLOCK_K elements of ``steps`` rows whose P / K and Q / K are known: grad_input, and the sums of p and q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
     if OVERLAP:
         gdc_wait()
-    n = (share * STEPS + tl.arange(0, 1)).to(tl.int64)
-    for _step in tl.range(0, STEPS):
+    n = (share * steps + tl.arange(0, 1)).to(tl.int64)
+    for _step in tl.range(0, steps):
         m_n = n < rows
         mask = m_n & m_k
         b_dy = tl.load(p_dy + n * dy_sample + o_k, mask, 0.0)
@@ -192,6 +195,7 @@ def columns_backward(
         gdc_launch_dependents()
     if p_partials is not None:
         o_partial = share.to(tl.int64) * K + o_k
+        total = (tl.num_programs(0) // blocks).to(tl.int64) * K
         tl.store(p_partials + total + o_partial, q, m_k)
         if BIAS:
             tl.store(p_partials + o_partial, p, m_k)

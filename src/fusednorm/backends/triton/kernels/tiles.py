@@ -7,6 +7,10 @@ are kept per channel and chunk; groups form when these partials merge.
 
 OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends, and waits for it where it needs it
 (programmatic dependent launch). It saves a microsecond a launch.
+
+A number that changes with the length of an input (of chunks, of tiles, of units) is an argument that no kernel is
+compiled for, but for the value 1 where the code gets shorter; sizes and strides of the tensors are compiled for
+divisibility by 16, on which the width of loads depends.
 """
 
 import triton
@@ -17,8 +21,10 @@ from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
     held_moments,
     inverse_deviation,
+    inverse_deviation_given,
     merge,
     merge_lanes,
+    offsets_of_partials,
 )
 
 
@@ -82,6 +88,12 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
+def parameter_of(given, DEFAULT: tl.constexpr, dtype: tl.constexpr):
+    """The activation's parameter: its default is compiled in; where DEFAULT is None, it is given at run time."""
+    return tl.full((), given if DEFAULT is None else DEFAULT, dtype)
+
+
+@triton.jit
 def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
     """mean and rstd of the units of channels."""
     if PER_BATCH:
@@ -96,7 +108,7 @@ def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
     return mean, rstd
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks"])
 def moments_of_planes(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -111,7 +123,7 @@ def moments_of_planes(
     b_x = tl.load(p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, False), mask, 0.0).to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
-    o_partial = n * C * chunks + o_c * chunks + chunk
+    o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
     if RMS:
         m2 = tl.sum(b_x * b_x, 1)
     else:
@@ -121,24 +133,24 @@ def moments_of_planes(
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks", "tiles"])
 def moments_of_rows(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, STAGES: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
     p_tile = p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, True)
     if OVERLAP:
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
-    for tile in tl.range(0, TILES, num_stages=STAGES):
+    for tile in tl.range(0, tiles, num_stages=STAGES):
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
@@ -148,20 +160,20 @@ def moments_of_rows(
             mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
             m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_spatial
-    tiles = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), TILES)
-    _, count = tile_of(o_c, tiles.to(dtype), True)
+    held = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), tiles)
+    _, count = tile_of(o_c, held.to(dtype), True)
     mean, m2 = merge_lanes(mean, m2, count + tl.zeros_like(mean), 0)
-    o_partial = n * C * chunks + chunk * C + o_c
+    o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, True)
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_c < C)
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
 def finalize(
-    p_partials, p_mean, p_rstd, p_var, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
-    OVERLAP: tl.constexpr, EPS: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    p_partials, p_mean, p_rstd, p_var, total, G, D, C, S, rows, chunks, span, eps: tl.float64,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The statistics of one unit from its partials."""
     if OVERLAP:
@@ -169,30 +181,33 @@ def finalize(
         gdc_launch_dependents()
     unit = tl.program_id(0)
     mean, m2, count = merge(
-        p_partials, unit, total, G, D, C, S, rows, chunks, span, partial_channel, partial_chunk,
-        RMS, PER_BATCH, BLOCK_R, BLOCK_D,
-    )  # fmt: skip
-    tl.store(p_rstd + unit, inverse_deviation(m2 / count, EPS))
+        p_partials, unit, total, G, D, C, S, rows, chunks, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+    )
+    tl.store(p_rstd + unit, inverse_deviation(m2 / count, eps))
     if p_mean is not None:
         tl.store(p_mean + unit, mean)
     if p_var is not None:
         tl.store(p_var + unit, m2 / count)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["programs", "partial_spatial", "partial_span"],
+    do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
+)
 def apply(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_groups, partial_group_channels, partial_channels, partial_spatial, partial_rows, partial_chunks,
-    partial_span, partial_channel, partial_chunk,
-    OVERLAP: tl.constexpr, EPS: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr,
-    MERGE: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    partial_span, eps: tl.float64, given_parameter: tl.float64,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, MERGE: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
-    on the way, and the unit's first program keeps the result where somebody wants it.
+    on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
+    channel where the channels' mean and variance are given, as in batch_norm's evaluation.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
@@ -211,10 +226,9 @@ def apply(
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
         mean, m2, count = merge(
             p_partials, unit, total, partial_groups, partial_group_channels, partial_channels, partial_spatial,
-            partial_rows, partial_chunks, partial_span, partial_channel, partial_chunk,
-            RMS, PER_BATCH, BLOCK_R, BLOCK_D,
+            partial_rows, partial_chunks, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D,
         )  # fmt: skip
-        rstd = inverse_deviation(m2 / count, EPS)
+        rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
             leads &= n == 0
@@ -225,13 +239,23 @@ def apply(
         if p_var is not None:
             tl.store(p_var + unit, m2 / count, leads)
         gain *= rstd
+    elif p_given_var is not None:
+        b_mean = tl.load(p_given_mean + o_c, m_c, 0.0).to(dtype)
+        rstd = inverse_deviation_given(tl.load(p_given_var + o_c, m_c, 1.0), eps, dtype)
+        leads = m_c & (chunk == 0) & (n == 0)
+        if p_rstd is not None:
+            tl.store(p_rstd + o_c, rstd, leads)
+        if p_mean is not None:
+            tl.store(p_mean + o_c, b_mean, leads)
+        mean, _ = tile_of(b_mean, o_s, LAST)
+        gain *= rstd
     else:
         b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
         mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         b_y = VALUE(normalized(b_x - mean, gain, offset), parameter).to(p_y.dtype.element_ty)
         m_out = mask

@@ -4,26 +4,26 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.moments import add_pair, partials_of
+from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
     locate,
     mask_of,
     normalized,
     offsets_of,
+    parameter_of,
     statistics_of,
     tile_of,
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks", "tiles"])
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    total, partial_channel, partial_chunk,
+    total, tiles, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    STAGES: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -31,7 +31,7 @@ def reduce(
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
     p_grad = p_dy + wide * dy_sample + offsets_of(o_c, o_s, dy_channel, dy_spatial, LAST)
@@ -42,10 +42,10 @@ def reduce(
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
-    for tile in tl.range(0, TILES, num_stages=STAGES):
+    for tile in tl.range(0, tiles, num_stages=STAGES):
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
@@ -55,15 +55,15 @@ def reduce(
         p_grad += BLOCK_S * dy_spatial
         p_in += BLOCK_S * x_spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
-    o_partial = wide * C * chunks + o_c * partial_channel + chunk * partial_chunk
+    o_partial = offsets_of_partials(wide, chunk, o_c, C, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
     tl.store(p_partials + total + o_partial, sum_q, m_c)
 
 
 @triton.jit
 def unit_totals(
-    p_partials, p_weight, p_scale, unit, G, D, C, total, rows, chunks, partial_channel, partial_chunk,
-    PER_BATCH: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    p_partials, p_weight, p_scale, unit, G, D, C, total, rows, chunks,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """P = sum A p and Q = sum A q of a unit."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
@@ -72,7 +72,7 @@ def unit_totals(
     for row in range(0, rows, BLOCK_R):
         for d in range(0, D, BLOCK_D):
             o_partial, mask, _, n, o_c = partials_of(
-                unit, row, d, G, D, C, rows, chunks, partial_channel, partial_chunk, PER_BATCH, BLOCK_R, BLOCK_D
+                unit, row, d, G, D, C, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
             )
             b_p = tl.load(p_partials + o_partial, mask, 0.0)
             b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
@@ -92,8 +92,8 @@ def unit_totals(
 
 @triton.jit
 def parameter_gradients(
-    p_partials, p_scale, p_grad_weight, p_grad_bias, block, total, N, C, chunks, partial_channel, partial_chunk,
-    BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_partials, p_scale, p_grad_weight, p_grad_bias, block, total, N, C, chunks,
+    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradients of weight and bias for a block of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
@@ -105,7 +105,7 @@ def parameter_gradients(
         j = start + tl.arange(0, BLOCK_N)
         n = (j // chunks).to(tl.int64)
         mask = (j < N * chunks)[:, None] & m_c[None, :]
-        o_partial = (n * C * chunks + j % chunks * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
+        o_partial = offsets_of_partials(n[:, None], (j % chunks)[:, None], o_c[None, :], C, chunks, LAST)
         factor = 1.0
         if p_scale is not None:
             factor += tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
@@ -121,8 +121,8 @@ def parameter_gradients(
 
 @triton.jit
 def modulation_gradients(
-    p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, n, block, total, C, chunks, partial_channel,
-    partial_chunk, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, n, block, total, C, chunks,
+    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The gradients of one sample's scale and shift for a block of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
@@ -133,7 +133,7 @@ def modulation_gradients(
     for start in range(0, chunks, BLOCK_N):
         k = start + tl.arange(0, BLOCK_N)
         mask = (k < chunks)[:, None] & m_c[None, :]
-        o_partial = n * C * chunks + (k * partial_chunk)[:, None] + (o_c * partial_channel)[None, :]
+        o_partial = offsets_of_partials(n, k[:, None], o_c[None, :], C, chunks, LAST)
         p += tl.load(p_partials + o_partial, mask, 0.0)
         q += tl.load(p_partials + total + o_partial, mask, 0.0)
     sum_p, sum_q = tl.reduce((p, q), 0, add_pair)
@@ -148,28 +148,29 @@ def modulation_gradients(
 @triton.jit
 def parameter_program(
     pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    channel_programs, N, C, total, chunks, partial_channel, partial_chunk, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    channel_programs, N, C, total, chunks, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a block of channels, the others one sample's."""
     if pid < channel_programs:
         parameter_gradients(
-            p_partials, p_scale, p_grad_weight, p_grad_bias, pid, total, N, C, chunks, partial_channel, partial_chunk,
-            BLOCK_C, BLOCK_N,
-        )  # fmt: skip
+            p_partials, p_scale, p_grad_weight, p_grad_bias, pid, total, N, C, chunks, LAST, BLOCK_C, BLOCK_N
+        )
     else:
         blocks = tl.cdiv(C, BLOCK_C)
         rest = pid - channel_programs
         modulation_gradients(
             p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, (rest // blocks).to(tl.int64), rest % blocks,
-            total, C, chunks, partial_channel, partial_chunk, BLOCK_C, BLOCK_N,
+            total, C, chunks, LAST, BLOCK_C, BLOCK_N,
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["units", "K", "channel_programs", "N"], do_not_specialize_on_alignment=["rows", "chunks"]
+)
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    units, K, G, D, rows, channel_programs, N, C, total, chunks, partial_channel, partial_chunk,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr,
+    units, K, G, D, rows, channel_programs, N, C, total, chunks,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What follows from p and q: the first programs take a unit each, for P / K and Q / K, the rest the parameters."""
@@ -180,16 +181,15 @@ def combine(
     if pid < units:
         if p_totals is not None:
             total_p, total_q = unit_totals(
-                p_partials, p_weight, p_scale, pid, G, D, C, total, rows, chunks, partial_channel, partial_chunk,
-                PER_BATCH, BLOCK_R, BLOCK_D,
-            )  # fmt: skip
+                p_partials, p_weight, p_scale, pid, G, D, C, total, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+            )
             if not RMS:
                 tl.store(p_totals + 2 * pid, total_p / K)
             tl.store(p_totals + 2 * pid + 1, total_q / K)
     else:
         parameter_program(
             pid - units, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-            channel_programs, N, C, total, chunks, partial_channel, partial_chunk, BLOCK_C, BLOCK_N,
+            channel_programs, N, C, total, chunks, LAST, BLOCK_C, BLOCK_N,
         )  # fmt: skip
 
 
@@ -197,7 +197,7 @@ def combine(
 def input_program(
     pid, p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
+    blocks, chunks, rows, total, partial_chunks, given_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -234,14 +234,13 @@ def input_program(
     elif p_partials is not None:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
         total_p, total_q = unit_totals(
-            p_partials, p_weight, p_scale, unit, G, D, C, total, rows, partial_chunks, partial_channel, partial_chunk,
-            PER_BATCH, BLOCK_R, BLOCK_D,
-        )  # fmt: skip
+            p_partials, p_weight, p_scale, unit, G, D, C, total, rows, partial_chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+        )
         slope, _ = tile_of(rstd * (total_q / K), o_s, LAST)
         level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if p_mean is None:
             level = tl.zeros_like(slope)
-    parameter = tl.full((), PARAMETER, dtype)
+    parameter = parameter_of(given_parameter, PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
@@ -261,13 +260,16 @@ def input_program(
         p_out += BLOCK_S * dx_spatial
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["parameter_programs", "programs", "channel_programs", "N", "K"],
+    do_not_specialize_on_alignment=["blocks", "chunks", "rows", "partial_chunks"],
+)
 def gradients(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     parameter_programs, programs, channel_programs, N,
     K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, partial_channel, partial_chunk,
+    blocks, chunks, rows, total, partial_chunks, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -281,14 +283,13 @@ def gradients(
                 gdc_wait()
             parameter_program(
                 pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-                channel_programs, N, C, total, partial_chunks, partial_channel, partial_chunk, CHANNELS, BLOCK_N,
+                channel_programs, N, C, total, partial_chunks, LAST, CHANNELS, BLOCK_N,
             )  # fmt: skip
     if pid >= parameter_programs:
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift,
             p_mean, p_rstd, p_totals, p_partials,
             K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
-            dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, partial_channel,
-            partial_chunk, OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
-            BLOCK_D,
+            dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, given_parameter,
+            OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

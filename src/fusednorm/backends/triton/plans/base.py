@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
@@ -18,6 +19,8 @@ from fusednorm.strides import packed_strides
 
 #: mean, rstd and variance, each where the problem has it and somebody wants it.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
+#: The mean and variance of each channel in place of the input's own, in their own dtypes; None without them.
+Given = tuple[Tensor | None, Tensor | None]
 
 
 def approximates() -> bool:
@@ -57,7 +60,10 @@ class Plan:
         self.rms, self.empty = not problem.norm.has_mean, view.numel == 0
         self.value, self.derivative = activation(used.name if used else None, problem.dtype, approximates())
         self.overlap = {"OVERLAP": overlaps()}
-        self.parameter, self.eps = problem.norm.activation_parameter, problem.norm.eps
+        self.eps, self.activation_parameter = problem.norm.eps, problem.norm.activation_parameter
+        default = FORMULAS[used.name].default if used else 0.0
+        #: The constant of a kernel's activation: its default parameter, or None for a value given at run time.
+        self.compiled_parameter = {"PARAMETER": default if self.activation_parameter == default else None}
 
     def workspace(self, elements: int) -> Tensor:
         return self.allocate((elements,), (1,), self.compute)
@@ -113,11 +119,7 @@ class ForwardPlan(Plan):
             return _on_its_device(self, o.input, (operands, statistics, out, mean_out, rstd_out))
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         saved_var: Tensor | None = None
-        if mean is not None and var is not None:
-            mean_out = mean.to(self.compute, copy=True)
-            wide = var if var.dtype is torch.float64 else var.to(self.compute)
-            rstd_out = wide.add(self.eps).rsqrt_().to(self.compute)
-        elif statistics or self.keeps_statistics:
+        if statistics or self.keeps_statistics:
             if rstd_out is None:
                 rstd_out = self.saved()
             if mean_out is None and not self.rms:
@@ -125,11 +127,14 @@ class ForwardPlan(Plan):
             saved_var = self.saved() if self.has_variance else None
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
-            self.run(o.input, output, parameters, (mean_out, rstd_out, saved_var), self.eps)
-        elif mean is None:
+            self.run(o.input, output, parameters, (contiguous(mean), contiguous(var)), (mean_out, rstd_out, saved_var))
+        elif mean is None or var is None:
             for tensor in (mean_out, rstd_out, saved_var):
                 if tensor is not None:
                     tensor.zero_()
+        elif mean_out is not None and rstd_out is not None:
+            mean_out.copy_(mean)
+            rstd_out.copy_((var.double() + self.eps).rsqrt())
         return Results(output, mean_out, rstd_out, saved_var)
 
     def run(
@@ -137,31 +142,23 @@ class ForwardPlan(Plan):
         x: Tensor,
         y: Tensor,
         parameters: Sequence[Tensor | None],
+        given: Given,
         saved: Saved,
-        eps: float,
     ) -> None:
         raise NotImplementedError
 
 
 class OneLaunchForward(ForwardPlan):
-    """A forward of one launch, whose constants are eps, what the plan knows of the problem, and its tile."""
+    """A forward of one launch, whose constants are what the plan knows of the problem, and its tile."""
 
     keeps_statistics = False
 
     def __init__(
-        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: dict[str, int], warps: int
+        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, int | None], warps: int
     ) -> None:
         super().__init__(problem)
-        self.kernel, self.programs, self.scalars, self.warps = kernel, programs, scalars, warps
-        self.constants = {"RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter, **tile}
-        self.launches: dict[float, Launch] = {}
-
-    def launch(self, eps: float) -> Launch:
-        found = self.launches.get(eps)
-        if found is None:
-            constants = {"EPS": eps, **self.constants}
-            found = self.launches[eps] = Launch(self.kernel, self.programs, self.scalars, constants, self.warps)
-        return found
+        constants = {"RMS": self.rms, "VALUE": self.value, **self.compiled_parameter, **tile}
+        self.launch = Launch(kernel, programs, (*scalars, self.eps, self.activation_parameter), constants, warps)
 
 
 class BackwardPlan(Plan):

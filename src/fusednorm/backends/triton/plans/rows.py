@@ -9,7 +9,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config import Columns, Rows, RowSteps, power_of_two
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, OneLaunchForward, Saved, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, stages
 from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
 from fusednorm.problem import Problem, View
 
@@ -23,8 +23,8 @@ class RowsForward(OneLaunchForward):
         tile = {"K": problem.reduced, "BLOCK_K": config.elements}
         super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
-        self.launch(eps)(x, y, *parameters[:2], *saved[:2])
+    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
+        self.launch(x, y, *parameters[:2], *saved[:2])
 
 
 class SummedRowsBackward(BackwardPlan):
@@ -71,12 +71,11 @@ class RowsBackward(SummedRowsBackward):
         self.backward = Launch(
             rows.rows_backward,
             programs,
-            (view.samples, grad.sample, problem.layout.sample, output.sample, self.total),
+            (view.samples, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
-                "BLOCK_K": power_of_two(view.channels), "STEPS": steps, "STAGES": stages(config.stages),
-                "RELOAD": config.reload,
+                "BLOCK_K": power_of_two(view.channels), "STAGES": stages(config.stages), "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
@@ -98,21 +97,23 @@ class LongRowsBackward(SummedRowsBackward):
         steps = -(-self.rows // max(1, config.programs // blocks))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
-        common = {**self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter}
+        common = {**self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter}
         self.totals = Launch(
             rows.row_totals,
             self.rows,
-            (grad.sample, problem.layout.sample),
+            (grad.sample, problem.layout.sample, self.activation_parameter),
             {**common, "K": size, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (self.rows, blocks, grad.sample, problem.layout.sample, output.sample, self.total),
+            (
+                self.rows, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter,
+            ),
             {
                 **common, "DERIVATIVE": self.derivative, "BIAS": problem.bias_dtype is not None, "K": size,
-                "BLOCK_K": config.elements, "STEPS": steps,
+                "BLOCK_K": config.elements,
             },
             config.warps,
             follows=self.wants_input,

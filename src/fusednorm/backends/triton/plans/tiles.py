@@ -11,11 +11,13 @@ from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
 MERGE_BLOCK, MERGE_WARPS = 4096, 16
+#: In place of what a kernel has no use for: one value for all problems, so that they share the kernel.
+UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
 
 def _steps(layout: Layout | None) -> tuple[int, int, int]:
@@ -37,8 +39,8 @@ class Pass:
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
-        self.tiles = {"TILES": config.tiles}
-        self.staged = {"TILES": config.tiles, "STAGES": stages(config.stages)}
+        self.tiles = config.tiles
+        self.staged = {"STAGES": stages(config.stages)}
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
@@ -46,9 +48,9 @@ class Partials:
     """The partials that a pass leaves: two planes of one number for each sample, channel and chunk."""
 
     def __init__(self, view: View, chunks: int, *, last: bool, per_batch: bool) -> None:
-        self.view, self.chunks, self.per_batch = view, chunks, per_batch
+        self.view, self.chunks = view, chunks
+        self.order = {"PER_BATCH": per_batch, "LAST": last}
         self.total = view.samples * view.channels * chunks
-        self.steps = (1, view.channels) if last else (chunks, 1)
         self.rows = chunks * (view.samples if per_batch else 1)
         self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
@@ -77,75 +79,60 @@ class TilesForward(ForwardPlan):
         problem = problem.folded
         source = _grouped(problem)
         view, seen = problem.view, source.view
-        self.problem, self.source = problem, source
-        self.statistics, self.results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
-        self.partials = Partials(
-            seen, self.statistics.chunks, last=self.statistics.last, per_batch=problem.norm.per_batch
-        )
+        reduction, results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
+        rows = reduction.last
+        self.partials = partials = Partials(seen, reduction.chunks, last=rows, per_batch=problem.norm.per_batch)
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
-        self.merges = not self.given and within and self.partials.count <= merged(problem)
-        self.keeps_statistics = not self.merges
-        self.launches: dict[float, tuple[Launch, Launch, Launch]] = {}
-
-    def prepare(self, eps: float) -> tuple[Launch, Launch, Launch]:
-        problem, view, seen = self.problem, self.problem.view, self.source.view
-        statistics, results, partials = self.statistics, self.results, self.partials
+        self.merges = not self.given and within and partials.count <= merged(problem)
+        self.keeps_statistics = not (self.merges or self.given)
         numbers = (
             partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
-            statistics.chunks, statistics.span, *partials.steps,
+            reduction.chunks, reduction.span,
         )  # fmt: skip
-        rows = statistics.last
-        moments = Launch(
+        self.moments = Launch(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
-            statistics.programs,
+            reduction.programs,
             (
-                seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
-                partials.total,
+                seen.channels, seen.spatial, *_steps(source.layout), reduction.blocks, reduction.chunks,
+                partials.total, *((reduction.tiles,) if rows else ()),
             ),
-            {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.staged if rows else {})},
-            statistics.warps,
+            {**self.overlap, "RMS": self.rms, **reduction.tile, **(reduction.staged if rows else {})},
+            reduction.warps,
         )  # fmt: skip
-        finalize = Launch(
+        self.finalize = Launch(
             forward_kernels.finalize,
             problem.num_statistics,
-            numbers,
-            {**self.overlap, "EPS": eps, "RMS": self.rms, "PER_BATCH": problem.norm.per_batch, **partials.block},
+            (*numbers, self.eps),
+            {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
             partials.warps,
             follows=True,
         )
-        apply = Launch(
+        self.apply = Launch(
             forward_kernels.apply,
             results.programs,
             (
                 view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs, *numbers,
+                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs,
+                *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
-                **self.overlap, "EPS": eps, "RMS": self.rms, "VALUE": self.value, "PARAMETER": self.parameter,
-                "MERGE": self.merges, **results.order, **results.tile, **results.tiles, **partials.block,
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
+                "MERGE": self.merges, **results.order, **results.tile, "TILES": results.tiles,
+                **(partials.block if self.merges else NO_BLOCK),
             },
             results.warps,
             follows=not self.given,
         )  # fmt: skip
-        return self.launches.setdefault(eps, (moments, finalize, apply))
 
-    def run(
-        self,
-        x: Tensor,
-        y: Tensor,
-        parameters: Sequence[Tensor | None],
-        saved: Saved,
-        eps: float,
-    ) -> None:
-        moments, finalize, apply = self.launches.get(eps) or self.prepare(eps)
+    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
         partials = None
         if not self.given:
             partials = self.workspace(2 * self.partials.total)
-            moments(x, partials)
+            self.moments(x, partials)
             if not self.merges:
-                finalize(partials, *saved)
-        apply(x, y, *parameters, *saved, partials if self.merges else None)
+                self.finalize(partials, *saved)
+        self.apply(x, y, *parameters, *saved, partials if self.merges else None, *given)
 
 
 class TilesBackward(BackwardPlan):
@@ -165,9 +152,12 @@ class TilesBackward(BackwardPlan):
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
-            (*sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, *partials.steps),
+            (
+                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                self.activation_parameter,
+            ),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **reduction.order,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **reduction.order,
                 **reduction.tile, **reduction.staged,
             },
             reduction.warps,
@@ -177,11 +167,12 @@ class TilesBackward(BackwardPlan):
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
             problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
-            partials.rows, partials.total, reduction.chunks, *partials.steps,
+            *((partials.rows, partials.total, reduction.chunks) if self.merges else UNUSED * 3),
+            self.activation_parameter,
         )  # fmt: skip
         self.constants = {
-            **self.overlap, "DERIVATIVE": self.derivative, "PARAMETER": self.parameter, **results.order,
-            **results.tile, **results.tiles, **partials.block,
+            **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
+            **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.results, self.samples, self.reduced = results, view.samples, problem.reduced
         self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
@@ -195,7 +186,7 @@ class TilesBackward(BackwardPlan):
             backward_kernels.gradients,
             self.results.programs + programs,
             (programs, self.results.programs, sums.channel_programs, self.samples, *self.arguments),
-            {**self.constants, "CHANNELS": sums.channels, "BLOCK_N": sums.rows},
+            {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
             self.results.warps,
             follows=self.units > 0 or parameters or modulation,
         )
@@ -245,11 +236,11 @@ def combine_launch(
         units + sums.programs,
         (
             units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
-            view.channels, partials.total, partials.chunks, *partials.steps,
+            view.channels, partials.total, partials.chunks,
         ),
         {
-            **overlap, "RMS": rms, "PER_BATCH": partials.per_batch, **partials.block, "BLOCK_C": sums.channels,
-            "BLOCK_N": sums.rows,
+            **overlap, "RMS": rms, **partials.order, **(partials.block if units else NO_BLOCK),
+            "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
         },
         partials.warps if units else 4,
         follows=True,

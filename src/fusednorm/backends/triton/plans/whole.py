@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import Whole, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import OneLaunchForward, Saved
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved
 from fusednorm.problem import Layout, Problem
 
 
@@ -22,16 +22,19 @@ class WholeForward(OneLaunchForward):
         def group(layout: Layout) -> tuple[int, int]:
             return layout.sample, view.group_channels * layout.channel
 
-        programs = -(-problem.num_statistics // config.units)
-        scalars = (problem.num_statistics, *group(problem.layout), *group(output))
-        tile = {
+        programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
+        compiled = view.spatial if view.spatial == power_of_two(view.spatial) else None
+        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // view.spatial))
+        scalars = (problem.num_statistics, length, reciprocal, *group(problem.layout), *group(output))
+        tile: dict[str, int | None] = {
             "G": view.groups,
-            "S": view.spatial,
-            "K": problem.reduced,
+            "D": view.group_channels,
+            "S": compiled,
+            "EVEN": problem.reduced == block,
             "BLOCK_U": config.units,
-            "BLOCK_K": power_of_two(problem.reduced),
+            "BLOCK_K": block,
         }
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], saved: Saved, eps: float) -> None:
-        self.launch(eps)(x, y, *parameters, *saved)
+    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
+        self.launch(x, y, *parameters, *saved)
