@@ -110,7 +110,7 @@ set_grad_enabled: Callable[[bool], Any] = find("torch._C", "_set_grad_enabled", 
 def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for calls outside of torch.func, which is 2 of its 5 us: the method of Function's C base.
 
-    Since 2.0. Without: ``function.apply``.
+    Since 2.0; in 2.15 Function has no other. Without: ``function.apply``.
     """
     short = getattr(super(torch.autograd.Function, function), "apply", None)
     return function.apply if short is None else short
