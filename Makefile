@@ -7,6 +7,12 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 # The versions of Python that pyproject.toml promises.
 PYTHONS := 3.11 3.12 3.13
+# Other versions than those of constraints.txt: the lower bounds of pyproject.toml, and the newest. Each torch brings the
+# Triton of its release. Requirements of one environment are joined by commas, torch first.
+VERSIONS := torch==2.11.*,triton==3.6.*,numba==0.63.*,llvmlite==0.46.* torch==2.15.*
+# The tests that need each private name of these libraries (src/fusednorm/private), and what is built on them.
+CORE := $(addprefix tests/test_,$(addsuffix .py,private_names ops autograd checkpoint interop nn compile cpu_compiler \
+  cpu_threads cpu_outputs triton_launch triton_driver triton_plans triton_interpreter))
 
 # pip reads the first for what it installs and, before pip 25.3, for its build environments too; since then the second.
 # Without them a dependency could bring another torch, which is gigabytes on Linux.
@@ -14,13 +20,14 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test test-pythons test-exhaustive mutants lint types format clean
+.PHONY: help setup run test test-pythons test-versions test-exhaustive mutants lint types format clean
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
 	@echo 'make run     the quick benchmark, then a small network on real data'
 	@echo 'make test    the test suite'
 	@echo 'make test-pythons   the test suite under each of Python $(PYTHONS) that is installed'
+	@echo 'make test-versions   the tests of private names and what uses them, with the oldest and the newest torch'
 	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 20 minutes'
 	@echo 'make mutants MODULE=tolerance   which changes of a module the tests do not notice'
 	@echo 'make lint    ruff: rules and format'
@@ -56,6 +63,22 @@ test-pythons:
 	test -z "$$missing" || echo "== not installed, not tested: Python$$missing"; \
 	test -z "$$failed" || { echo "== failed: Python$$failed"; exit 1; }
 
+# Each in an environment of its own, .venv-torch2.11-python3 for one, at constraints.txt's versions of all else. The
+# wheels of torch other than constraints.txt's may carry CUDA: six gigabytes for each environment, and no GPU is needed.
+test-versions:
+	@failed=; \
+	for versions in $(VERSIONS); do \
+	  first=$${versions%%,*}; \
+	  venv=.venv-$$(echo "$$first" | sed 's/==//; s/\.\*$$//')-$(notdir $(PYTHON)); \
+	  echo "== $$versions, $(PYTHON)"; \
+	  test -x $$venv/bin/python || $(PYTHON) -m venv $$venv && \
+	  sed -E '/^(torch|triton|numba|llvmlite|numpy|setuptools)[=<>]/d' constraints.txt > $$venv/constraints.txt && \
+	  PIP_CONSTRAINT=$$venv/constraints.txt PIP_BUILD_CONSTRAINT=$$venv/constraints.txt \
+	    $$venv/bin/python -m pip install --quiet --editable '.[test,triton]' $$(echo "$$versions" | tr , ' ') && \
+	  $$venv/bin/python -m pytest -m 'not timing and not exhaustive' $(CORE) || failed="$$failed $$versions"; \
+	done; \
+	test -z "$$failed" || { echo "== failed:$$failed"; exit 1; }
+
 test-exhaustive: setup
 	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
 
@@ -79,5 +102,5 @@ format: setup
 	$(BIN)/ruff format
 
 clean:
-	rm -rf .venv .venv-3.* mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-* mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -110,7 +110,7 @@ set_grad_enabled: Callable[[bool], Any] = find("torch._C", "_set_grad_enabled", 
 def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for calls outside of torch.func, which is 2 of its 5 us: the method of Function's C base.
 
-    Since 2.0. Without: ``function.apply``.
+    Since 2.0; in 2.15 Function has no other. Without: ``function.apply``.
     """
     short = getattr(super(torch.autograd.Function, function), "apply", None)
     return function.apply if short is None else short
@@ -211,15 +211,17 @@ def fuser_methods(loaded: dict[str, Any]) -> dict[Any, Callable[..., nn.Module]]
     return methods if isinstance(methods, dict) else None
 
 
+_MKLDNN = "makes an MKL-DNN batch norm of it"
 #: Functions of torch that take a module apart and read its eps, by module and qualified name, each with what it makes
-#: of the module. Inductor's since 2.4, the others 2.0. Without: a function under another name drops the activation
-#: unseen, so a test calls each.
+#: of the module. Inductor's since 2.4, the others 2.0; the class of MKL-DNN's stands in a function since 2.15 (2.13 has
+#: it not so). Without: a function under another name drops the activation unseen, so a test looks for each.
 FOLDS = {
     ("torch.nn.utils.fusion", "fuse_conv_bn_eval"): "folds it into the convolution",
     ("torch.nn.utils.fusion", "fuse_linear_bn_eval"): "folds it into the linear layer",
     ("torch._inductor.fx_passes.efficient_conv_bn_eval", "efficient_conv_bn_eval"): "folds it into the convolution",
     ("torch.nn.modules.batchnorm", "SyncBatchNorm.convert_sync_batchnorm"): "makes a torch.nn.SyncBatchNorm of it",
-    ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): "makes an MKL-DNN batch norm of it",
+    ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): _MKLDNN,
+    ("torch.utils.mkldnn", "_get_mkldnn_classes.<locals>.MkldnnBatchNorm.__init__"): _MKLDNN,
 }
 #: The one of them that takes the last dimension for the channels.
 FOLD_ALONG_THE_LAST = ("torch.nn.utils.fusion", "fuse_linear_bn_eval")

@@ -30,8 +30,8 @@ def start_of(compiled: Any, programs: int, addresses: list[int | None], tail: tu
     ``launch``, whose arguments it works out anew each time, in 1 us. They are kept here wherever what it passes on has
     a known form: in 3.6 the kernel's arguments come last, from 3.8 on the last argument is a tuple of them.
 
-    Without a known form of ``launch``: ``run`` is called. Without one of the three, or with other parameters of
-    ``run``: None, and every call goes through Triton's launch.
+    Without a known form of ``launch``, as HIP's, which takes the grid later: ``run`` is called. Without one of the
+    three, or with other parameters of ``run``: None, and every call goes through Triton's launch.
     """
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
