@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -116,40 +117,63 @@ def activate(library: Path) -> Callable[[list[int]], Callable[[], list[Any]]]:
     return start
 
 
+#: Bytes of a kernel's parameter, by its type in the signature of what Triton compiled; pointers have 8.
+BYTES = {"i1": 1, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "fp32": 4, "fp64": 8}
+
+
+def bits(value: Any, kind: str) -> int:
+    """The bits of a parameter as an unsigned number."""
+    if kind.startswith("fp"):
+        return int.from_bytes(struct.pack("<d" if kind == "fp64" else "<f", value), "little")
+    return int(value) & ((1 << 8 * BYTES.get(kind, 8)) - 1)
+
+
 def compare(name: str, launch: Any, tensors: list[Any], record: Callable[[list[int]], Callable[[], list[Any]]]) -> Any:
-    """What the driver gets by a launch's first call, by its second on other tensors, and by Triton's launch on them."""
+    """What the driver gets of a launch on two sets of tensors, each the short way and by Triton's own launch."""
     import torch
     from triton.backends.nvidia.driver import CudaLauncher
+
+    from fusednorm.backends.triton import launch as launches
 
     def tensors_like() -> list[Any]:
         return [None if one is None else torch.zeros(64, dtype=one.dtype) for one in tensors]
 
     def asked(call: Callable[[], Any]) -> list[Any]:
-        sizes = [8] * sum(one is not None for one in tensors) + [4] * sum(one != 1 for one in launch.scalars)
-        read = record([*sizes, 8, 8])  # the scratch memory of the kernel and of a profiler
+        read = record([*(BYTES.get(kind, 8) for kind in kinds.values()), 8, 8])  # and two kinds of scratch memory
         call()
         return read()
 
-    one, other = tensors_like(), tensors_like()
-    first = asked(lambda: launch(*one))
+    def passed(given: list[Any]) -> list[int]:
+        values = dict(zip(launch.kernel.arg_names, [*given, *launch.scalars], strict=False))
+        values = {name: one.data_ptr() if isinstance(one, torch.Tensor) else one for name, one in values.items()}
+        return [bits(values[name], kind) for name, kind in kinds.items()]
+
+    compiled: list[Any] = []
+    start_of = launches.start_of
+    launches.start_of = lambda kernel, *rest: compiled.append(kernel) or start_of(kernel, *rest)
+    record([])
+    launch(*tensors_like())
+    launches.start_of = start_of
+    kinds = {name: kind for name, kind in compiled[0].src.signature.items() if kind != "constexpr"}
+    sets, grid = (tensors_like(), tensors_like()), (launch.programs, 1, 1)
     official = CudaLauncher.__call__
     worked_out: list[Any] = []
     CudaLauncher.__call__ = lambda *arguments: worked_out.append(name) or official(*arguments)
     try:
-        second = asked(lambda: launch(*other))
+        short = [asked(lambda given=given: launch(*given)) for given in sets]
     finally:
         CudaLauncher.__call__ = official
-    grid = (launch.programs, 1, 1)
-    own = asked(lambda: launch.kernel[grid](*other, *launch.scalars, **launch.constants, **launch.options))
+    own = [
+        asked(lambda given=given: launch.kernel[grid](*given, *launch.scalars, **launch.constants, **launch.options))
+        for given in sets
+    ]
     return {
         "name": name,
-        "addresses": [[one.data_ptr() for one in given if one is not None] for given in (one, other)],
-        "scalars": [one for one in launch.scalars if one != 1],
+        "parameters": [passed(given) for given in sets],
         "programs": launch.programs,
         "warps": launch.options["num_warps"],
         "dependent": launch.options.get("launch_pdl", False),
-        "first": first,
-        "second": second,
+        "short": short,
         "triton's": own,
         "worked out again": worked_out,
         "kept": len(launch.starts),

@@ -28,7 +28,7 @@ class Listener(TorchDispatchMode):
 MODES: dict[str, Callable[[], Any]] = {
     "nothing": contextlib.nullcontext,
     "flops": lambda: FlopCounterMode(display=False),
-    "profiler": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    "profiler": lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True),
     "dispatch mode": Listener,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
     "device mode": lambda: torch.device("cpu"),

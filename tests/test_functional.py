@@ -222,7 +222,7 @@ def test_nan_stays_in_its_group() -> None:
 
 
 def test_a_profile_names_the_op() -> None:
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         fusednorm.group_norm(torch.randn(2, 8, 4), 4)
     assert "fusednorm::norm_forward" in {event.key for event in profile.key_averages()}
 

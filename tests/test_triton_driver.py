@@ -45,28 +45,22 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_kernels_of_several_kinds_were_started(launches: list[dict[str, Any]]) -> None:
     assert {launch["name"] for launch in launches} >= {"moments_of_planes", "apply", "reduce", "whole_forward"}
     assert {launch["dependent"] for launch in launches} == {False, True}
-    assert all(len(launch[by]) == 1 for launch in launches for by in ("first", "second", "triton's"))
+    assert all(len(started) == 1 for launch in launches for way in ("short", "triton's") for started in launch[way])
 
 
 def test_the_driver_is_asked_for_the_same_as_by_triton(launches: list[dict[str, Any]]) -> None:
-    assert [launch["second"] for launch in launches] == [launch["triton's"] for launch in launches]
-
-
-def test_the_first_start_and_the_second_differ_by_the_addresses_alone(launches: list[dict[str, Any]]) -> None:
-    for launch in launches:
-        (first,), (second,) = launch["first"], launch["second"]
-        for start, addresses in zip((first, second), launch["addresses"], strict=True):
-            assert start.pop("parameters") == [*addresses, *launch["scalars"], 0, 0]
-        assert first == second
+    assert [launch["short"] for launch in launches] == [launch["triton's"] for launch in launches]
 
 
 def test_the_driver_is_asked_for_what_the_launch_says(launches: list[dict[str, Any]]) -> None:
     for launch in launches:
-        (start,) = launch["second"]
-        assert start["grid"] == [launch["programs"], 1, 1]
-        assert start["block"] == [32 * launch["warps"], 1, 1]
-        assert start["stream"] == 0x5000
-        assert (DEPENDENT in start["attributes"]) is launch["dependent"]
+        for (start,), parameters in zip(launch["short"], launch["parameters"], strict=True):
+            assert start["grid"] == [launch["programs"], 1, 1]
+            assert start["block"] == [32 * launch["warps"], 1, 1]
+            assert start["stream"] == 0x5000
+            assert (DEPENDENT in start["attributes"]) is launch["dependent"]
+            assert start["parameters"] == [*parameters, 0, 0]  # no scratch memory
+        assert launch["parameters"][0] != launch["parameters"][1]
 
 
 def test_what_triton_works_out_for_a_launch_is_kept(launches: list[dict[str, Any]]) -> None:
