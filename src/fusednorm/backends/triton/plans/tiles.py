@@ -25,6 +25,10 @@ def _steps(layout: Layout | None) -> tuple[int, int, int]:
     return layout.sample, layout.channel, layout.spatial
 
 
+def _sizes(view: View) -> tuple[int, int, int, int]:
+    return view.groups, view.group_channels, view.channels, view.spatial
+
+
 class Pass:
     """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
 
@@ -88,18 +92,16 @@ class TilesForward(ForwardPlan):
         self.keeps_statistics = not (self.merges or self.given)
 
     def prepare(self, eps: float) -> tuple[Launch, ...]:
-        problem, view, seen = self.problem, self.problem.view, self.source.view
+        problem, source = self.problem, self.source
+        view, seen = problem.view, source.view
         statistics, results, partials = self.statistics, self.results, self.partials
-        numbers = (
-            partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
-            statistics.chunks, statistics.span,
-        )  # fmt: skip
+        numbers = (partials.total, partials.rows, statistics.chunks, statistics.span)
         rows = statistics.last
         moments = Launch(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             statistics.programs,
             (
-                seen.channels, seen.spatial, *_steps(self.source.layout), statistics.blocks, statistics.chunks,
+                seen.channels, seen.spatial, *_steps(source.layout), statistics.blocks, statistics.chunks,
                 partials.total, *((statistics.tiles,) if rows else ()),
             ),
             {**self.overlap, "RMS": self.rms, **statistics.tile, **(statistics.staged if rows else {})},
@@ -108,7 +110,7 @@ class TilesForward(ForwardPlan):
         finalize = Launch(
             forward_kernels.finalize,
             problem.statistics,
-            (*numbers, eps),
+            (*_sizes(seen), *numbers, eps),
             {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
             partials.warps,
             follows=True,
@@ -117,14 +119,14 @@ class TilesForward(ForwardPlan):
             forward_kernels.apply,
             results.programs,
             (
-                view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs,
+                *_sizes(view), *_steps(problem.layout), *_steps(problem.output_layout),
+                results.blocks, results.chunks, results.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), eps, self.activation_parameter,
             ),
             {
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
-                "MERGE": self.merges, **results.order, **results.tile, "TILES": results.tiles,
-                **(partials.block if self.merges else NO_BLOCK),
+                "MERGE": self.merges, "GROUPED": self.merges and source is not problem, **results.order,
+                **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
             results.warps,
             follows=not self.given,
@@ -160,13 +162,12 @@ class TilesBackward(BackwardPlan):
         view = problem.view
         reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
         self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=problem.per_batch)
-        sizes = (view.groups, view.group_channels, view.channels, view.spatial)
-        inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
+        inputs = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
             (
-                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
@@ -179,9 +180,9 @@ class TilesBackward(BackwardPlan):
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
-            problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
-            *((partials.rows, partials.total, reduction.chunks) if self.merges else UNUSED * 3),
-            self.activation_parameter,
+            *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
+            *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
+            problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
@@ -248,8 +249,8 @@ def combine_launch(
         backward_kernels.combine,
         units + sums.programs,
         (
-            units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
-            view.channels, partials.total, partials.chunks,
+            *_sizes(view)[:3], units, reduced, sums.channel_programs, view.samples, partials.total, partials.rows,
+            partials.chunks,
         ),
         {
             **overlap, "RMS": rms, **partials.order, **(partials.block if units else NO_BLOCK),
