@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config import folded, passes_for
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import folded
 from fusednorm.dispatch import backward_problem, forward_problem
 from fusednorm.problem import Problem
 
@@ -56,6 +56,16 @@ def test_samples_with_a_gap_between_them_stay_apart(name: str) -> None:
     layout = getattr(problem, name)
     apart = replace(problem, **{name: replace(layout, sample=layout.sample + 8)})
     assert folded(apart) is apart
+
+
+def test_tiles_are_those_of_the_view_that_the_plan_takes() -> None:
+    """Samples that follow one another share a program's tiles; samples apart have programs of their own."""
+    problem = _batch_norm((64, 8, 5, 6))
+    assert problem.layout.sample == 30 * problem.layout.spatial
+    together = passes_for(folded(problem)).reduction
+    apart = passes_for(folded(replace(problem, layout=replace(problem.layout, sample=1000)))).reduction
+    assert together.tiles * together.positions > 30
+    assert (apart.tiles - 1) * apart.positions < 30
 
 
 def test_what_differs_between_samples_keeps_them_apart() -> None:

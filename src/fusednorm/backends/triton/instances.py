@@ -10,6 +10,7 @@ from typing import Any
 
 from fusednorm.backends.triton.config import (
     columns_backward_for,
+    folded,
     passes_for,
     rows_backward_for,
     rows_forward_for,
@@ -65,7 +66,7 @@ class TilesInstance:
     def plan(self, problem: Problem) -> Callable[..., tuple[Any, ...]]:
         from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 
-        make = TilesBackward if problem.backward else TilesForward
+        make, problem = TilesBackward if problem.backward else TilesForward, folded(problem)
         return make(problem, passes_for(problem))
 
 

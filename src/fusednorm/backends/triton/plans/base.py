@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
-from fusednorm.problem import Layout, Problem, View
+from fusednorm.problem import Problem
 from fusednorm.tensors import packed_strides
 
 Forward = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
@@ -22,25 +21,6 @@ Backward = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Ten
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 #: The mean and variance of each channel in place of the input's own, in their own dtypes; None without them.
 Given = tuple[Tensor | None, Tensor | None]
-
-
-def folded(problem: Problem) -> Problem:
-    """channels_last batch_norm without modulation as one sample of N * S positions, where the strides permit it."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
-    if not problem.per_batch or problem.modulated or problem.layout.order == "channels_first":
-        return problem
-    for layout in layouts:
-        steps = view.samples > 1 and view.spatial > 1
-        if layout is not None and steps and layout.sample != view.spatial * layout.spatial:
-            return problem
-
-    def step(layout: Layout | None) -> Layout | None:
-        return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
-
-    first, output, grad = map(step, layouts)
-    assert first is not None
-    one = View(1, view.groups, view.group_channels, view.samples * view.spatial)
-    return replace(problem, view=one, layout=first, output_layout=output, grad_layout=grad)
 
 
 def approximates() -> bool:

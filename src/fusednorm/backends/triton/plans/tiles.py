@@ -1,4 +1,4 @@
-"""Plans around kernels/tiles.py: both memory orders, any size."""
+"""Plans around kernels/tiles.py: both memory orders, any size, samples folded where they can be."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, folded, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
@@ -32,7 +32,7 @@ def _sizes(view: View) -> tuple[int, int, int, int]:
 class Pass:
     """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
 
-    def __init__(self, problem: Problem, view: View, config: Tiles) -> None:
+    def __init__(self, problem: Problem, view: View, config: PassConfig) -> None:
         self.last = problem.layout.order == "channels_last"
         self.span = config.positions * config.tiles
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
@@ -78,9 +78,8 @@ def _grouped(problem: Problem) -> Problem:
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
-    def __init__(self, problem: Problem, config: Passes) -> None:
+    def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
-        problem = folded(problem)
         source = _grouped(problem)
         view, seen = problem.view, source.view
         self.problem, self.source = problem, source
@@ -155,10 +154,9 @@ class TilesForward(ForwardPlan):
 class TilesBackward(BackwardPlan):
     """p and q of all chunks, what follows from them, the input's gradient of all chunks."""
 
-    def __init__(self, problem: Problem, config: Passes) -> None:
+    def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
         self.training = problem.training
-        problem = folded(problem)
         view = problem.view
         reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
         self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=problem.per_batch)
