@@ -181,7 +181,7 @@ def moments_of_rows(
 
 @triton.jit(do_not_specialize=["S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
 def finalize(
-    p_partials, p_mean, p_rstd, p_var, G, D, C, S, total, rows, chunks, span, eps: tl.float64,
+    p_partials, p_mean, p_rstd, p_var, G, D, C, total, S, rows, chunks, span, eps: tl.float64,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -200,13 +200,13 @@ def finalize(
 
 
 @triton.jit(
-    do_not_specialize=["programs", "partial_span"],
+    do_not_specialize=["programs", "partial_spatial", "partial_span"],
     do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
 )
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
-    total, partial_rows, partial_chunks, partial_span, eps: tl.float64, given_parameter: tl.float64,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, MERGE: tl.constexpr,
     GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -216,7 +216,7 @@ def apply(
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
     on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
     channel where the channels' mean and variance are given, as in batch_norm's evaluation. GROUPED: to the pass that
-    left the partials a group was one channel of D S positions.
+    left the partials a group was one channel, of D S positions.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
@@ -236,12 +236,9 @@ def apply(
         gdc_wait()
     if MERGE:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
-        if GROUPED:
-            summed, positions = Groups(G, 1, G), D * S
-        else:
-            summed, positions = groups, S
+        summed = Groups(G, 1, G) if GROUPED else groups
         partials = Partials(p_partials, total, summed, partial_rows, partial_chunks)
-        mean, m2, count = merge(partials, unit, positions, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+        mean, m2, count = merge(partials, unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
         rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:

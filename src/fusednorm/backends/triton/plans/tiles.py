@@ -94,7 +94,7 @@ class TilesForward(ForwardPlan):
         problem, source = self.problem, self.source
         view, seen = problem.view, source.view
         statistics, results, partials = self.statistics, self.results, self.partials
-        numbers = (partials.total, partials.rows, statistics.chunks, statistics.span)
+        numbers = (partials.total, seen.spatial, partials.rows, statistics.chunks, statistics.span)
         rows = statistics.last
         moments = Launch(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
@@ -109,7 +109,7 @@ class TilesForward(ForwardPlan):
         finalize = Launch(
             forward_kernels.finalize,
             problem.statistics,
-            (*_sizes(seen), *numbers, eps),
+            (*_sizes(seen)[:3], *numbers, eps),
             {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
             partials.warps,
             follows=True,
