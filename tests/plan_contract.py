@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fusednorm import dispatch
 from fusednorm.backends import reference
+from fusednorm.choice import instances
 from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands
@@ -166,20 +167,24 @@ def dtypes_of_parameters(subject: Subject) -> Iterator[str]:
 
 
 def dtypes_of_statistics(subject: Subject) -> Iterator[str]:
-    """mean and rstd of a backward, mean and var of an evaluation, in any dtype."""
+    """mean and rstd of a backward, mean and var that a forward is given, in any dtype."""
     for turn in range(len(DTYPES)):
         dtypes = {"mean": DTYPES[turn], "rstd": DTYPES[(turn + 1) % len(DTYPES)]}
         operands = _backward_operands(subject, _operands(subject), dtypes)
         yield from _check_backward(subject, operands, f"statistics {dtypes}")
-        if subject.norm.per_batch:
-            generator, channels = torch.Generator().manual_seed(9), subject.shape[1]
-            mean = torch.randn(channels, generator=generator, dtype=torch.float64)
-            given = _operands(subject)
+        norm = subject.norm
+        evaluation = norm_of(norm.family, norm.num_groups or norm.num_dims, norm.channel_dim, norm.eps, training=False)
+        given = _operands(subject)
+        problem = forward_problem(evaluation, given)
+        if any(one.instance.name == subject.instance and one.reason is None for one in instances(problem)):
+            mean = torch.randn(
+                problem.statistics_shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64
+            )
             given.mean = _placed(mean, dtypes["mean"], subject.device)
             given.var = _placed(mean.square() + 0.5, dtypes["rstd"], subject.device)
-            evaluation = replace(subject, norm=norm_of("batch_norm", eps=subject.norm.eps, training=False))
-            yield from _check_forward(evaluation, given, f"given statistics {dtypes}")
-            yield from _check_forward(evaluation, given, f"given statistics {dtypes}, unkept", statistics=False)
+            alone = replace(subject, norm=evaluation)
+            yield from _check_forward(alone, given, f"given statistics {dtypes}")
+            yield from _check_forward(alone, given, f"given statistics {dtypes}, unkept", statistics=False)
 
 
 def unaligned_addresses(subject: Subject) -> Iterator[str]:

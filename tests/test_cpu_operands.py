@@ -21,7 +21,10 @@ from fusednorm import dispatch
 from fusednorm.backends.cpu import compiler, threads
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
-from fusednorm.dispatch import use_instance
+from fusednorm.choice import use_instance
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
 
 ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "detach"}
 COMPUTE = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float32, "bfloat16": torch.float32}
@@ -105,15 +108,14 @@ def test_a_call_converts_and_copies_nothing(instance: str, dtype: str) -> None:
     drawn = draw(workload)
     for dtypes in MIXED:
         inputs = with_dtypes(drawn, dtypes)
-        operands = (inputs.weight, inputs.bias, inputs.scale, inputs.shift)
-        norm = (workload.family, workload.groups, workload.channel_dim, None)
-        forward = dispatch.make_plan(dispatch.forward_problem(inputs.input, *operands, *norm), instance)
-        backward = dispatch.make_plan(
-            dispatch.backward_problem(inputs.grad_output, inputs.input, *operands, *norm), instance
-        )
+        norm, operands = workload.norm, inputs.operands
+        forward = dispatch.make_plan(forward_problem(norm, operands), instance)
+        results = forward(operands)
+        given = inputs.backward_operands(results.mean, results.rstd)
+        backward = dispatch.make_plan(backward_problem(norm, given), instance)
         with Recorder() as recorder:
-            _, mean, rstd, _ = forward(inputs.input, *operands, None, None, 1e-5)
-            backward(inputs.grad_output, inputs.input, mean, rstd, *operands, (True,) * 5)
+            forward(operands)
+            backward(given, (True,) * 5)
         assert recorder.names <= ALLOCATIONS
 
 
@@ -124,10 +126,10 @@ def test_given_statistics_are_read_in_their_dtype(instance: str, statistics: str
     if instance in CHANNELS_LAST:
         x = x.contiguous(memory_format=torch.channels_last)
     mean, var = (torch.rand(2, 6) + 0.5).to(getattr(torch, statistics))
-    problem = dispatch.forward_problem(x, None, None, None, None, "batch_norm", 0, 1, None, inference=True)
-    plan = dispatch.make_plan(problem, instance)
+    operands = Operands(x, mean=mean, var=var)
+    plan = dispatch.make_plan(forward_problem(norm_of("batch_norm", training=False), operands), instance)
     with Recorder() as recorder:
-        output = plan(x, None, None, None, None, mean, var, 1e-5)[0]
+        output = plan(operands).output
     assert recorder.names <= ALLOCATIONS
     expected = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double())
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
@@ -190,10 +192,11 @@ def test_a_gradient_is_rounded_once(instance: str, dtype: torch.dtype) -> None:
     weight, bias = torch.ones(shape, dtype=dtype), torch.zeros(shape, dtype=dtype)
     statistics = torch.zeros(samples * groups if instance != "cpu.rows" else samples)
     with use_instance(instance):
-        _, _, gradient, _, _ = dispatch.run_backward(
-            grad_output, x, statistics, statistics + 1, weight, bias, None, None, family, groups, 1, "", 0.0, True,  # type: ignore[arg-type]
+        gradient = dispatch.backward(
+            norm_of(family, groups),  # type: ignore[arg-type]
+            BackwardOperands(grad_output, x, statistics, statistics + 1, weight, bias),
             (True, True, True, False, False),
-        )  # fmt: skip
+        ).bias
     assert gradient is not None
     expected = rounded(first.astype(np.float64) + second.astype(np.float64), dtype)
     assert torch.equal(gradient.flatten(), expected)
@@ -243,10 +246,9 @@ def test_a_frame_serves_any_number_of_threads_after_any_other() -> None:
 
 def test_the_frame_of_an_interrupted_call_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 24, 4201)
-    plan: Any = dispatch.make_plan(
-        dispatch.forward_problem(x, None, None, None, None, "group_norm", 8, 1, None), "cpu.planes"
-    )
-    plan(x, None, None, None, None, None, None, 1e-5)
+    operands = Operands(x)
+    plan: Any = dispatch.make_plan(forward_problem(norm_of("group_norm", 8), operands), "cpu.planes")
+    plan(operands)
     assert len(plan.idle) == 1
 
     def interrupt(*_: object) -> None:
@@ -255,8 +257,8 @@ def test_the_frame_of_an_interrupted_call_is_not_used_again(monkeypatch: pytest.
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "_parallel", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        plan(x, None, None, None, None, None, None, 1e-5)
+        plan(operands)
     assert plan.idle == []
     monkeypatch.undo()
-    y = plan(x, None, None, None, None, None, None, 1e-5)[0]
+    y = plan(operands).output
     assert torch.equal(y, fusednorm.group_norm(x, 8))

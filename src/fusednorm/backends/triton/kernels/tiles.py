@@ -102,12 +102,18 @@ def parameter_of(given, DEFAULT: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
+def units_of(groups, n, o_c, PER_BATCH: tl.constexpr):
+    """The units of channels of a sample."""
+    if PER_BATCH:
+        return o_c
+    else:
+        return n.to(tl.int64) * groups.G + o_c // groups.D
+
+
+@triton.jit
 def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
     """mean and rstd of the units of channels."""
-    if PER_BATCH:
-        o_unit = o_c
-    else:
-        o_unit = n.to(tl.int64) * groups.G + o_c // groups.D
+    o_unit = units_of(groups, n, o_c, PER_BATCH)
     rstd = tl.load(statistics.rstd + o_unit, m_c, 0.0)
     if statistics.mean is not None:
         mean = tl.load(statistics.mean + o_unit, m_c, 0.0)
@@ -215,7 +221,7 @@ def apply(
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
     on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
-    channel where the channels' mean and variance are given, as in batch_norm's evaluation. GROUPED: to the pass that
+    unit where the units' mean and variance are given, as in batch_norm's evaluation. GROUPED: to the pass that
     left the partials a group was one channel, of D S positions.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
@@ -251,13 +257,16 @@ def apply(
             tl.store(p_var + unit, m2 / count, leads)
         gain *= rstd
     elif p_given_var is not None:
-        b_mean = tl.load(p_given_mean + o_c, m_c, 0.0).to(dtype)
-        rstd = inverse_deviation_given(tl.load(p_given_var + o_c, m_c, 1.0), eps, dtype)
-        leads = m_c & (chunk == 0) & (n == 0)
+        o_unit = units_of(groups, n, o_c, PER_BATCH)
+        b_mean = tl.load(p_given_mean + o_unit, m_c, 0.0).to(dtype)
+        rstd = inverse_deviation_given(tl.load(p_given_var + o_unit, m_c, 1.0), eps, dtype)
+        leads = m_c & (chunk == 0) & (o_c % groups.D == 0)
+        if PER_BATCH:
+            leads &= n == 0
         if p_rstd is not None:
-            tl.store(p_rstd + o_c, rstd, leads)
+            tl.store(p_rstd + o_unit, rstd, leads)
         if p_mean is not None:
-            tl.store(p_mean + o_c, b_mean, leads)
+            tl.store(p_mean + o_unit, b_mean, leads)
         mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
     else:
