@@ -2,7 +2,7 @@
 
 A kernel is not compiled for their dtypes: codes in its geometry name them, and each access branches on one. That is
 cheap for one number per channel. Where a loop runs along the operands, their numbers are converted first, once for all
-rows (:func:`widening`), and gradients last (:func:`narrow`), by a loop for each dtype.
+rows (:func:`widening`), and gradients last (:func:`narrow`); LLVM makes vector code of these two, a loop per dtype.
 """
 
 from __future__ import annotations
@@ -132,30 +132,12 @@ def widening(element: Element):
     """widen(operand, dtype, wide, start, stop): these elements of an operand, in the compute dtype."""
     T, code = element.compute, DTYPE_CODES[element.compute.__name__]
 
-    def converting(load):
-        @exact
-        def convert(operand, wide, start, stop):
-            for c in range(start, stop):
-                wide[c] = T(load(operand, c))
-
-        return convert
-
-    from_float32, from_float64, from_float16, from_bfloat16 = map(
-        converting, (_load_float32, _load_float64, _load_float16, _load_bfloat16)
-    )
-
     @exact
     def widen(operand, dtype, wide, start, stop):
         if dtype in (0, code):
             return
-        if dtype == FLOAT32:
-            from_float32(operand, wide, start, stop)
-        elif dtype == FLOAT64:
-            from_float64(operand, wide, start, stop)
-        elif dtype == FLOAT16:
-            from_float16(operand, wide, start, stop)
-        else:
-            from_bfloat16(operand, wide, start, stop)
+        for c in range(start, stop):
+            wide[c] = T(number(operand, c, dtype))
 
     return widen
 
@@ -179,30 +161,10 @@ def widened(element: Element):
     return choose
 
 
-def _narrowing(store):
-    @exact
-    def narrow(totals, first, gradient, start, stop):
-        for c in range(start, stop):
-            store(gradient, c, totals[first + c])
-
-    return narrow
-
-
-_to_float32, _to_float64, _to_float16, _to_bfloat16 = map(
-    _narrowing, (_store_float32, _store_float64, _store_float16, _store_bfloat16)
-)
-
-
 @exact
 def narrow(totals, first, gradient, dtype, start, stop):
     """Elements start to stop of a gradient, each rounded once, from float64 totals of which its own start at first."""
     if not wanted(gradient):
         return
-    if dtype == FLOAT32:
-        _to_float32(totals, first, gradient, start, stop)
-    elif dtype == FLOAT64:
-        _to_float64(totals, first, gradient, start, stop)
-    elif dtype == FLOAT16:
-        _to_float16(totals, first, gradient, start, stop)
-    else:
-        _to_bfloat16(totals, first, gradient, start, stop)
+    for c in range(start, stop):
+        put_number(gradient, c, totals[first + c], dtype)

@@ -186,9 +186,9 @@ def build_widen(element: Element, value, pullback):
 
 
 @exact
-def _add_segment(partials, segment, start, stop):
+def _add_segment(partials, first, other, start, stop):
     for c in range(start, stop):
-        partials[c] += partials[segment + c]
+        partials[first + c] += partials[other + c]
 
 
 def build_parameter_gradients(element: Element, value, pullback):
@@ -196,11 +196,14 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     def parameter_gradients(partials, grad_weight, grad_bias, geometry, start, stop):
         channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        for segment in range(1, geometry[PIECES]):
-            _add_segment(partials, 2 * segment * channels, start, stop)
-            _add_segment(partials, 2 * segment * channels, channels + start, channels + stop)
-        narrow(partials, channels, grad_weight, geometry[WEIGHT_DTYPE], start, stop)
-        narrow(partials, 0, grad_bias, geometry[BIAS_DTYPE], start, stop)
+        for place in range(2):  # one loop for both: the code takes half as long to compile
+            gradient, dtype = grad_bias, geometry[BIAS_DTYPE]
+            if place == 1:
+                gradient, dtype = grad_weight, geometry[WEIGHT_DTYPE]
+            first = place * channels
+            for segment in range(1, geometry[PIECES]):
+                _add_segment(partials, first, 2 * segment * channels + first, start, stop)
+            narrow(partials, first, gradient, dtype, start, stop)
 
     return parameter_gradients
 
