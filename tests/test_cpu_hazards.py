@@ -19,7 +19,7 @@ import fusednorm
 from fusednorm import choice, dispatch
 from fusednorm.backends.cpu import compiler, memory
 from fusednorm.backends.cpu.instances import choose
-from fusednorm.norm import norm_of
+from fusednorm.norm import Family, norm_of
 from fusednorm.problem import Layout, Problem, View
 
 # --- the cache on disk ---
@@ -172,7 +172,7 @@ def test_a_second_large_output_costs_no_page_faults() -> None:
 # --- the choice ---
 
 
-def problem(view: View, order: str, **changes: object) -> Problem:
+def problem(view: View, order: str, family: Family = "group_norm", **changes: object) -> Problem:
     channels_first = order == "channels_first"
     layout = Layout(
         "channels_first" if channels_first else "channels_last",
@@ -180,7 +180,7 @@ def problem(view: View, order: str, **changes: object) -> Problem:
         view.spatial if channels_first else 1,
         1 if channels_first else view.channels,
     )
-    made = Problem(norm_of("group_norm", 1), "forward", view, layout, "float32", output_layout=layout)
+    made = Problem(norm_of(family, 1), "forward", view, layout, "float32", output_layout=layout)
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -206,7 +206,7 @@ def problem(view: View, order: str, **changes: object) -> Problem:
 def test_the_default_is_a_function_of_the_problem(
     view: View, order: str, changes: dict[str, object], name: str
 ) -> None:
-    asked = problem(view, order, **changes)
+    asked = problem(view, order, **changes)  # type: ignore[arg-type]
     assert choose(asked).name == name
     assert choose(asked).supports(asked) is None
 

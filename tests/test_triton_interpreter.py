@@ -26,7 +26,7 @@ from fusednorm.operands import Operands
 
 from cpu_support import backward, faults, forward
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import Columns, Rows, RowSteps
+from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
 
@@ -34,11 +34,11 @@ from fusednorm.bench.workloads import Workload, draw
 # seconds for long ones. `chosen` is what the heuristic chooses.
 chosen = {name: getattr(instances, name) for name in ("rows_forward_for", "rows_backward_for", "columns_backward_for")}
 small = {
-    "rows_forward_for": lambda problem: RowSteps(32, 4),
-    "rows_backward_for": lambda problem: Rows(2, 4, 2),
-    "columns_backward_for": lambda problem: Columns(64, 4, 32, 4, 24),
+    "rows_forward_for": lambda problem: RowsForwardConfig(32, 4),
+    "rows_backward_for": lambda problem: RowsBackwardConfig(2, 4, 2),
+    "columns_backward_for": lambda problem: ColumnsBackwardConfig(64, 4, 32, 4, 24),
 }
-again = {**small, "rows_backward_for": lambda problem: Rows(1, 4, 2, reload=True)}
+again = {**small, "rows_backward_for": lambda problem: RowsBackwardConfig(1, 4, 2, reload=True)}
 instances.MOST_ROW = 200
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, config in (

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config import passes_for
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
@@ -58,6 +59,16 @@ def test_samples_with_a_gap_between_them_stay_apart(name: str) -> None:
     layout = getattr(problem, name)
     apart = replace(problem, **{name: replace(layout, sample=layout.sample + 8)})
     assert apart.folded is apart
+
+
+def test_tiles_are_those_of_the_view_that_the_plan_takes() -> None:
+    """Samples that follow one another share a program's tiles; samples apart have programs of their own."""
+    problem = _batch_norm((64, 8, 5, 6))
+    assert problem.layout.sample == 30 * problem.layout.spatial
+    together = passes_for(problem.folded).reduction
+    apart = passes_for(replace(problem, layout=replace(problem.layout, sample=1000)).folded).reduction
+    assert together.tiles * together.positions > 30
+    assert (apart.tiles - 1) * apart.positions < 30
 
 
 def test_what_differs_between_samples_keeps_them_apart() -> None:

@@ -3,9 +3,9 @@
 Numba compiles a kernel to LLVM IR once; the object code made from it is kept on disk. A later process loads that object
 through llvmlite alone: importing Numba costs 0.3 s, loading an object 5 ms.
 
-Every kernel ends up as ``run(arguments, start, stop, worker)``: it reads its arguments from memory, eight bytes each,
-and does the tasks from start to stop as one of the workers that share a loop. One form for all lets native code run any
-of them (threads.py), and packing the arguments costs half of what ctypes takes to convert them one by one.
+Every kernel ends up as ``run(frame, start, stop, worker)``: it reads its arguments from the frame of the call, each
+from the place of its name (frame.py), and does the tasks from start to stop as one of the workers that share a loop.
+One form for all lets native code run all kernels of a call one after the other (threads.py).
 
 The folder of cached objects is named by a digest of everything that the machine code depends on, so that a stale
 object is never found, and each file starts with the digest of its content, so that a damaged one is never used.
@@ -13,14 +13,11 @@ object is never found, and each file starts with the digest of its content, so t
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import logging
 import os
 import platform
-import struct
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -33,6 +30,7 @@ except ImportError:  # then instances.unavailable says so, and nothing here is c
     llvm = None
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
+from fusednorm.backends.cpu.frame import ARGUMENTS, PLACES
 from fusednorm.instance import CompilationError
 from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings
 from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
@@ -40,18 +38,8 @@ from fusednorm.storage import cache_root, contents, problem, readonly_root, repl
 
 logger = logging.getLogger(__name__)
 
-#: What a kernel's parameters are, by the letters of its signature; start and stop follow them all.
-PARAMETERS = {
-    "x": "pointer to elements of the input's dtype",
-    "w": "pointer to elements of the compute dtype",
-    "d": "pointer to float64",
-    "g": "pointer to int64, the geometry",
-    "f": "float64",
-    "i": "int64",
-    "t": "int64, the worker; not among the packed arguments, and the last letter",
-}
-_PACKED = dict.fromkeys("xwdg", "Q") | {"f": "d", "i": "q"}
-_IR_TYPES = dict.fromkeys("xwdg", "ptr") | {"f": "double", "i": "i64"}
+_IR_TYPES = dict.fromkeys(("element", "compute", "operand", "double", "geometry"), "ptr")
+_IR_TYPES |= {"float": "double", "integer": "i64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,19 +61,8 @@ class Kernel:
         return "-".join((self.module, self.function, self.dtype, activation))
 
 
-@dataclass(frozen=True, slots=True)
-class Function:
-    """A loaded kernel: ``run(pack(*arguments), start, stop, worker)``, and run's address for native callers."""
-
-    pack: Callable[..., bytes]
-    run: Callable[[bytes, int, int, int], None]
-    address: int
-
-
-_RUN = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
-
 _lock = threading.RLock()
-_loaded: dict[Kernel, Function] = {}
+_loaded: dict[Kernel, int] = {}
 _failed: dict[Kernel, str] = {}
 _libraries: dict[str, Any] = {}  # a library that is collected takes its machine code with it
 
@@ -108,32 +85,30 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=_hold_lock, after_in_parent=_release_lock, after_in_child=_renew_lock)
 
 
-def load(kernel: Kernel) -> Function:
-    """The callable of a kernel: from this process, from the disk, or compiled now.
+def load(kernel: Kernel) -> int:
+    """The address of a kernel's run: from this process, from the disk, or compiled now.
 
     Raises CompilationError where that fails, for which no call is at fault.
     """
-    function = _loaded.get(kernel)
-    if function is None:
+    address = _loaded.get(kernel)
+    if address is None:
         with _lock:
-            function = _loaded.get(kernel)
-            if function is None:
-                function = _loaded[kernel] = _materialize(kernel)
-    return function
+            address = _loaded.get(kernel)
+            if address is None:
+                address = _loaded[kernel] = _materialize(kernel)
+    return address
 
 
-def _materialize(kernel: Kernel) -> Function:
+def _materialize(kernel: Kernel) -> int:
     entry = _read(kernel)
     if entry is None:
         entry = _compile_or_say_why(kernel)
         _write(kernel, entry)
-    signature, symbol, code = entry
-    address = link(code, symbol, kernel.name)
-    pack = struct.Struct("".join(_PACKED[letter] for letter in signature.removesuffix("t"))).pack
-    return Function(pack, _RUN(address), address)
+    symbol, code = entry
+    return link(code, symbol, kernel.name)
 
 
-def _compile_or_say_why(kernel: Kernel) -> tuple[str, str, bytes]:
+def _compile_or_say_why(kernel: Kernel) -> tuple[str, bytes]:
     reason = _failed.get(kernel)
     if reason is None:
         try:
@@ -200,36 +175,37 @@ def _cpu_features() -> str:
         return ""
 
 
-def _compile(kernel: Kernel) -> tuple[str, str, bytes]:
-    """Compile a kernel; return its signature, the symbol and the object code."""
+def _compile(kernel: Kernel) -> tuple[str, bytes]:
+    """Compile a kernel; return its symbol and the object code."""
     from numba import cfunc  # costs 0.3 s, paid only where there is something to compile
 
     with own_settings():
         from fusednorm.backends.cpu import kernels
 
-        function, signature = kernels.build(kernel)
-        compiled = cfunc(
-            kernels.numba_signature(signature, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH
-        )(function)
+        function, names = kernels.build(kernel)
+        compiled = cfunc(kernels.numba_signature(names, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH)(
+            function
+        )
     # With the kernel internal, its constant status code reaches the wrapper that Numba makes, and the wrapper's error
     # handling, which would need Numba's runtime, folds away.
     symbol = "fusednorm_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
-    ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, signature)
-    return signature, symbol, assemble(ir, symbol)
+    ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, names)
+    return symbol, assemble(ir, symbol)
 
 
-def _entry(symbol: str, function: str, signature: str) -> str:
-    """The IR of run(arguments, start, stop, worker) around a compiled kernel, which returns a pointer to nothing."""
+def _entry(symbol: str, function: str, names: tuple[str, ...]) -> str:
+    """The IR of run(frame, start, stop, worker) around a compiled kernel, which returns a pointer to nothing."""
     lines, operands = [], []
-    for i, letter in enumerate(signature.removesuffix("t")):
-        kind = _IR_TYPES[letter]
-        lines.append(f"  %p{i} = getelementptr i64, ptr %arguments, i64 {i}")
-        lines.append(f"  %a{i} = load {kind}, ptr %p{i}")
-        operands.append(f"{kind} %a{i}")
-    if signature.endswith("t"):
-        operands.append("i64 %worker")
-    call = f'  call {VOID_RESULT} @"{function}"({", ".join([*operands, "i64 %start", "i64 %stop"])})'
-    head = f"define void @{symbol}(ptr %arguments, i64 %start, i64 %stop, i64 %worker) {{"
+    for name in names:
+        if name in ARGUMENTS:
+            kind = _IR_TYPES[ARGUMENTS[name]]
+            lines.append(f"  %p.{name} = getelementptr i64, ptr %frame, i64 {PLACES[name]}")
+            lines.append(f"  %a.{name} = load {kind}, ptr %p.{name}")
+            operands.append(f"{kind} %a.{name}")
+        else:
+            operands.append(f"i64 %{name}")
+    head = f"define void @{symbol}(ptr %frame, i64 %start, i64 %stop, i64 %worker) {{"
+    call = f'  call {VOID_RESULT} @"{function}"({", ".join(operands)})'
     return "\n".join(["", head, *lines, call, "  ret void", "}", ""])
 
 
@@ -262,21 +238,21 @@ def _digest() -> str:
     return digest.hexdigest()[:24]
 
 
-def _read(kernel: Kernel) -> tuple[str, str, bytes] | None:
+def _read(kernel: Kernel) -> tuple[str, bytes] | None:
     for path, content in contents(cache_directory() / kernel.name):
         try:
-            digest, signature, symbol, code = content.split(b"\n", 3)
-            if hashlib.sha256(b"\n".join((signature, symbol, code))).hexdigest().encode() == digest:
-                return signature.decode(), symbol.decode(), code
+            digest, symbol, code = content.split(b"\n", 2)
+            if hashlib.sha256(b"\n".join((symbol, code))).hexdigest().encode() == digest:
+                return symbol.decode(), code
         except ValueError:
             pass
         logger.warning("ignoring the damaged kernel cache file %s", path)
     return None
 
 
-def _write(kernel: Kernel, entry: tuple[str, str, bytes]) -> None:
-    signature, symbol, code = entry
-    content = b"\n".join((signature.encode(), symbol.encode(), code))
+def _write(kernel: Kernel, entry: tuple[str, bytes]) -> None:
+    symbol, code = entry
+    content = b"\n".join((symbol.encode(), code))
     content = hashlib.sha256(content).hexdigest().encode() + b"\n" + content
     directory = cache_directory()
     try:

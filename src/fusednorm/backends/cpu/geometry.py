@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 SAMPLES, GROUPS, GROUP_CHANNELS, SPATIAL = range(4)
 PER_BATCH, RMS, TRAINING = range(4, 7)
-HAS_WEIGHT, HAS_BIAS, HAS_SCALE, HAS_SHIFT = range(7, 11)
+#: The dtypes of the operands and of their gradients, as DTYPE_CODES; 0 where the problem has no such operand.
+WEIGHT_DTYPE, BIAS_DTYPE, SCALE_DTYPE, SHIFT_DTYPE = range(7, 11)
 #: Strides in elements between samples and between steps: channels in channels_first, positions in channels_last.
 INPUT_SAMPLE, INPUT_STEP, OUTPUT_SAMPLE, OUTPUT_STEP, GRAD_SAMPLE, GRAD_STEP = range(11, 17)
 #: The fixed partition of the work, a function of the problem alone: the number of pieces and their size.
@@ -22,6 +23,9 @@ PIECES, PIECE = 17, 18
 #: Which results are wanted.
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 FIELDS = 21
+
+FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
+DTYPE_CODES = {None: 0, "float32": FLOAT32, "float64": FLOAT64, "float16": FLOAT16, "bfloat16": BFLOAT16}
 
 #: The coefficients that channels_last keeps per (n, c): mean, a, b and rstd, and for the gradient c2 and c3.
 COEFFICIENTS = 6
@@ -36,13 +40,10 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields = np.zeros(FIELDS, np.int64)
     view = problem.view
     fields[: SPATIAL + 1] = view.samples, view.groups, view.group_channels, view.spatial
-    fields[PER_BATCH : TRAINING + 1] = problem.norm.per_batch, not problem.norm.has_mean, problem.norm.training
-    fields[HAS_WEIGHT : HAS_SHIFT + 1] = (
-        problem.weight_dtype is not None,
-        problem.bias_dtype is not None,
-        problem.scale_dtype is not None,
-        problem.shift_dtype is not None,
-    )
+    norm = problem.norm
+    fields[PER_BATCH : TRAINING + 1] = norm.per_batch, not norm.has_mean, norm.training
+    operands = (problem.weight_dtype, problem.bias_dtype, problem.scale_dtype, problem.shift_dtype)
+    fields[WEIGHT_DTYPE : SHIFT_DTYPE + 1] = [DTYPE_CODES[dtype] for dtype in operands]
     fields[INPUT_SAMPLE:OUTPUT_SAMPLE] = _strides(problem.layout)
     if problem.output_layout is not None:
         fields[OUTPUT_SAMPLE:GRAD_SAMPLE] = _strides(problem.output_layout)

@@ -16,34 +16,40 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 
-from fusednorm.backends.cpu.compiler import Function, assemble, link
+from fusednorm.backends.cpu.compiler import assemble, link
+from fusednorm.backends.cpu.frame import Frame
 from fusednorm.private.torch_names import openmp_libraries
 
 #: Below this many bytes of work a second thread costs more than it saves.
 SERIAL_BYTES = 1 << 17
 SHARES = 8  # shares per thread
 
-# Its data, eight bytes each: the next task, the next worker, share, tasks, stages, and per stage the kernel, its
-# arguments and its factor.
+# Each thread of a team runs fusednorm_drive(frame). The head of a frame holds the next task, the next worker, the share
+# and the loop's address. A loop is its tasks and stages, then per stage the kernel and its factor.
+# fusednorm_serial(frame, loops) runs several loops one after the other in one thread. ``loops`` is their number, then
+# per loop its address and its share. All numbers take eight bytes.
 DRIVER = """
-define void @fusednorm_drive(ptr %data) {
+define void @fusednorm_drive(ptr %frame) {
 entry:
-  %p.workers = getelementptr i64, ptr %data, i64 1
-  %p.share = getelementptr i64, ptr %data, i64 2
-  %p.tasks = getelementptr i64, ptr %data, i64 3
-  %p.stages = getelementptr i64, ptr %data, i64 4
+  %p.workers = getelementptr i64, ptr %frame, i64 1
+  %p.share = getelementptr i64, ptr %frame, i64 2
+  %p.loop = getelementptr i64, ptr %frame, i64 3
   %worker = atomicrmw add ptr %p.workers, i64 1 monotonic
   %share = load i64, ptr %p.share
-  %tasks = load i64, ptr %p.tasks
+  %loop = load ptr, ptr %p.loop
+  %p.stages = getelementptr i64, ptr %loop, i64 1
+  %tasks = load i64, ptr %loop
   %stages = load i64, ptr %p.stages
   br label %claim
 claim:
-  %start = atomicrmw add ptr %data, i64 %share monotonic
+  %start = atomicrmw add ptr %frame, i64 %share monotonic
   %more = icmp slt i64 %start, %tasks
   br i1 %more, label %work, label %done
 work:
@@ -53,30 +59,113 @@ work:
   br label %stage
 stage:
   %i = phi i64 [ 0, %work ], [ %next, %stage ]
-  %base = mul i64 %i, 3
-  %o.run = add i64 %base, 5
-  %o.arguments = add i64 %base, 6
-  %o.factor = add i64 %base, 7
-  %p.run = getelementptr i64, ptr %data, i64 %o.run
-  %p.arguments = getelementptr i64, ptr %data, i64 %o.arguments
-  %p.factor = getelementptr i64, ptr %data, i64 %o.factor
+  %base = mul i64 %i, 2
+  %o.run = add i64 %base, 2
+  %o.factor = add i64 %base, 3
+  %p.run = getelementptr i64, ptr %loop, i64 %o.run
+  %p.factor = getelementptr i64, ptr %loop, i64 %o.factor
   %run = load ptr, ptr %p.run
-  %arguments = load ptr, ptr %p.arguments
   %factor = load i64, ptr %p.factor
   %first = mul i64 %start, %factor
   %last = mul i64 %stop, %factor
-  call void %run(ptr %arguments, i64 %first, i64 %last, i64 %worker)
+  call void %run(ptr %frame, i64 %first, i64 %last, i64 %worker)
   %next = add i64 %i, 1
   %again = icmp slt i64 %next, %stages
   br i1 %again, label %stage, label %claim
 done:
   ret void
 }
+
+define void @fusednorm_serial(ptr %frame, ptr %loops) {
+entry:
+  %p.workers = getelementptr i64, ptr %frame, i64 1
+  %p.share = getelementptr i64, ptr %frame, i64 2
+  %p.loop = getelementptr i64, ptr %frame, i64 3
+  %count = load i64, ptr %loops
+  br label %each
+each:
+  %i = phi i64 [ 0, %entry ], [ %next, %each ]
+  %base = mul i64 %i, 2
+  %o.loop = add i64 %base, 1
+  %o.share = add i64 %base, 2
+  %q.loop = getelementptr i64, ptr %loops, i64 %o.loop
+  %q.share = getelementptr i64, ptr %loops, i64 %o.share
+  %loop = load ptr, ptr %q.loop
+  %share = load i64, ptr %q.share
+  store i64 0, ptr %frame
+  store i64 0, ptr %p.workers
+  store i64 %share, ptr %p.share
+  store ptr %loop, ptr %p.loop
+  call void @fusednorm_drive(ptr %frame)
+  %next = add i64 %i, 1
+  %again = icmp slt i64 %next, %count
+  br i1 %again, label %each, label %done
+done:
+  ret void
+}
 """
 
-#: A kernel, its packed arguments, and how many of its own tasks one task of the loop is.
-Stage = tuple[Function, bytes, int]
 
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """Kernels that run one after the other on each share of the tasks.
+
+    Each stage is a kernel's address and how many of its own tasks one task of the loop is. With a ``share`` of 0 each
+    thread gets a few shares. ``work_bytes`` is what the whole loop touches.
+    """
+
+    stages: Sequence[tuple[int, int]]
+    tasks: int
+    work_bytes: int
+    share: int = 0
+
+    @property
+    def serial(self) -> bool:
+        """True where one thread does the loop whatever torch's number of threads."""
+        return self.tasks <= max(1, self.share) or self.work_bytes < SERIAL_BYTES
+
+
+class Program:
+    """Loops to run one after the other, in the form that the driver reads."""
+
+    def __init__(self, loops: Sequence[Loop]) -> None:
+        self.loops = [loop for loop in loops if loop.tasks]
+        self.arrays = [
+            np.array([loop.tasks, len(loop.stages), *(word for stage in loop.stages for word in stage)], np.int64)
+            for loop in self.loops
+        ]
+        self.addresses = [array.ctypes.data for array in self.arrays]
+        self.whole = self._in_order(range(len(self.loops)))
+        self.whole_address = self.whole.ctypes.data
+        self.parts = [self._in_order([index]) for index in range(len(self.loops))]
+        self.serial = all(loop.serial for loop in self.loops)
+        self.run_serially = _serially()
+
+    def _in_order(self, chosen: Sequence[int]) -> np.ndarray:
+        words = [len(chosen)]
+        for index in chosen:
+            words += self.addresses[index], self.loops[index].share or self.loops[index].tasks
+        return np.array(words, np.int64)
+
+    def threads(self) -> int:
+        """How many threads a run takes now."""
+        return 1 if self.serial else torch.get_num_threads()
+
+    def run(self, frame: Frame, threads: int) -> None:
+        """Run the loops on a frame; of a loop that is worth it each of so many threads takes shares."""
+        if threads == 1:
+            self.run_serially(frame.address, self.whole_address)
+            return
+        for loop, address, part in zip(self.loops, self.addresses, self.parts, strict=True):
+            if loop.serial:
+                self.run_serially(frame.address, part.ctypes.data)
+            else:
+                share = loop.share or max(1, -(-loop.tasks // (threads * SHARES)))
+                _HEAD.pack_into(frame.words, 0, 0, 0, share, address)
+                _parallel(frame, threads)
+
+
+_HEAD = struct.Struct("4q")
 _forked = False
 _pool: ThreadPoolExecutor | None = None
 _pool_size = 0
@@ -96,6 +185,13 @@ def _drive() -> tuple[Callable[[Any], None], int]:
     """The driver, callable and as an address."""
     address = link(assemble(DRIVER, "fusednorm_drive"), "fusednorm_drive", "driver")
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
+
+
+@cache
+def _serially() -> Callable[[int, int], None]:
+    """The driver of several loops in one thread."""
+    address = link(assemble(DRIVER, "fusednorm_serial"), "fusednorm_serial", "serial driver")
+    return ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(address)
 
 
 @cache
@@ -125,60 +221,27 @@ def _helpers(count: int) -> ThreadPoolExecutor:
     return pool
 
 
-def workers(tasks: int, work_bytes: int) -> int:
-    """How many workers share a loop over so many tasks that touch so many bytes."""
-    return 1 if tasks < 2 or work_bytes < SERIAL_BYTES else torch.get_num_threads()
-
-
-def parallel_for(kernel: Function, arguments: Sequence[Any], tasks: int, work_bytes: int = 0, threads: int = 0) -> None:
-    """Run a kernel over its tasks: on so many threads, or on as many as the work is worth."""
-    packed = kernel.pack(*arguments)
-    threads = threads or workers(tasks, work_bytes)
-    if threads == 1:
-        kernel.run(packed, 0, tasks, 0)
-    else:
-        _parallel([(kernel, packed, 1)], tasks, max(1, -(-tasks // (threads * SHARES))), threads)
-
-
-def parallel_stages(stages: Sequence[Stage], tasks: int, share: int, work_bytes: int) -> None:
-    """Run several kernels one after the other on each share of the tasks."""
-    threads = 1 if tasks <= share or work_bytes < SERIAL_BYTES else torch.get_num_threads()
-    if threads > 1:
-        _parallel(stages, tasks, share, threads)
-        return
-    for start in range(0, tasks, share):
-        stop = min(start + share, tasks)
-        for kernel, packed, factor in stages:
-            kernel.run(packed, start * factor, stop * factor, 0)
-
-
-def _parallel(stages: Sequence[Stage], tasks: int, share: int, threads: int) -> None:
+def _parallel(frame: Frame, threads: int) -> None:
     """Run the driver on a team as large as torch's: a smaller one would end threads that torch starts again."""
-    fields = [0, 0, share, tasks, len(stages)]
-    for kernel, packed, factor in stages:
-        # The bytes are the caller's and outlive the call.
-        fields += kernel.address, ctypes.cast(ctypes.c_char_p(packed), ctypes.c_void_p).value or 0, factor
-    data = ctypes.create_string_buffer(struct.pack(f"{len(fields)}q", *fields))
     drive, address = _drive()
     team = None if _forked else openmp()
     if team is not None:
-        team[1](address, ctypes.addressof(data), threads, 0)
+        team[1](address, frame.address, threads, 0)
         return
     helpers: list[Future[None]] = []
     try:
         for _ in range(threads - 1):
-            helpers.append(_helpers(threads - 1).submit(_help, drive, data))
+            helpers.append(_helpers(threads - 1).submit(_help, drive, frame))
     except RuntimeError:  # the interpreter is shutting down, or the system has no more threads: do without
         pass
     try:
-        drive(ctypes.addressof(data))
+        drive(frame.address)
     finally:
         _join(helpers)
 
 
-def _help(drive: Callable[[Any], None], data: Any) -> None:
-    # Holds data, should a thread get to this after the others have finished.
-    drive(ctypes.addressof(data))
+def _help(drive: Callable[[Any], None], frame: Frame) -> None:
+    drive(frame.address)
 
 
 def _join(helpers: Sequence[Future[None]]) -> None:

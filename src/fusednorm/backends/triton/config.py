@@ -37,7 +37,7 @@ def power_of_two(number: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class PassConfig:
     """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program; tiles that are in
     flight together."""
 
@@ -49,15 +49,15 @@ class Tiles:
 
 
 @dataclass(frozen=True, slots=True)
-class Passes:
+class TilesConfig:
     """The tiles of the pass that reads and of the one that writes."""
 
-    reduction: Tiles
-    output: Tiles
+    reduction: PassConfig
+    output: PassConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeConfig:
     """Units to a program, and warps."""
 
     units: int
@@ -65,7 +65,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class RowSteps:
+class RowsForwardConfig:
     """A forward of rows: elements of a row to a step, and warps."""
 
     elements: int
@@ -73,7 +73,7 @@ class RowSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsBackwardConfig:
     """A backward of rows: rows to a step, warps, programs that share the rows, steps that are in flight together, and
     whether a step loads its rows twice."""
 
@@ -85,7 +85,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class ColumnsBackwardConfig:
     """A backward of long rows: elements of a row to a step of its totals, and warps; columns to a program of the second
     pass, warps, and about so many programs."""
 
@@ -96,7 +96,8 @@ class Columns:
     programs: int
 
 
-def passes_for(problem: Problem) -> Passes:
+def passes_for(problem: Problem) -> TilesConfig:
+    """The passes of a problem whose samples are folded where they can be."""
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
 
@@ -105,7 +106,7 @@ def merged(problem: Problem) -> int:
     return MERGED_BACKWARD if problem.backward else MERGED
 
 
-def _planes(problem: Problem) -> Passes:
+def _planes(problem: Problem) -> TilesConfig:
     """channels_first: tiles long in the positions, of so many small channels of one group as fit."""
     if problem.backward:
         return _planes_backward(problem)
@@ -114,14 +115,14 @@ def _planes(problem: Problem) -> Passes:
     if problem.norm.per_batch or problem.layout.channel != view.spatial:
         reduction = _plane(problem, read)
     else:  # a group's channels follow one another: one channel of all its positions
-        reduction = Tiles(1, min(power_of_two(view.group_channels * view.spatial), read))
+        reduction = PassConfig(1, min(power_of_two(view.group_channels * view.spatial), read))
     write = _plane(problem, TILE // share // 2)
     if view.spatial > write.positions:
-        return Passes(reduction, replace(write, tiles=2, warps=2))
-    return Passes(reduction, _plane(problem, TILE // share))
+        return TilesConfig(reduction, replace(write, tiles=2, warps=2))
+    return TilesConfig(reduction, _plane(problem, TILE // share))
 
 
-def _planes_backward(problem: Problem) -> Passes:
+def _planes_backward(problem: Problem) -> TilesConfig:
     view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
     large = view.spatial >= LARGE_PLANE
     read = _plane(problem, (4096 if large else 1024) // wide)
@@ -130,29 +131,28 @@ def _planes_backward(problem: Problem) -> Passes:
     tiles = _shares(count, total // PLANE_PROGRAMS if large else count)
     reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
     write = _plane(problem, 2048 // wide)
-    return Passes(reduction, replace(write, tiles=2 if view.spatial > write.positions else 1))
+    return TilesConfig(reduction, replace(write, tiles=2 if view.spatial > write.positions else 1))
 
 
-def _plane(problem: Problem, elements: int) -> Tiles:
+def _plane(problem: Problem, elements: int) -> PassConfig:
     view = problem.view
     positions = min(power_of_two(view.spatial), elements)
     within = view.group_channels & -view.group_channels  # the largest power of two that divides it
-    return Tiles(min(within, elements // positions), positions)
+    return PassConfig(min(within, elements // positions), positions)
 
 
-def _rows_of_channels(problem: Problem) -> Passes:
+def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
-    view, share = problem.folded.view, 4 if problem.dtype == "float64" else 1
-    samples, spatial = view.samples, view.spatial
+    view, share = problem.view, 4 if problem.dtype == "float64" else 1
     read = min(power_of_two(view.channels), READ_CHANNELS)
     write = min(power_of_two(view.channels), WRITE_CHANNELS if view.channels % WRITE_CHANNELS == 0 else READ_CHANNELS)
-    columns, read_positions = samples * -(-view.channels // read), max(1, 512 // share // read)
+    columns, read_positions = view.samples * -(-view.channels // read), max(1, 512 // share // read)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
-    tiles = _tiles_of_a_program(-(-spatial // read_positions), columns, most)
-    reduction = Tiles(read, read_positions, tiles, 1, stages)
+    tiles = _tiles_of_a_program(-(-view.spatial // read_positions), columns, most)
+    reduction = PassConfig(read, read_positions, tiles, 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
-    return Passes(reduction, Tiles(write, max(1, elements // write), 2, warps))
+    return TilesConfig(reduction, PassConfig(write, max(1, elements // write), 2, warps))
 
 
 def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
@@ -169,21 +169,21 @@ def _shares(count: int, most: int) -> int:
     return even if 2 * even >= most else most
 
 
-def whole_forward_for(problem: Problem) -> Whole:
+def whole_forward_for(problem: Problem) -> WholeConfig:
     """16 elements a thread and 32 of a large unit: 16384 x 4096 in bf16 takes 67 us on 4 warps and 157 on 32."""
     block = power_of_two(problem.reduced)
     elements = max(block, 2048 if block < 512 else 1024)
     units = min(elements // block, power_of_two(problem.num_statistics))
-    return Whole(units, max(1, min(16, block * units // (512 if block < 4096 else 1024))))
+    return WholeConfig(units, max(1, min(16, block * units // (512 if block < 4096 else 1024))))
 
 
-def rows_forward_for(problem: Problem) -> RowSteps:
+def rows_forward_for(problem: Problem) -> RowsForwardConfig:
     """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68."""
     block = power_of_two(problem.reduced)
-    return RowSteps(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
+    return RowsForwardConfig(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
 
 
-def rows_backward_for(problem: Problem) -> Rows:
+def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
     from the L1 155. Steps of 16-bit rows on their way to shared memory gain up to 14 %; wider ones would fill it. Rows
     of all programs next to each other take 101 us where each program's own take 107, on 16384 x 4096."""
@@ -191,19 +191,19 @@ def rows_backward_for(problem: Problem) -> Rows:
     if problem.dtype == "float64":
         elements = max(block, 2048)
         warps = min(16, elements // 256)
-        return Rows(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
+        return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
     if block > 8192:
-        return Rows(1, 16, PROCESSORS, reload=True)
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
     if problem.dtype == "float32":
         elements = max(block, 4096)
-        return Rows(elements // block, elements // 512, PROCESSORS * (8192 // elements))
+        return RowsBackwardConfig(elements // block, elements // 512, PROCESSORS * (8192 // elements))
     if block >= 4096:
-        return Rows(8192 // block, 16, PROCESSORS, stages=3)
+        return RowsBackwardConfig(8192 // block, 16, PROCESSORS, stages=3)
     elements, programs = (4096, PROCESSORS) if block < 512 else (2048, 2 * PROCESSORS)
-    return Rows(max(1, elements // block), elements // 512, programs, stages=4)
+    return RowsBackwardConfig(max(1, elements // block), elements // 512, programs, stages=4)
 
 
-def columns_backward_for(problem: Problem) -> Columns:
+def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     """8 elements a thread, and eight programs to a multiprocessor. Reckoned, not measured."""
     wide = problem.dtype == "float64"
-    return Columns(2048 if wide else 4096, 16, 512 if wide else 1024, 4, 8 * PROCESSORS)
+    return ColumnsBackwardConfig(2048 if wide else 4096, 16, 512 if wide else 1024, 4, 8 * PROCESSORS)

@@ -65,7 +65,7 @@ class TilesInstance:
     def plan(self, problem: Problem) -> Plan:
         from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 
-        make = TilesBackward if problem.backward else TilesForward
+        make, problem = TilesBackward if problem.backward else TilesForward, problem.folded
         return make(problem, passes_for(problem))
 
 

@@ -5,38 +5,39 @@ Only the compiler imports this package, and only to compile: it imports Numba.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from numba import types
 
 from fusednorm.backends.cpu.compiler import Kernel
+from fusednorm.backends.cpu.frame import ARGUMENTS
 from fusednorm.backends.cpu.kernels import affine, planes, rows, slabs, slabs_backward
 from fusednorm.backends.cpu.kernels.elements import POINTEE, element
 from fusednorm.backends.cpu.kernels.mathematics import activation
+from fusednorm.backends.cpu.kernels.operands import OPERAND
 
 MODULES = {"affine": affine, "planes": planes, "slabs": slabs, "slabs_backward": slabs_backward, "rows": rows}
 FASTMATH = {"contract"}
 
 
-def build(kernel: Kernel) -> tuple[Callable[..., None], str]:
-    """The function of a kernel and the letters of its signature."""
-    module = MODULES[kernel.module]
+def build(kernel: Kernel) -> tuple[Callable[..., None], tuple[str, ...]]:
+    """The function of a kernel and the names of its parameters."""
     functions = activation(kernel.activation, kernel.dtype, kernel.parametric)
-    function = module.BUILDERS[kernel.function](element(kernel.dtype), *functions)
-    return function, module.SIGNATURES[kernel.function]
+    function = MODULES[kernel.module].BUILDERS[kernel.function](element(kernel.dtype), *functions)
+    return function, tuple(inspect.signature(function).parameters)
 
 
-def numba_signature(letters: str, dtype: str) -> Any:
-    """The Numba signature of a kernel's letters (compiler.PARAMETERS)."""
-    compute = types.float64 if dtype == "float64" else types.float32
+def numba_signature(names: tuple[str, ...], dtype: str) -> Any:
+    """The Numba signature of parameters with these names, each a :data:`frame.ARGUMENTS` or worker, start or stop."""
     kinds = {
-        "x": types.CPointer(POINTEE[dtype]),
-        "w": types.CPointer(compute),
-        "d": types.CPointer(types.float64),
-        "g": types.CPointer(types.int64),
-        "f": types.float64,
-        "i": types.int64,
-        "t": types.int64,
+        "element": types.CPointer(POINTEE[dtype]),
+        "compute": types.CPointer(types.float64 if dtype == "float64" else types.float32),
+        "operand": OPERAND,
+        "double": types.CPointer(types.float64),
+        "geometry": types.CPointer(types.int64),
+        "float": types.float64,
+        "integer": types.int64,
     }
-    return types.void(*(kinds[letter] for letter in letters), types.int64, types.int64)
+    return types.void(*(kinds[ARGUMENTS.get(name, "integer")] for name in names))

@@ -7,20 +7,21 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
     GROUP_CHANNELS,
     GROUPS,
-    HAS_BIAS,
-    HAS_SCALE,
-    HAS_SHIFT,
-    HAS_WEIGHT,
     PER_BATCH,
     RMS,
     SAMPLES,
+    SCALE_DTYPE,
+    SHIFT_DTYPE,
     SPATIAL,
     WANT_VARIANCE,
+    WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.operands import number, put_number, rounded_number, wanted
 
 
 @exact
@@ -30,21 +31,30 @@ def reduced_count(geometry):
     return outer * geometry[SPATIAL]
 
 
-@exact
-def affine(weight, bias, scale, shift, geometry, n, c):
-    """A = weight (1 + scale) and B = bias (1 + scale) + shift of channel c in sample n, in float64."""
-    gain, offset = 1.0, 0.0
-    if geometry[HAS_WEIGHT]:
-        gain = np.float64(weight[c])
-    if geometry[HAS_BIAS]:
-        offset = np.float64(bias[c])
-    modulation = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
-    if geometry[HAS_SCALE]:
-        factor = 1.0 + np.float64(scale[modulation])
-        gain, offset = gain * factor, offset * factor
-    if geometry[HAS_SHIFT]:
-        offset += np.float64(shift[modulation])
-    return gain, offset
+@cache
+def affine(element: Element):
+    """affine(weight, bias, scale, shift, geometry, n, c): A = weight (1 + scale) and B = bias (1 + scale) + shift.
+
+    They are those of channel c in sample n, in float64, from operands rounded to the compute dtype.
+    """
+    rounded = rounded_number(element)
+
+    @exact
+    def affine(weight, bias, scale, shift, geometry, n, c):
+        gain, offset = 1.0, 0.0
+        if geometry[WEIGHT_DTYPE]:
+            gain = rounded(weight, c, geometry[WEIGHT_DTYPE])
+        if geometry[BIAS_DTYPE]:
+            offset = rounded(bias, c, geometry[BIAS_DTYPE])
+        modulation = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
+        if geometry[SCALE_DTYPE]:
+            factor = 1.0 + rounded(scale, modulation, geometry[SCALE_DTYPE])
+            gain, offset = gain * factor, offset * factor
+        if geometry[SHIFT_DTYPE]:
+            offset += rounded(shift, modulation, geometry[SHIFT_DTYPE])
+        return gain, offset
+
+    return affine
 
 
 @exact
@@ -77,64 +87,70 @@ def publish(element: Element):
 
 
 def build_given(element: Element, value, pullback):
-    """Statistics that were given, in the compute dtype or as ``given_wide`` in float64: rstd from the variance."""
+    """Statistics that were given: rstd from the variance, which is not rounded before.
+
+    In float32 the square root of a float64 variance could be 0 or infinite.
+    """
     T = element.compute
 
-    def given(given_mean, given_variance, stats, mean, rstd, geometry, eps, start, stop):
-        for c in range(start, stop):
-            mean[c] = T(given_mean[c])
-            rstd[c] = T(1.0 / np.sqrt(np.float64(given_variance[c]) + eps))
-            stats[2 * c], stats[2 * c + 1] = np.float64(mean[c]), np.float64(rstd[c])
+    def given(
+        given_mean,
+        given_mean_dtype,
+        given_variance,
+        given_variance_dtype,
+        stats,
+        mean,
+        rstd,
+        geometry,
+        eps,
+        start,
+        stop,
+    ):
+        for unit in range(start, stop):
+            centre = T(number(given_mean, unit, given_mean_dtype))
+            inverse = T(1.0 / np.sqrt(number(given_variance, unit, given_variance_dtype) + eps))
+            mean[unit], rstd[unit] = centre, inverse
+            stats[2 * unit], stats[2 * unit + 1] = np.float64(centre), np.float64(inverse)
 
     return given
 
 
 def build_parameter_gradients(element: Element, value, pullback):
-    """The gradients of the parameters from p and q per (n, c); a null pointer's gradient is not wanted.
+    """The gradients of the parameters from p and q per (n, c).
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
-    T = element.compute
+    rounded = rounded_number(element)
 
     def parameter_gradients(
-        sums,
-        weight,
-        bias,
-        scale,
-        grad_weight,
-        grad_bias,
-        grad_scale,
-        grad_shift,
-        geometry,
-        want_weight,
-        want_bias,
-        want_scale,
-        want_shift,
-        start,
-        stop,
+        sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, start, stop
     ):
         channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
         for c in range(start, stop):
             total_p, total_q = 0.0, 0.0
-            gain = np.float64(weight[c]) if geometry[HAS_WEIGHT] else 1.0
-            offset = np.float64(bias[c]) if geometry[HAS_BIAS] else 0.0
+            gain, offset = 1.0, 0.0
+            if geometry[WEIGHT_DTYPE]:
+                gain = rounded(weight, c, geometry[WEIGHT_DTYPE])
+            if geometry[BIAS_DTYPE]:
+                offset = rounded(bias, c, geometry[BIAS_DTYPE])
             for n in range(geometry[SAMPLES]):
                 i = n * channels + c
                 p, q = sums[2 * i], sums[2 * i + 1]
-                factor = 1.0 + np.float64(scale[i]) if geometry[HAS_SCALE] else 1.0
+                factor = 1.0
+                if geometry[SCALE_DTYPE]:
+                    factor += rounded(scale, i, geometry[SCALE_DTYPE])
                 total_p += factor * p
                 total_q += factor * q
-                if want_scale:
-                    grad_scale[i] = T(gain * q + offset * p)
-                if want_shift:
-                    grad_shift[i] = T(p)
-            if want_weight:
-                grad_weight[c] = T(total_q)
-            if want_bias:
-                grad_bias[c] = T(total_p)
+                if wanted(grad_scale):
+                    put_number(grad_scale, i, gain * q + offset * p, geometry[SCALE_DTYPE])
+                if wanted(grad_shift):
+                    put_number(grad_shift, i, p, geometry[SHIFT_DTYPE])
+            if wanted(grad_weight):
+                put_number(grad_weight, c, total_q, geometry[WEIGHT_DTYPE])
+            if wanted(grad_bias):
+                put_number(grad_bias, c, total_p, geometry[BIAS_DTYPE])
 
     return parameter_gradients
 
 
-SIGNATURES = {"given": "wwdwwgf", "given_wide": "dddwwgf", "parameter_gradients": "dwwwwwwwgiiii"}
-BUILDERS = {"given": build_given, "given_wide": build_given, "parameter_gradients": build_parameter_gradients}
+BUILDERS = {"given": build_given, "parameter_gradients": build_parameter_gradients}

@@ -66,11 +66,11 @@ def _mark(builder, instruction, scope=None):
     return instruction
 
 
-def _load(builder, pointer, index, scope=None):
+def load_marked(builder, pointer, index, scope=None):
     return _mark(builder, builder.load(builder.gep(pointer, [index])), scope)
 
 
-def _store(builder, pointer, index, value, scope):
+def store_marked(builder, pointer, index, value, scope):
     _mark(builder, builder.store(value, builder.gep(pointer, [index])), scope)
 
 
@@ -112,7 +112,7 @@ def _float_to_bfloat(builder, value):
 
 
 _HAS_BFLOAT = llvm.get_host_cpu_features().get("avx512bf16", False) if platform.machine() == "x86_64" else False
-_CONVERSIONS = {
+CONVERSIONS = {
     "float64": (None, None),
     "float32": (None, None),
     "float16": (_half_to_float, _float_to_half),
@@ -126,7 +126,7 @@ def _make_load(pointee, compute, widen, scope=None):
     @intrinsic
     def load(typing_context, p, i):
         def codegen(context, builder, signature, arguments):
-            value = _load(builder, *arguments, scope)
+            value = load_marked(builder, *arguments, scope)
             return widen(builder, value) if widen else value
 
         return compute(pointer, types.int64), codegen
@@ -141,7 +141,7 @@ def _make_store(pointee, compute, narrow, scope="output"):
     def store(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
-            _store(builder, p, i, narrow(builder, v) if narrow else v, scope)
+            store_marked(builder, p, i, narrow(builder, v) if narrow else v, scope)
             return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
@@ -167,7 +167,7 @@ def _make_add(compute, scope):
     def add(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
-            _store(builder, p, i, builder.fadd(_load(builder, p, i, scope), v), scope)
+            store_marked(builder, p, i, builder.fadd(load_marked(builder, p, i, scope), v), scope)
             return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
@@ -196,7 +196,7 @@ def _make_scratch(compute):
 def element(dtype: str) -> Element:
     """The accesses for an input's dtype."""
     pointee = POINTEE[dtype]
-    widen, narrow = _CONVERSIONS[dtype]
+    widen, narrow = CONVERSIONS[dtype]
     compute = types.float64 if dtype == "float64" else types.float32
     return Element(
         compute=np.float64 if dtype == "float64" else np.float32,

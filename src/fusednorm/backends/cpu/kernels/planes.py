@@ -33,6 +33,7 @@ from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, r
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments, strided_moments
+from fusednorm.backends.cpu.kernels.operands import rounded_number
 
 
 @exact
@@ -154,6 +155,19 @@ def _gradient_row(element: Element, make):
 
 
 @cache
+def _saved(element: Element):
+    rounded, T = rounded_number(element), element.compute
+
+    @exact
+    def saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit):
+        """The mean and rstd that a unit's forward has saved, in the compute dtype."""
+        centre = 0.0 if geometry[RMS] else rounded(given_mean, unit, given_mean_dtype)
+        return T(centre), T(rounded(given_rstd, unit, given_rstd_dtype))
+
+    return saved
+
+
+@cache
 def _unit_moments(element: Element):
     row_moments, column_moments = moments(element), strided_moments(element)
 
@@ -180,18 +194,21 @@ def _unit_moments(element: Element):
 def build_forward(element: Element, value, pullback):
     """Units start to stop, from statistics to output."""
     unit_moments, keep, apply_row = _unit_moments(element), publish(element), _apply_row(element, value)
+    channel_affine = affine(element)
 
-    def forward(x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, parameter, start, stop):
+    def forward(
+        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
+    ):
         for unit in range(start, stop):
             centre, m2 = unit_moments(x, geometry, unit)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 apply_row(
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
                     y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
-                    geometry[SPATIAL], centre, inverse, gain, offset, parameter,
+                    geometry[SPATIAL], centre, inverse, gain, offset, activation_parameter,
                 )  # fmt: skip
 
     return forward
@@ -229,46 +246,48 @@ def build_statistics(element: Element, value, pullback):
 
 def build_apply(element: Element, value, pullback):
     """The output of pieces start to stop from finished statistics."""
-    apply_row = _apply_row(element, value)
+    apply_row, channel_affine = _apply_row(element, value), affine(element)
 
-    def apply(x, y, stats, weight, bias, scale, shift, geometry, parameter, start, stop):
+    def apply(x, y, stats, weight, bias, scale, shift, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             apply_row(
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                length, stats[2 * unit], stats[2 * unit + 1], gain, offset, parameter,
+                length, stats[2 * unit], stats[2 * unit + 1], gain, offset, activation_parameter,
             )  # fmt: skip
 
     return apply
 
 
-def build_backward(element: Element, value, pullback, kept=False):
+def build_backward(element: Element, value, pullback, keeps=False):
     """Units start to stop: p and q of each row, then the input's gradient.
 
-    ``keep`` has room for a unit per worker, where dz is kept.
+    Where dz is kept, ``kept`` has room for a unit per worker.
     """
-    first, second = _pullbacks(element, pullback, kept)
-    row_sums, gradient_row, T = _row_sums(element, first), _gradient_row(element, second), element.compute
+    first, second = _pullbacks(element, pullback, keeps)
+    row_sums, gradient_row = _row_sums(element, first), _gradient_row(element, second)
+    channel_affine, saved = affine(element), _saved(element)
 
     def backward(
-        grad, x, dx, mean, rstd, weight, bias, scale, shift, sums, keep, geometry, parameter, worker, start, stop
-    ):
+        grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
+        kept, geometry, activation_parameter, worker, start, stop,
+    ):  # fmt: skip
         channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
         slot = worker * rows_per_unit(geometry) * length
         for unit in range(start, stop):
-            centre = T(0) if geometry[RMS] else mean[unit]
+            centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
             total_p, total_q = 0.0, 0.0
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 p, q = row_sums(
                     grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
-                    keep, slot + row * length,
-                    length, centre, rstd[unit], gain, offset, parameter,
+                    kept, slot + row * length,
+                    length, centre, inverse, gain, offset, activation_parameter,
                 )  # fmt: skip
                 i = 2 * (n * channels + c)
                 sums[i], sums[i + 1] = p, q
@@ -280,13 +299,13 @@ def build_backward(element: Element, value, pullback, kept=False):
             mean_p = 0.0 if geometry[RMS] else total_p / count
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 gradient_row(
                     grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
                     x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
                     dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
-                    keep, slot + row * length,
-                    length, centre, rstd[unit], gain, offset, parameter, mean_p, total_q / count,
+                    kept, slot + row * length,
+                    length, centre, inverse, gain, offset, activation_parameter, mean_p, total_q / count,
                     geometry[TRAINING],
                 )  # fmt: skip
 
@@ -296,17 +315,21 @@ def build_backward(element: Element, value, pullback, kept=False):
 def build_reduce(element: Element, value, pullback):
     """p and q of pieces start to stop."""
     make, _ = _pullbacks(element, pullback, kept=False)
-    row_sums, T = _row_sums(element, make), element.compute
+    row_sums, channel_affine, saved = _row_sums(element, make), affine(element), _saved(element)
 
-    def reduce(grad, x, mean, rstd, weight, bias, scale, shift, partials, geometry, parameter, start, stop):
+    def reduce(
+        grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
+        geometry, activation_parameter, start, stop,
+    ):  # fmt: skip
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             partials[2 * task], partials[2 * task + 1] = row_sums(
                 grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
-                partials, 0, length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+                partials, 0, length, centre, inverse, gain, offset, activation_parameter,
             )  # fmt: skip
 
     return reduce
@@ -314,6 +337,7 @@ def build_reduce(element: Element, value, pullback):
 
 def build_combine(element: Element, value, pullback):
     """p and q of each row, and P / K and Q / K of units start to stop, from the pieces in order."""
+    channel_affine = affine(element)
 
     def combine(partials, weight, bias, scale, shift, sums, totals, geometry, start, stop):
         channels, pieces = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECES]
@@ -328,7 +352,7 @@ def build_combine(element: Element, value, pullback):
                     q += partials[2 * task + 1]
                 i = 2 * (n * channels + c)
                 sums[i], sums[i + 1] = p, q
-                gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
+                gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 total_p += gain * p
                 total_q += gain * q
             totals[2 * unit], totals[2 * unit + 1] = 0.0 if geometry[RMS] else total_p / count, total_q / count
@@ -339,42 +363,35 @@ def build_combine(element: Element, value, pullback):
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of pieces start to stop."""
     _, make = _pullbacks(element, pullback, kept=False)
-    gradient_row, T = _gradient_row(element, make), element.compute
+    gradient_row, channel_affine, saved = _gradient_row(element, make), affine(element), _saved(element)
 
-    def input_gradient(grad, x, dx, mean, rstd, weight, bias, scale, shift, totals, geometry, parameter, start, stop):
+    def input_gradient(
+        grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, totals,
+        geometry, activation_parameter, start, stop,
+    ):  # fmt: skip
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             gradient_row(
                 grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                totals, 0, length, T(0) if geometry[RMS] else mean[unit], rstd[unit], gain, offset, parameter,
+                totals, 0, length, centre, inverse, gain, offset, activation_parameter,
                 totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING],
             )  # fmt: skip
 
     return input_gradient
 
 
-SIGNATURES = {
-    "forward": "xxwwwwwwwgff",
-    "moments": "xdg",
-    "statistics": "ddwwwgf",
-    "apply": "xxdwwwwgf",
-    "backward": "xxxwwwwwwdwgft",
-    "backward_kept": "xxxwwwwwwdwgft",
-    "reduce": "xxwwwwwwdgf",
-    "combine": "dwwwwddg",
-    "input_gradient": "xxxwwwwwwdgf",
-}
 BUILDERS = {
     "forward": build_forward,
     "moments": build_moments,
     "statistics": build_statistics,
     "apply": build_apply,
     "backward": build_backward,
-    "backward_kept": partial(build_backward, kept=True),
+    "backward_kept": partial(build_backward, keeps=True),
     "reduce": build_reduce,
     "combine": build_combine,
     "input_gradient": build_input_gradient,

@@ -174,7 +174,7 @@ def _unit_statistics(element: Element):
 
 @cache
 def _sample_coefficients(element: Element):
-    T = element.compute
+    channel_affine, T = affine(element), element.compute
 
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
@@ -183,7 +183,7 @@ def _sample_coefficients(element: Element):
         base = n * COEFFICIENTS * channels
         for c in range(channels):
             unit = statistic_unit(geometry, n, c)
-            gain, offset = affine(weight, bias, scale, shift, geometry, n, c)
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             coefficients[base + c] = T(stats[2 * unit])
             coefficients[base + channels + c] = T(gain * stats[2 * unit + 1])
             coefficients[base + 2 * channels + c] = T(offset)
@@ -250,19 +250,13 @@ def build_apply(element: Element, value, pullback):
     """The output of slabs start to stop."""
     apply_slab = _apply_slab(element, value)
 
-    def apply(x, y, coefficients, geometry, parameter, start, stop):
+    def apply(x, y, coefficients, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            apply_slab(x, y, coefficients, geometry, parameter, task)
+            apply_slab(x, y, coefficients, geometry, activation_parameter, task)
 
     return apply
 
 
-SIGNATURES = {
-    "moments": "xdg",
-    "statistics": "ddwwwgf",
-    "coefficients": "dwwwwwg",
-    "apply": "xxwgf",
-}
 BUILDERS = {
     "moments": build_moments,
     "statistics": build_statistics,

@@ -25,6 +25,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate
 
 
@@ -89,7 +90,7 @@ def _sample_sums(element: Element):
 
 @cache
 def _unit_gradient(element: Element):
-    T = element.compute
+    channel_affine, T = affine(element), element.compute
 
     @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
@@ -103,7 +104,7 @@ def _unit_gradient(element: Element):
         total_p, total_q = 0.0, 0.0
         for n in range(n0, n1):
             for c in range(c0, c1):
-                gain, _ = affine(weight, bias, scale, shift, geometry, n, c)
+                gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 total_p += gain * sums[2 * (n * channels + c)]
                 total_q += gain * sums[2 * (n * channels + c) + 1]
         rstd, count = stats[2 * unit + 1], reduced_count(geometry)
@@ -150,11 +151,12 @@ def _gradient_slab(element: Element, pullback):
 
 def build_recall(element: Element, value, pullback):
     """Statistics that the forward saved, in the form that the kernels here read."""
+    rounded = rounded_number(element)
 
-    def recall(mean, rstd, stats, geometry, start, stop):
+    def recall(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, stats, geometry, start, stop):
         for unit in range(start, stop):
-            stats[2 * unit] = 0.0 if geometry[RMS] else np.float64(mean[unit])
-            stats[2 * unit + 1] = np.float64(rstd[unit])
+            stats[2 * unit] = 0.0 if geometry[RMS] else rounded(given_mean, unit, given_mean_dtype)
+            stats[2 * unit + 1] = rounded(given_rstd, unit, given_rstd_dtype)
 
     return recall
 
@@ -163,9 +165,9 @@ def build_reduce(element: Element, value, pullback):
     """p and q of slabs start to stop."""
     slab_sums = _slab_sums(element, pullback)
 
-    def reduce(grad, x, coefficients, partials, geometry, parameter, start, stop):
+    def reduce(grad, x, coefficients, partials, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            slab_sums(grad, x, coefficients, partials, geometry, parameter, task)
+            slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task)
 
     return reduce
 
@@ -196,20 +198,13 @@ def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of slabs start to stop."""
     gradient_slab = _gradient_slab(element, pullback)
 
-    def input_gradient(grad, x, dx, coefficients, geometry, parameter, start, stop):
+    def input_gradient(grad, x, dx, coefficients, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            gradient_slab(grad, x, dx, coefficients, geometry, parameter, task)
+            gradient_slab(grad, x, dx, coefficients, geometry, activation_parameter, task)
 
     return input_gradient
 
 
-SIGNATURES = {
-    "recall": "wwdg",
-    "reduce": "xxwdgf",
-    "combine": "ddg",
-    "gradient_coefficients": "ddwwwwwg",
-    "input_gradient": "xxxwgf",
-}
 BUILDERS = {
     "recall": build_recall,
     "reduce": build_reduce,

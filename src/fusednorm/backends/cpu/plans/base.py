@@ -1,4 +1,4 @@
-"""What all plans share: allocation, parameters in the compute dtype, the order of arguments.
+"""What all plans share: allocation, the frames of calls, and what a call writes into one.
 
 A plan is a problem with its kernels loaded, its geometry written and its workspace sized. It is made once per problem
 and called many times from any thread; what a call does in Python is its host cost.
@@ -6,29 +6,40 @@ and called many times from any thread; what a call does in Python is its host co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from fusednorm.activations import FORMULAS
-from fusednorm.backends.cpu.compiler import Function, Kernel, load
-from fusednorm.backends.cpu.geometry import geometry
+from fusednorm.backends.cpu.compiler import Kernel, load
+from fusednorm.backends.cpu.frame import Frame, template, writer
+from fusednorm.backends.cpu.geometry import DTYPE_CODES, geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
-from fusednorm.backends.cpu.threads import parallel_for
+from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
+KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
+CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
+
+FORWARD, FORWARD_PLACE = writer("y", "shift")
+GIVEN, GIVEN_PLACE = writer("given_mean", "given_mean_dtype")
+GIVEN_VARIANCE, GIVEN_VARIANCE_PLACE = writer("given_variance", "given_variance_dtype")
+BACKWARD, BACKWARD_PLACE = writer("x", "grad_shift")
 
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
+def _contiguous(operand: Tensor | None) -> Tensor | None:
+    """A weight, bias, scale, shift or statistic as the kernels read it."""
+    return operand if operand is None or operand.is_contiguous() else operand.contiguous()
+
+
 class Plan:
-    """What all plans share: dtypes, geometry, kernels by name, allocation."""
+    """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
     module: str
 
@@ -36,22 +47,27 @@ class Plan:
         self.problem = problem
         self.dtype: torch.dtype = getattr(torch, problem.dtype)
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
-        self.parameter, self.eps = problem.norm.activation_parameter, problem.norm.eps
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
-        self.address = self.geometry.ctypes.data
         self.samples, self.channels = view.samples, view.channels
         self.statistics = problem.num_statistics
         self.tensor_bytes = view.numel * DTYPE_BYTES[problem.dtype]
-        shape = problem.statistics_shape
-        self.statistics_shape = shape
+        self.statistics_shape = problem.statistics_shape
         self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
         self.tasks = view.samples * pieces
         # For a dense input empty_like is the same and 0.4 us faster, but knows no kept blocks.
         self.like_input = problem.dense and self.tensor_bytes < SMALLEST
+        #: Arguments that are the same in all calls.
+        self.constants = {
+            "geometry": self.geometry.ctypes.data,
+            "activation_parameter": problem.norm.activation_parameter,
+        }
+        self.workspace: dict[str, int] = {}  # where arrays start in the workspace, in bytes
+        self.room, self.room_per_thread = 0, 0  # bytes of workspace
+        self.idle: list[Frame] = []
 
-    def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> Function:
-        """A kernel; one that no activation enters is shared by all of them."""
+    def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> int:
+        """A kernel's address; one that no activation enters is shared by all of them."""
         activation = self.problem.norm.activation
         module = module or self.module
         if activation is None or not activated:
@@ -59,33 +75,34 @@ class Plan:
         parametric = activation.parameter != FORMULAS[activation.name].default
         return load(Kernel(module, function, self.problem.dtype, activation.name, parametric))
 
-    def dense(self, tensor: Tensor) -> Tensor:
-        """A weight, bias, scale, shift or statistic as the kernels read it: contiguous, in the compute dtype."""
-        if tensor.dtype is self.compute and tensor.is_contiguous():
-            return tensor
-        return tensor.to(self.compute).contiguous()
+    def loop(self, kernel: int, tasks: int, work_bytes: int) -> Loop:
+        return Loop(((kernel, 1),), tasks, work_bytes)
 
-    def parameters(self, *tensors: Tensor | None) -> tuple[list[Tensor | None], list[int]]:
-        """Parameters as the kernels read them, to be held until the kernels are done, and their addresses."""
-        compute = self.compute
-        held = [
-            tensor if tensor is None or (tensor.dtype is compute and tensor.is_contiguous()) else self.dense(tensor)
-            for tensor in tensors
-        ]
-        return held, [0 if tensor is None else tensor.data_ptr() for tensor in held]
+    def reserve(self, **counts: int) -> None:
+        """Arrays of so many elements of float64 in the workspace, by the names that kernels know them by."""
+        for name, count in counts.items():
+            self.workspace[name] = self.room
+            self.room += 8 * count
 
-    def workspace(self, *counts: int) -> tuple[Tensor, list[int]]:
-        """One block of float64 for several arrays of so many elements, and their addresses."""
-        total = sum(counts)
-        if 8 * total < SMALLEST:
-            block = torch.empty(total, dtype=torch.float64, device=CPU)
-        else:
-            block = empty_strided(torch.Size((total,)), (1,), torch.float64)
-        addresses, offset = [], block.data_ptr()
-        for count in counts:
-            addresses.append(offset)
-            offset += 8 * count
-        return block, addresses
+    def frame(self, threads: int) -> Frame:
+        """A frame that no other call has, with workspace for so many threads."""
+        try:
+            frame = self.idle.pop()
+        except IndexError:
+            frame = Frame(template(self.constants))
+        room = self.room + threads * self.room_per_thread
+        if frame.room < room:
+            frame.make_room(room, self.workspace)
+        return frame
+
+    def release(self, frame: Frame) -> None:
+        """Keep a frame for another call.
+
+        A call that fails does not come here: a thread may still write to its frame.
+        """
+        if frame.room > KEPT_ROOM:
+            frame.drop_room()
+        self.idle.append(frame)
 
     def output(self, input: Tensor) -> Tensor:
         if self.like_input:
@@ -98,16 +115,30 @@ class ForwardPlan(Plan):
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
-        self.has_variance = problem.norm.has_variance
-        self.given: Function | None = None
-        if problem.direction == "inference":
-            self.given = self.kernel("given", activated=False, module="affine")
+        self.has_variance, self.eps = problem.norm.has_variance, problem.norm.eps
+        self.few = self.statistics <= DISCARDED
         # Statistics that nobody asked for go here, from every thread, and are never read: 2 us for small inputs.
-        self.discarded = torch.empty(
-            3 * self.statistics if self.statistics <= DISCARDED else 0, dtype=self.compute, device=CPU
-        )
-        step = self.discarded.element_size() * self.statistics
-        self.discard = tuple(self.discarded.data_ptr() + i * step for i in range(3))
+        shape = (3 if self.few else 0, *self.statistics_shape)
+        self.discarded = torch.empty(shape, dtype=self.compute, device=CPU)
+        self.discard = tuple(statistic.data_ptr() for statistic in self.discarded)
+        # empty_like is 0.5 us faster than empty.
+        self.like_statistic = self.discarded[0] if self.few else None
+        self.given = problem.direction == "inference"
+        loops = self.loops()
+        if self.given:
+            self.reserve(stats=2 * self.statistics)
+            given = self.kernel("given", activated=False, module="affine")
+            loops = [self.loop(given, self.statistics, 16 * self.statistics), *loops]
+        self.program = Program(loops)
+
+    def loops(self) -> list[Loop]:
+        """The loops of a call, and their workspace reserved; with given statistics those that follow upon ``stats``."""
+        raise NotImplementedError
+
+    def statistic(self) -> Tensor:
+        if self.like_statistic is not None:
+            return torch.empty_like(self.like_statistic)
+        return torch.empty(self.statistics_shape, dtype=self.compute, device=CPU)
 
     def __call__(
         self,
@@ -117,47 +148,43 @@ class ForwardPlan(Plan):
         mean_out: Tensor | None = None,
         rstd_out: Tensor | None = None,
     ) -> Results:
-        input, mean, var, eps = operands.input, operands.mean, operands.var, self.eps
+        input = operands.input
         output = self.output(input) if out is None else out
         saved_mean, saved_rstd = mean_out, rstd_out
         variance = None
-        saved = self.discard
-        if statistics or self.statistics > DISCARDED:
+        if statistics or not self.few:
             if saved_rstd is None:
-                saved_rstd = torch.empty(self.statistics_shape, dtype=self.compute, device=CPU)
+                saved_rstd = self.statistic()
             if saved_mean is None and self.problem.norm.has_mean:
-                saved_mean = torch.empty_like(saved_rstd)
+                saved_mean = self.statistic()
             if self.has_variance:
-                variance = torch.empty_like(saved_rstd)
+                variance = self.statistic()
             saved = (_address(saved_mean), saved_rstd.data_ptr(), _address(variance))
+        else:
+            saved = self.discard
         if self.tensor_bytes == 0:
             for tensor in (saved_mean, saved_rstd, variance):
                 if tensor is not None:
                     tensor.zero_()
             return Results(output, saved_mean, saved_rstd, variance)
-        held, parameters = self.parameters(operands.weight, operands.bias, operands.scale, operands.shift)
-        data = (input.data_ptr(), output.data_ptr())
-        if self.given is None:
-            self.run(data, saved, parameters, eps)
-        else:
+        # Operands are held until the kernels are done.
+        weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
+        scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
+        threads = self.program.threads()
+        frame = self.frame(threads)
+        FORWARD(
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(),
+            _address(weight), _address(bias), _address(scale), _address(shift),
+        )  # fmt: skip
+        if self.given:
+            mean, var = operands.mean, operands.var
             assert mean is not None and var is not None
-            stats, (address,) = self.workspace(2 * self.statistics)
-            kernel = self.given
-            if var.dtype is torch.float64:  # in float32 its square root could be 0 or infinite
-                kernel = self.kernel("given_wide", activated=False, module="affine")
-                mean, var = mean.double().contiguous(), var.contiguous()
-            else:
-                mean, var = self.dense(mean), self.dense(var)
-            given = (mean.data_ptr(), var.data_ptr(), address, *saved[:2], self.address, eps)
-            parallel_for(kernel, given, self.statistics, 16 * self.statistics)
-            self.apply(data, address, parameters)
+            mean, var = mean.contiguous(), var.contiguous()
+            GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), CODES[mean.dtype])
+            GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), CODES[var.dtype])
+        self.program.run(frame, threads)
+        self.release(frame)
         return Results(output, saved_mean, saved_rstd, variance)
-
-    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
-        raise NotImplementedError
-
-    def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
-        raise NotImplementedError
 
 
 class BackwardPlan(Plan):
@@ -166,51 +193,51 @@ class BackwardPlan(Plan):
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
         self.wants_input = problem.direction != "backward_gamma_beta"
-        self.load_gradients()
+        operands = (problem.weight_dtype, problem.bias_dtype, problem.scale_dtype, problem.shift_dtype)
+        self.sums_parameters = problem.direction != "backward_data" and any(operands)
+        self.program = Program(self.loops())
 
-    def load_gradients(self) -> None:
-        self.parameter_gradients = self.kernel("parameter_gradients", activated=False, module="affine")
+    def loops(self) -> list[Loop]:
+        """The loops of a call, and their workspace reserved."""
+        raise NotImplementedError
+
+    def parameter_loops(self) -> list[Loop]:
+        """The loop, if any, that makes the gradients of the parameters from p and q per (n, c)."""
+        if not self.sums_parameters:
+            return []
+        kernel = self.kernel("parameter_gradients", activated=False, module="affine")
+        return [self.loop(kernel, self.channels, 16 * self.samples * self.channels)]
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
-        input, grad_output = operands.input, operands.grad_output
-        compute = self.compute
+        input = operands.input
         grad_input = None
         if self.wants_input:
             grad_input = self.output(input) if out is None else out
-        originals = (operands.weight, operands.bias, operands.scale, operands.shift)
-        grads = [
-            torch.empty(tensor.shape, dtype=compute, device=CPU) if tensor is not None and want else None
-            for tensor, want in zip(originals, wanted[1:], strict=True)
-        ]
+        # Operands are held until the kernels are done; a gradient has its operand's dtype.
+        weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
+        scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
+        _, wants_weight, wants_bias, wants_scale, wants_shift = wanted
+        grad_weight = torch.empty_like(weight) if weight is not None and wants_weight else None
+        grad_bias = torch.empty_like(bias) if bias is not None and wants_bias else None
+        grad_scale = torch.empty_like(scale) if scale is not None and wants_scale else None
+        grad_shift = torch.empty_like(shift) if shift is not None and wants_shift else None
         if self.tensor_bytes == 0:
-            for grad in grads:
+            for grad in (grad_weight, grad_bias, grad_scale, grad_shift):
                 if grad is not None:
                     grad.zero_()
-        else:
-            held, addresses = self.parameters(
-                *originals, operands.mean if self.problem.norm.has_mean else None, operands.rstd
-            )
-            data = (grad_output.data_ptr(), input.data_ptr(), _address(grad_input))
-            stored = [int(grad is not None) for grad in grads]
-            self.run(data, addresses[4:], addresses[:4], [_address(grad) for grad in grads], stored)
-        for i, tensor in enumerate(originals):
-            grad = grads[i]
-            if grad is not None and tensor is not None and tensor.dtype is not compute:
-                grads[i] = grad.to(tensor.dtype)
-        return Gradients(grad_input, *grads)
-
-    def run(
-        self,
-        data: Sequence[int],
-        saved: Sequence[int],
-        parameters: Sequence[int],
-        grads: list[int],
-        wanted: list[int],
-    ) -> None:
-        raise NotImplementedError
-
-    def finish(self, sums: int, parameters: Sequence[int], grads: list[int], wanted: list[int]) -> None:
-        """The gradients of the parameters from p and q per (n, c)."""
-        if any(wanted):
-            arguments = (sums, *parameters[:3], *grads, self.address, *wanted)
-            parallel_for(self.parameter_gradients, arguments, self.channels, 16 * self.samples * self.channels)
+            return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
+        mean = _contiguous(operands.mean) if self.problem.norm.has_mean else None
+        rstd = operands.rstd.contiguous()
+        mean_address, mean_dtype = (0, 0) if mean is None else (mean.data_ptr(), CODES[mean.dtype])
+        threads = self.program.threads()
+        frame = self.frame(threads)
+        BACKWARD(
+            frame.words, BACKWARD_PLACE, input.data_ptr(),
+            _address(weight), _address(bias), _address(scale), _address(shift),
+            mean_address, mean_dtype, rstd.data_ptr(), CODES[rstd.dtype],
+            operands.grad_output.data_ptr(), _address(grad_input),
+            _address(grad_weight), _address(grad_bias), _address(grad_scale), _address(grad_shift),
+        )  # fmt: skip
+        self.program.run(frame, threads)
+        self.release(frame)
+        return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)

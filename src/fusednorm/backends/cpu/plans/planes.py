@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.cpu.threads import parallel_for, workers
+from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: A unit of so many elements at most keeps dz between its two passes.
@@ -25,87 +23,48 @@ def _keeping_pays(problem: Problem) -> bool:
 class PlanesForward(ForwardPlan):
     module = "planes"
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.forward = self.kernel("forward")
-
-    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
-        arguments = (*data, *saved, *parameters, self.address, eps, self.parameter)
-        parallel_for(self.forward, arguments, self.statistics, self.tensor_bytes)
+    def loops(self) -> list[Loop]:
+        return [self.loop(self.kernel("forward"), self.statistics, self.tensor_bytes)]
 
 
 class PlanesSplitForward(ForwardPlan):
     module = "planes"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
-        super().__init__(problem, pieces, piece)
-        self.tasks = problem.view.samples * problem.view.channels * pieces
-        if self.given is None:
-            self.moments = self.kernel("moments", activated=False)
-            self.finalize = self.kernel("statistics", activated=False)
-        self.apply_pieces = self.kernel("apply")
-
-    def run(self, data: Sequence[int], saved: Sequence[int], parameters: Sequence[int], eps: float) -> None:
-        block, (partials, stats) = self.workspace(2 * self.tasks, 2 * self.statistics)
-        parallel_for(self.moments, (data[0], partials, self.address), self.tasks, self.tensor_bytes)
-        arguments = (partials, stats, *saved, self.address, eps)
-        parallel_for(self.finalize, arguments, self.statistics, 16 * self.tasks)
-        self.apply(data, stats, parameters)
-
-    def apply(self, data: Sequence[int], stats: int, parameters: Sequence[int]) -> None:
-        arguments = (*data, stats, *parameters, self.address, self.parameter)
-        parallel_for(self.apply_pieces, arguments, self.tasks, 2 * self.tensor_bytes)
+    def loops(self) -> list[Loop]:
+        tasks = self.tasks * self.channels
+        apply = self.loop(self.kernel("apply"), tasks, 2 * self.tensor_bytes)
+        if self.given:
+            return [apply]
+        self.reserve(partials=2 * tasks, stats=2 * self.statistics)
+        return [
+            self.loop(self.kernel("moments", activated=False), tasks, self.tensor_bytes),
+            self.loop(self.kernel("statistics", activated=False), self.statistics, 16 * tasks),
+            apply,
+        ]
 
 
 class PlanesBackward(BackwardPlan):
     module = "planes"
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
-        self.unit = problem.view.numel // max(1, self.statistics)
-        self.keeps = self.wants_input and self.unit <= KEPT_ELEMENTS and _keeping_pays(problem)
-        self.backward = self.kernel("backward_kept" if self.keeps else "backward")
-
-    def run(
-        self,
-        data: Sequence[int],
-        saved: Sequence[int],
-        parameters: Sequence[int],
-        grads: list[int],
-        wanted: list[int],
-    ) -> None:
-        threads = workers(self.statistics, 2 * self.tensor_bytes)
-        room = -(-self.unit * threads // 2) if self.keeps else 0  # float32 in a block of float64
-        block, (sums, kept) = self.workspace(2 * self.samples * self.channels, room)
-        arguments = (*data, *saved, *parameters, sums, kept, self.address, self.parameter)
-        parallel_for(self.backward, arguments, self.statistics, threads=threads)
-        self.finish(sums, parameters, grads, wanted)
+    def loops(self) -> list[Loop]:
+        unit = self.problem.view.numel // max(1, self.statistics)
+        keeps = self.wants_input and unit <= KEPT_ELEMENTS and _keeping_pays(self.problem)
+        self.reserve(sums=2 * self.samples * self.channels, kept=0)
+        self.room_per_thread = 4 * unit if keeps else 0  # dz of a unit in float32
+        kernel = self.kernel("backward_kept" if keeps else "backward")
+        return [self.loop(kernel, self.statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
 
 
 class PlanesSplitBackward(BackwardPlan):
     module = "planes"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
-        super().__init__(problem, pieces, piece)
-        self.tasks = problem.view.samples * problem.view.channels * pieces
-        self.reduce, self.input_gradient = self.kernel("reduce"), self.kernel("input_gradient")
-        self.combine = self.kernel("combine", activated=False)
-
-    def run(
-        self,
-        data: Sequence[int],
-        saved: Sequence[int],
-        parameters: Sequence[int],
-        grads: list[int],
-        wanted: list[int],
-    ) -> None:
-        counts = (2 * self.tasks, 2 * self.samples * self.channels, 2 * self.statistics)
-        block, (partials, sums, totals) = self.workspace(*counts)
-        tail = (self.address, self.parameter)
-        parallel_for(self.reduce, (*data[:2], *saved, *parameters, partials, *tail), self.tasks, 2 * self.tensor_bytes)
-        combine = (partials, *parameters, sums, totals, self.address)
-        parallel_for(self.combine, combine, self.statistics, 16 * self.tasks)
+    def loops(self) -> list[Loop]:
+        tasks = self.tasks * self.channels
+        self.reserve(partials=2 * tasks, sums=2 * self.samples * self.channels, totals=2 * self.statistics)
+        loops = [
+            self.loop(self.kernel("reduce"), tasks, 2 * self.tensor_bytes),
+            self.loop(self.kernel("combine", activated=False), self.statistics, 16 * tasks),
+        ]
         if self.wants_input:
-            gradient = (*data, *saved, *parameters, totals, *tail)
-            parallel_for(self.input_gradient, gradient, self.tasks, 2 * self.tensor_bytes)
-        self.finish(sums, parameters, grads, wanted)
+            loops.append(self.loop(self.kernel("input_gradient"), tasks, 2 * self.tensor_bytes))
+        return [*loops, *self.parameter_loops()]

@@ -64,24 +64,22 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 @triton.jit
 def merge(
-    p_partials, unit, total, G, D, C, S, rows, chunks, span,
+    partials, unit, S, span,
     RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(mean, M2, count) of a unit from the partials of its channels and chunks, its samples too with PER_BATCH.
 
-    The M2 of all partials lie ``total`` behind the means.
+    A chunk has ``span`` of a channel's S positions, and the last one the rest. The means lie before the M2.
     """
-    dtype: tl.constexpr = p_partials.dtype.element_ty
+    dtype: tl.constexpr = partials.pointer.dtype.element_ty
     mean = tl.full((), 0.0, dtype)
     m2 = tl.full((), 0.0, dtype)
     count = tl.full((), 0.0, dtype)
-    for row in range(0, rows, BLOCK_R):
-        for d in range(0, D, BLOCK_D):
-            o_partial, mask, k, _, _ = partials_of(
-                unit, row, d, G, D, C, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
-            )
-            b_m2 = tl.load(p_partials + total + o_partial, mask, 0.0)
-            b_mean = tl.zeros_like(b_m2) if RMS else tl.load(p_partials + o_partial, mask, 0.0)
+    for row in range(0, partials.rows, BLOCK_R):
+        for d in range(0, partials.groups.D, BLOCK_D):
+            o_partial, mask, k, _, _ = partials_of(partials, unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            b_m2 = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
+            b_mean = tl.zeros_like(b_m2) if RMS else tl.load(partials.pointer + o_partial, mask, 0.0)
             b_count = tl.where(mask, tl.minimum(span, S - k.to(tl.int64) * span), 0).to(dtype)
             block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
@@ -99,10 +97,12 @@ def offsets_of_partials(n, k, o_c, C, chunks, LAST: tl.constexpr):
 
 @triton.jit
 def partials_of(
-    unit, row, d, G, D, C, rows, chunks,
+    partials, unit, row, d,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of a unit's partials, of BLOCK_D channels each."""
+    G, D, C = partials.groups
+    rows, chunks = partials.rows, partials.chunks
     o_partial = tl.arange(0, BLOCK_R * BLOCK_D)
     j = row + o_partial // BLOCK_D
     o_d = d + o_partial % BLOCK_D

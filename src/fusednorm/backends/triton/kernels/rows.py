@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
 from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
 
@@ -18,6 +19,7 @@ def rows_forward(
     A whole row in registers leaves fewer programs to a multiprocessor, and fewer bytes on their way.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
+    parameters = Parameters(p_weight, p_bias, None, None)
     n = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     p_in, p_out = p_x + n * x_sample + o_k, p_y + n * y_sample + o_k
@@ -47,7 +49,7 @@ def rows_forward(
     for k in tl.range(0, K, BLOCK_K):
         mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
-        gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
+        gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
@@ -73,6 +75,7 @@ def rows_backward(
     rows follow one another.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    parameters = Parameters(p_weight, p_bias, None, None)
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
@@ -85,7 +88,7 @@ def rows_backward(
         first, stride = pid, tl.num_programs(0)
     n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
     if not RELOAD:
-        gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+        gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
     for _step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
         mask = m_n & m_k
@@ -95,14 +98,14 @@ def rows_backward(
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
-            gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+            gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
         if p_dx is not None:
             level, slope = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
-                gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+                gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
                 dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (slope / K)[:, None])
             if p_mean is not None:
@@ -131,6 +134,7 @@ def row_totals(
 ):  # fmt: skip
     """P / K and Q / K of one row, in steps of BLOCK_K."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    parameters = Parameters(p_weight, p_bias, None, None)
     n = tl.program_id(0).to(tl.int64)
     if OVERLAP:
         gdc_launch_dependents()
@@ -144,7 +148,7 @@ def row_totals(
         mask = o_k < K - k
         b_dy = tl.load(p_dy + n * dy_sample + k + o_k, mask, 0.0)
         b_x = tl.load(p_x + n * x_sample + k + o_k, mask, 0.0)
-        gain, offset = affine(p_weight, p_bias, None, None, k + o_k, k + o_k, mask, dtype)
+        gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
@@ -162,12 +166,13 @@ def columns_backward(
 ):  # fmt: skip
     """BLOCK_K elements of ``steps`` rows whose P / K and Q / K are known: grad_input, and the sums of p and q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    parameters = Parameters(p_weight, p_bias, None, None)
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     parameter = parameter_of(given_parameter, PARAMETER, dtype)
-    gain, offset = affine(p_weight, p_bias, None, None, o_k, o_k, m_k, dtype)
+    gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
     if OVERLAP:

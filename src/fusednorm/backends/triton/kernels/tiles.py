@@ -10,13 +10,21 @@ OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends
 
 A number that changes with the length of an input (of chunks, of tiles, of units) is an argument that no kernel is
 compiled for, but for the value 1 where the code gets shorter; sizes and strides of the tensors are compiled for
-divisibility by 16, on which the width of loads depends.
+divisibility by 16, on which the width of loads depends. Arguments come in this order: pointers; the sizes of the view;
+the strides of each tensor; the blocks of channels and the chunks of the pass; the partials; numbers; constants.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.aggregates import (
+    Groups,
+    Parameters,
+    Partials,
+    Statistics,
+    Steps,
+)
 from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
     held_moments,
@@ -47,8 +55,8 @@ def tile_of(b_channels, b_positions, LAST: tl.constexpr):
 
 
 @triton.jit
-def offsets_of(o_c, o_s, channel, spatial, LAST: tl.constexpr):
-    b_channel, b_spatial = tile_of(o_c.to(tl.int64) * channel, o_s * spatial, LAST)
+def offsets_of(o_c, o_s, steps, LAST: tl.constexpr):
+    b_channel, b_spatial = tile_of(o_c.to(tl.int64) * steps.channel, o_s * steps.spatial, LAST)
     return b_channel + b_spatial
 
 
@@ -60,20 +68,20 @@ def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, LAST: tl.constexpr):
 
 
 @triton.jit
-def affine(p_weight, p_bias, p_scale, p_shift, o_modulation, o_c, m_c, dtype: tl.constexpr):
+def affine(parameters, o_modulation, o_c, m_c, dtype: tl.constexpr):
     """A = weight (1 + scale) and B = bias (1 + scale) + shift of channels."""
     gain = tl.full(o_c.shape, 1.0, dtype)
     offset = tl.full(o_c.shape, 0.0, dtype)
-    if p_weight is not None:
-        gain = tl.load(p_weight + o_c, m_c, 0.0).to(dtype)
-    if p_bias is not None:
-        offset = tl.load(p_bias + o_c, m_c, 0.0).to(dtype)
-    if p_scale is not None:
-        factor = 1.0 + tl.load(p_scale + o_modulation, m_c, 0.0).to(dtype)
+    if parameters.weight is not None:
+        gain = tl.load(parameters.weight + o_c, m_c, 0.0).to(dtype)
+    if parameters.bias is not None:
+        offset = tl.load(parameters.bias + o_c, m_c, 0.0).to(dtype)
+    if parameters.scale is not None:
+        factor = 1.0 + tl.load(parameters.scale + o_modulation, m_c, 0.0).to(dtype)
         gain *= factor
         offset *= factor
-    if p_shift is not None:
-        offset += tl.load(p_shift + o_modulation, m_c, 0.0).to(dtype)
+    if parameters.shift is not None:
+        offset += tl.load(parameters.shift + o_modulation, m_c, 0.0).to(dtype)
     return gain, offset
 
 
@@ -94,15 +102,15 @@ def parameter_of(given, DEFAULT: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH: tl.constexpr):
+def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
     """mean and rstd of the units of channels."""
     if PER_BATCH:
         o_unit = o_c
     else:
-        o_unit = n.to(tl.int64) * G + o_c // D
-    rstd = tl.load(p_rstd + o_unit, m_c, 0.0)
-    if p_mean is not None:
-        mean = tl.load(p_mean + o_unit, m_c, 0.0)
+        o_unit = n.to(tl.int64) * groups.G + o_c // groups.D
+    rstd = tl.load(statistics.rstd + o_unit, m_c, 0.0)
+    if statistics.mean is not None:
+        mean = tl.load(statistics.mean + o_unit, m_c, 0.0)
     else:
         mean = tl.zeros_like(rstd)
     return mean, rstd
@@ -115,12 +123,13 @@ def moments_of_planes(
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, which is one tile that stays in registers for both."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
+    x_steps = Steps(x_sample, x_channel, x_spatial)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
     mask = mask_of(o_c, o_s, C, S, EVEN, False)
-    b_x = tl.load(p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, False), mask, 0.0).to(dtype)
+    b_x = tl.load(p_x + n * x_steps.sample + offsets_of(o_c, o_s, x_steps, False), mask, 0.0).to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
     o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
@@ -141,11 +150,12 @@ def moments_of_rows(
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
+    x_steps = Steps(x_sample, x_channel, x_spatial)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
-    p_tile = p_x + n * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, True)
+    p_tile = p_x + n * x_steps.sample + offsets_of(o_c, o_s, x_steps, True)
     if OVERLAP:
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
@@ -159,7 +169,7 @@ def moments_of_rows(
             delta = tl.where(mask, b_x - mean, 0.0)
             mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
             m2 = tl.fma(delta, b_x - mean, m2)
-        p_tile += BLOCK_S * x_spatial
+        p_tile += BLOCK_S * x_steps.spatial
     held = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), tiles)
     _, count = tile_of(o_c, held.to(dtype), True)
     mean, m2 = merge_lanes(mean, m2, count + tl.zeros_like(mean), 0)
@@ -171,7 +181,7 @@ def moments_of_rows(
 
 @triton.jit(do_not_specialize=["S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
 def finalize(
-    p_partials, p_mean, p_rstd, p_var, total, G, D, C, S, rows, chunks, span, eps: tl.float64,
+    p_partials, p_mean, p_rstd, p_var, G, D, C, total, S, rows, chunks, span, eps: tl.float64,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -180,9 +190,8 @@ def finalize(
         gdc_wait()
         gdc_launch_dependents()
     unit = tl.program_id(0)
-    mean, m2, count = merge(
-        p_partials, unit, total, G, D, C, S, rows, chunks, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D
-    )
+    partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
+    mean, m2, count = merge(partials, unit, S, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
     tl.store(p_rstd + unit, inverse_deviation(m2 / count, eps))
     if p_mean is not None:
         tl.store(p_mean + unit, mean)
@@ -197,37 +206,39 @@ def finalize(
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
-    total, partial_groups, partial_group_channels, partial_channels, partial_spatial, partial_rows, partial_chunks,
-    partial_span, eps: tl.float64, given_parameter: tl.float64,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, MERGE: tl.constexpr,
-    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
     on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
-    channel where the channels' mean and variance are given, as in batch_norm's evaluation.
+    channel where the channels' mean and variance are given, as in batch_norm's evaluation. GROUPED: to the pass that
+    left the partials a group was one channel, of D S positions.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
+    groups = Groups(G, D, C)
+    x_steps, y_steps = Steps(x_sample, x_channel, x_spatial), Steps(y_sample, y_channel, y_spatial)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
-    p_out = p_y + wide * y_sample + offsets_of(o_c, o_s, y_channel, y_spatial, LAST)
+    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
+    p_out = p_y + wide * y_steps.sample + offsets_of(o_c, o_s, y_steps, LAST)
     mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
-    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    gain, offset = affine(parameters, wide * C + o_c, o_c, m_c, dtype)
     if OVERLAP:
         gdc_wait()
     if MERGE:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
-        mean, m2, count = merge(
-            p_partials, unit, total, partial_groups, partial_group_channels, partial_channels, partial_spatial,
-            partial_rows, partial_chunks, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D,
-        )  # fmt: skip
+        summed = Groups(G, 1, G) if GROUPED else groups
+        partials = Partials(p_partials, total, summed, partial_rows, partial_chunks)
+        mean, m2, count = merge(partials, unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
         rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
@@ -250,7 +261,7 @@ def apply(
         mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
     else:
-        b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
+        b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
         mean, _ = tile_of(b_mean, o_s, LAST)
         gain *= rstd
     gain, _ = tile_of(gain, o_s, LAST)
@@ -260,8 +271,8 @@ def apply(
         b_y = VALUE(normalized(b_x - mean, gain, offset), parameter).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
-            p_in += BLOCK_S * x_spatial
+            p_in += BLOCK_S * x_steps.spatial
             mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
-        p_out += BLOCK_S * y_spatial
+        p_out += BLOCK_S * y_steps.spatial

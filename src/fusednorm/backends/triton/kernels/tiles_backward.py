@@ -4,6 +4,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.aggregates import (
+    Groups,
+    Parameters,
+    Partials,
+    Statistics,
+    Steps,
+)
 from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
@@ -30,14 +37,16 @@ def reduce(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
+    groups = Groups(G, D, C)
+    dy_steps, x_steps = Steps(dy_sample, dy_channel, dy_spatial), Steps(x_sample, x_channel, x_spatial)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_grad = p_dy + wide * dy_sample + offsets_of(o_c, o_s, dy_channel, dy_spatial, LAST)
-    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
-    b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
-    b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
+    p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
+    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
+    b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
+    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), wide * C + o_c, o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
@@ -52,8 +61,8 @@ def reduce(
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
         p += dz
         q = tl.fma(dz, centred * inverse, q)
-        p_grad += BLOCK_S * dy_spatial
-        p_in += BLOCK_S * x_spatial
+        p_grad += BLOCK_S * dy_steps.spatial
+        p_in += BLOCK_S * x_steps.spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     o_partial = offsets_of_partials(wide, chunk, o_c, C, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
@@ -62,26 +71,24 @@ def reduce(
 
 @triton.jit
 def unit_totals(
-    p_partials, p_weight, p_scale, unit, G, D, C, total, rows, chunks,
+    partials, parameters, unit,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """P = sum A p and Q = sum A q of a unit."""
-    dtype: tl.constexpr = p_partials.dtype.element_ty
+    dtype: tl.constexpr = partials.pointer.dtype.element_ty
     total_p = tl.full((), 0.0, dtype)
     total_q = tl.full((), 0.0, dtype)
-    for row in range(0, rows, BLOCK_R):
-        for d in range(0, D, BLOCK_D):
-            o_partial, mask, _, n, o_c = partials_of(
-                unit, row, d, G, D, C, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
-            )
-            b_p = tl.load(p_partials + o_partial, mask, 0.0)
-            b_q = tl.load(p_partials + total + o_partial, mask, 0.0)
-            if p_weight is not None:
-                weight = tl.load(p_weight + o_c, mask, 0.0).to(dtype)
+    for row in range(0, partials.rows, BLOCK_R):
+        for d in range(0, partials.groups.D, BLOCK_D):
+            o_partial, mask, _, n, o_c = partials_of(partials, unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            b_p = tl.load(partials.pointer + o_partial, mask, 0.0)
+            b_q = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
+            if parameters.weight is not None:
+                weight = tl.load(parameters.weight + o_c, mask, 0.0).to(dtype)
                 b_p *= weight
                 b_q *= weight
-            if p_scale is not None:
-                factor = 1.0 + tl.load(p_scale + n * C + o_c, mask, 0.0).to(dtype)
+            if parameters.scale is not None:
+                factor = 1.0 + tl.load(parameters.scale + n * partials.groups.C + o_c, mask, 0.0).to(dtype)
                 b_p *= factor
                 b_q *= factor
             block_p, block_q = tl.reduce((b_p, b_q), 0, add_pair)
@@ -92,11 +99,11 @@ def unit_totals(
 
 @triton.jit
 def parameter_gradients(
-    p_partials, p_scale, p_grad_weight, p_grad_bias, block, total, N, C, chunks,
-    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    partials, parameters, grads, block, N, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """The gradients of weight and bias for a block of channels."""
-    dtype: tl.constexpr = p_partials.dtype.element_ty
+    dtype: tl.constexpr = partials.pointer.dtype.element_ty
+    C, chunks = partials.groups.C, partials.chunks
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
@@ -107,25 +114,25 @@ def parameter_gradients(
         mask = (j < N * chunks)[:, None] & m_c[None, :]
         o_partial = offsets_of_partials(n[:, None], (j % chunks)[:, None], o_c[None, :], C, chunks, LAST)
         factor = 1.0
-        if p_scale is not None:
-            factor += tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
-        if p_grad_bias is not None:
-            p += tl.load(p_partials + o_partial, mask, 0.0) * factor
-        if p_grad_weight is not None:
-            q += tl.load(p_partials + total + o_partial, mask, 0.0) * factor
-    if p_grad_bias is not None:
-        tl.store(p_grad_bias + o_c, tl.sum(p, 0).to(p_grad_bias.dtype.element_ty), m_c)
-    if p_grad_weight is not None:
-        tl.store(p_grad_weight + o_c, tl.sum(q, 0).to(p_grad_weight.dtype.element_ty), m_c)
+        if parameters.scale is not None:
+            factor += tl.load(parameters.scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
+        if grads.bias is not None:
+            p += tl.load(partials.pointer + o_partial, mask, 0.0) * factor
+        if grads.weight is not None:
+            q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0) * factor
+    if grads.bias is not None:
+        tl.store(grads.bias + o_c, tl.sum(p, 0).to(grads.bias.dtype.element_ty), m_c)
+    if grads.weight is not None:
+        tl.store(grads.weight + o_c, tl.sum(q, 0).to(grads.weight.dtype.element_ty), m_c)
 
 
 @triton.jit
 def modulation_gradients(
-    p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, n, block, total, C, chunks,
-    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
+    partials, parameters, grads, n, block, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr
+):
     """The gradients of one sample's scale and shift for a block of channels."""
-    dtype: tl.constexpr = p_partials.dtype.element_ty
+    dtype: tl.constexpr = partials.pointer.dtype.element_ty
+    C, chunks = partials.groups.C, partials.chunks
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     m_c = o_c < C
     p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
@@ -134,34 +141,30 @@ def modulation_gradients(
         k = start + tl.arange(0, BLOCK_N)
         mask = (k < chunks)[:, None] & m_c[None, :]
         o_partial = offsets_of_partials(n, k[:, None], o_c[None, :], C, chunks, LAST)
-        p += tl.load(p_partials + o_partial, mask, 0.0)
-        q += tl.load(p_partials + total + o_partial, mask, 0.0)
+        p += tl.load(partials.pointer + o_partial, mask, 0.0)
+        q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
     sum_p, sum_q = tl.reduce((p, q), 0, add_pair)
-    if p_grad_scale is not None:
-        gain, offset = affine(p_weight, p_bias, None, None, o_c, o_c, m_c, dtype)
+    if grads.scale is not None:
+        gain, offset = affine(Parameters(parameters.weight, parameters.bias, None, None), o_c, o_c, m_c, dtype)
         b_scale = gain * sum_q + offset * sum_p
-        tl.store(p_grad_scale + n * C + o_c, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
-    if p_grad_shift is not None:
-        tl.store(p_grad_shift + n * C + o_c, sum_p.to(p_grad_shift.dtype.element_ty), m_c)
+        tl.store(grads.scale + n * C + o_c, b_scale.to(grads.scale.dtype.element_ty), m_c)
+    if grads.shift is not None:
+        tl.store(grads.shift + n * C + o_c, sum_p.to(grads.shift.dtype.element_ty), m_c)
 
 
 @triton.jit
 def parameter_program(
-    pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    channel_programs, N, C, total, chunks, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    pid, partials, parameters, grads, channel_programs, N,
+    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first programs take a block of channels, the others one sample's."""
     if pid < channel_programs:
-        parameter_gradients(
-            p_partials, p_scale, p_grad_weight, p_grad_bias, pid, total, N, C, chunks, LAST, BLOCK_C, BLOCK_N
-        )
+        parameter_gradients(partials, parameters, grads, pid, N, LAST, BLOCK_C, BLOCK_N)
     else:
-        blocks = tl.cdiv(C, BLOCK_C)
+        blocks = tl.cdiv(partials.groups.C, BLOCK_C)
         rest = pid - channel_programs
-        modulation_gradients(
-            p_partials, p_weight, p_bias, p_grad_scale, p_grad_shift, (rest // blocks).to(tl.int64), rest % blocks,
-            total, C, chunks, LAST, BLOCK_C, BLOCK_N,
-        )  # fmt: skip
+        n = (rest // blocks).to(tl.int64)
+        modulation_gradients(partials, parameters, grads, n, rest % blocks, LAST, BLOCK_C, BLOCK_N)
 
 
 @triton.jit(
@@ -169,55 +172,53 @@ def parameter_program(
 )
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    units, K, G, D, rows, channel_programs, N, C, total, chunks,
+    G, D, C, units, K, channel_programs, N, total, rows, chunks,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """What follows from p and q: the first programs take a unit each, for P / K and Q / K, the rest the parameters."""
     pid = tl.program_id(0)
+    partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
+    parameters = Parameters(p_weight, p_bias, p_scale, None)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
     if pid < units:
         if p_totals is not None:
-            total_p, total_q = unit_totals(
-                p_partials, p_weight, p_scale, pid, G, D, C, total, rows, chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
-            )
+            total_p, total_q = unit_totals(partials, parameters, pid, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             if not RMS:
                 tl.store(p_totals + 2 * pid, total_p / K)
             tl.store(p_totals + 2 * pid + 1, total_q / K)
     else:
-        parameter_program(
-            pid - units, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-            channel_programs, N, C, total, chunks, LAST, BLOCK_C, BLOCK_N,
-        )  # fmt: skip
+        grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
+        parameter_program(pid - units, partials, parameters, grads, channel_programs, N, LAST, BLOCK_C, BLOCK_N)
 
 
 @triton.jit
 def input_program(
-    pid, p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
-    K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, given_parameter,
+    pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
+    groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, given_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, with P / K and Q / K from the totals, or merged from partials
     where a tile's channels belong to one unit; with neither, rstd A dz."""
-    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    dtype: tl.constexpr = statistics.rstd.dtype.element_ty
+    G, D, C = groups
     n, block, chunk = locate(pid, blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_grad = p_dy + wide * dy_sample + offsets_of(o_c, o_s, dy_channel, dy_spatial, LAST)
-    p_in = p_x + wide * x_sample + offsets_of(o_c, o_s, x_channel, x_spatial, LAST)
-    p_out = p_dx + wide * dx_sample + offsets_of(o_c, o_s, dx_channel, dx_spatial, LAST)
+    p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
+    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
+    p_out = p_dx + wide * dx_steps.sample + offsets_of(o_c, o_s, dx_steps, LAST)
     mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
-    b_mean, rstd = statistics_of(p_mean, p_rstd, n, o_c, m_c, G, D, PER_BATCH)
-    b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, wide * C + o_c, o_c, m_c, dtype)
+    b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
+    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
@@ -227,49 +228,47 @@ def input_program(
     if p_totals is not None:
         o_unit = o_c if PER_BATCH else wide * G + o_c // D
         slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd, o_s, LAST)
-        if p_mean is not None:
+        if statistics.mean is not None:
             level, _ = tile_of(tl.load(p_totals + 2 * o_unit, m_c, 0.0) * rstd, o_s, LAST)
         else:
             level = tl.zeros_like(slope)
-    elif p_partials is not None:
+    elif partials.pointer is not None:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
-        total_p, total_q = unit_totals(
-            p_partials, p_weight, p_scale, unit, G, D, C, total, rows, partial_chunks, PER_BATCH, LAST, BLOCK_R, BLOCK_D
-        )
+        total_p, total_q = unit_totals(partials, parameters, unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
         slope, _ = tile_of(rstd * (total_q / K), o_s, LAST)
         level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
-        if p_mean is None:
+        if statistics.mean is None:
             level = tl.zeros_like(slope)
     parameter = parameter_of(given_parameter, PARAMETER, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
-        if p_totals is not None or p_partials is not None:
+        if p_totals is not None or partials.pointer is not None:
             # xhat times slope: rstd**2 would be beyond fp32 for inputs of 1e19.
             b_dx = tl.fma(dz, gain, -tl.fma(centred * inverse, slope, level))
         else:
             b_dx = dz * gain
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
-            p_grad += BLOCK_S * dy_spatial
-            p_in += BLOCK_S * x_spatial
+            p_grad += BLOCK_S * dy_steps.spatial
+            p_in += BLOCK_S * x_steps.spatial
             mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
-        p_out += BLOCK_S * dx_spatial
+        p_out += BLOCK_S * dx_steps.spatial
 
 
 @triton.jit(
     do_not_specialize=["parameter_programs", "programs", "channel_programs", "N", "K"],
-    do_not_specialize_on_alignment=["blocks", "chunks", "rows", "partial_chunks"],
+    do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
 )
 def gradients(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     parameter_programs, programs, channel_programs, N,
-    K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, rows, total, partial_chunks, given_parameter: tl.float64,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    blocks, chunks, total, partial_rows, partial_chunks, K, given_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -277,19 +276,20 @@ def gradients(
     """The input's gradient, from the end as in tiles.apply. Without totals, what tiles.combine does is done here too:
     each program merges its unit's partials, and the first programs take the parameters."""
     pid = tl.program_id(0)
+    groups = Groups(G, D, C)
+    dy_steps, x_steps = Steps(dy_sample, dy_channel, dy_spatial), Steps(x_sample, x_channel, x_spatial)
+    dx_steps = Steps(dx_sample, dx_channel, dx_spatial)
+    partials = Partials(p_partials, total, groups, partial_rows, partial_chunks)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if p_partials is not None:  # noqa: SIM102 (one is known when compiling, the other is not)
         if pid < parameter_programs:
             if OVERLAP:
                 gdc_wait()
-            parameter_program(
-                pid, p_partials, p_weight, p_bias, p_scale, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-                channel_programs, N, C, total, partial_chunks, LAST, CHANNELS, BLOCK_N,
-            )  # fmt: skip
+            grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
+            parameter_program(pid, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N)
     if pid >= parameter_programs:
         input_program(
-            programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift,
-            p_mean, p_rstd, p_totals, p_partials,
-            K, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
-            dx_sample, dx_channel, dx_spatial, blocks, chunks, rows, total, partial_chunks, given_parameter,
+            programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
+            p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, given_parameter,
             OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

@@ -8,6 +8,7 @@ their channel's parameters. Any other S is an argument, since each image or reco
 import triton
 import triton.language as tl
 
+from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
 
@@ -57,16 +58,17 @@ def whole_forward(
         tl.store(p_rstd + o_u, rstd, m_u)
     if p_var is not None:
         tl.store(p_var + o_u, variance, m_u)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if D == 1:
-        gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_u[:, None], g[:, None], m_u[:, None], dtype)
+        gain, offset = affine(parameters, o_u[:, None], g[:, None], m_u[:, None], dtype)
     elif G == 1 and p_scale is None and p_shift is None:
         o_d = channel_of(o_k, reciprocal, S)
-        gain, offset = affine(p_weight, p_bias, None, None, o_d, o_d, m_k, dtype)
+        gain, offset = affine(parameters, o_d, o_d, m_k, dtype)
         gain, offset = gain[None, :], offset[None, :]
     else:
         o_c = (g * D)[:, None] + channel_of(o_k, reciprocal, S)[None, :]
         o_modulation = n[:, None] * (G * D) + o_c
-        gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_modulation, o_c, mask, dtype)
+        gain, offset = affine(parameters, o_modulation, o_c, mask, dtype)
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
     p_out = p_y + (n * y_sample + g * y_group)[:, None] + o_k[None, :]

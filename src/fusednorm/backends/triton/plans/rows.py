@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Columns, Rows, RowSteps, power_of_two
+from fusednorm.backends.triton.config import (
+    ColumnsBackwardConfig,
+    RowsBackwardConfig,
+    RowsForwardConfig,
+    power_of_two,
+)
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, stages
@@ -17,7 +22,7 @@ from fusednorm.problem import Problem, View
 class RowsForward(OneLaunchForward):
     """A row to a program."""
 
-    def __init__(self, problem: Problem, config: RowSteps) -> None:
+    def __init__(self, problem: Problem, config: RowsForwardConfig) -> None:
         assert problem.output_layout is not None
         scalars = (problem.layout.sample, problem.output_layout.sample)
         tile = {"K": problem.reduced, "BLOCK_K": config.elements}
@@ -62,7 +67,7 @@ class SummedRowsBackward(BackwardPlan):
 class RowsBackward(SummedRowsBackward):
     """A program is a share: whole rows of its own."""
 
-    def __init__(self, problem: Problem, config: Rows) -> None:
+    def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
         view, grad, output = problem.view, problem.grad_layout, problem.output_layout
         assert grad is not None and output is not None
         steps = max(1, -(-view.samples // (config.units * config.programs)))
@@ -89,7 +94,7 @@ class RowsBackward(SummedRowsBackward):
 class LongRowsBackward(SummedRowsBackward):
     """The totals of each row, then blocks of columns of a share's rows: rows of any length, in two reads."""
 
-    def __init__(self, problem: Problem, config: Columns) -> None:
+    def __init__(self, problem: Problem, config: ColumnsBackwardConfig) -> None:
         grad, output, self.rows = problem.grad_layout, problem.output_layout, problem.view.samples
         assert grad is not None and output is not None
         size = problem.view.channels

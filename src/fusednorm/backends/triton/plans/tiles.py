@@ -1,4 +1,4 @@
-"""Plans around kernels/tiles.py: both memory orders, any size."""
+"""Plans around kernels/tiles.py: both memory orders, any size, samples folded where they can be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Passes, Tiles, merged, power_of_two
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
@@ -25,10 +25,14 @@ def _steps(layout: Layout | None) -> tuple[int, int, int]:
     return layout.sample, layout.channel, layout.spatial
 
 
+def _sizes(view: View) -> tuple[int, int, int, int]:
+    return view.groups, view.group_channels, view.channels, view.spatial
+
+
 class Pass:
     """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
 
-    def __init__(self, problem: Problem, view: View, config: Tiles) -> None:
+    def __init__(self, problem: Problem, view: View, config: PassConfig) -> None:
         self.last = problem.layout.order == "channels_last"
         self.span = config.positions * config.tiles
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
@@ -74,9 +78,8 @@ def _grouped(problem: Problem) -> Problem:
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
-    def __init__(self, problem: Problem, config: Passes) -> None:
+    def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
-        problem = problem.folded
         source = _grouped(problem)
         view, seen = problem.view, source.view
         reduction, results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
@@ -86,10 +89,7 @@ class TilesForward(ForwardPlan):
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and partials.count <= merged(problem)
         self.keeps_statistics = not (self.merges or self.given)
-        numbers = (
-            partials.total, seen.groups, seen.group_channels, seen.channels, seen.spatial, partials.rows,
-            reduction.chunks, reduction.span,
-        )  # fmt: skip
+        numbers = (partials.total, seen.spatial, partials.rows, reduction.chunks, reduction.span)
         self.moments = Launch(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             reduction.programs,
@@ -103,7 +103,7 @@ class TilesForward(ForwardPlan):
         self.finalize = Launch(
             forward_kernels.finalize,
             problem.num_statistics,
-            (*numbers, self.eps),
+            (*_sizes(seen)[:3], *numbers, self.eps),
             {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
             partials.warps,
             follows=True,
@@ -112,14 +112,14 @@ class TilesForward(ForwardPlan):
             forward_kernels.apply,
             results.programs,
             (
-                view.groups, view.group_channels, view.channels, view.spatial, *_steps(problem.layout),
-                *_steps(problem.output_layout), results.blocks, results.chunks, results.programs,
+                *_sizes(view), *_steps(problem.layout), *_steps(problem.output_layout),
+                results.blocks, results.chunks, results.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
-                "MERGE": self.merges, **results.order, **results.tile, "TILES": results.tiles,
-                **(partials.block if self.merges else NO_BLOCK),
+                "MERGE": self.merges, "GROUPED": self.merges and source is not problem, **results.order,
+                **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
             results.warps,
             follows=not self.given,
@@ -138,22 +138,19 @@ class TilesForward(ForwardPlan):
 class TilesBackward(BackwardPlan):
     """p and q of all chunks, what follows from them, the input's gradient of all chunks."""
 
-    def __init__(self, problem: Problem, config: Passes) -> None:
+    def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
         self.training = problem.norm.training
-        problem = problem.folded
         view = problem.view
         reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
-        self.partials = partials = Partials(
-            view, reduction.chunks, last=reduction.last, per_batch=problem.norm.per_batch
-        )
-        sizes = (view.groups, view.group_channels, view.channels, view.spatial)
-        inputs = (*_steps(problem.grad_layout), *_steps(problem.layout))
+        per_batch = problem.norm.per_batch
+        self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=per_batch)
+        inputs = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
             (
-                *sizes, *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
@@ -166,9 +163,9 @@ class TilesBackward(BackwardPlan):
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
-            problem.reduced, *sizes, *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
-            *((partials.rows, partials.total, reduction.chunks) if self.merges else UNUSED * 3),
-            self.activation_parameter,
+            *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
+            *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
+            problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
@@ -235,8 +232,8 @@ def combine_launch(
         backward_kernels.combine,
         units + sums.programs,
         (
-            units, reduced, view.groups, view.group_channels, partials.rows, sums.channel_programs, view.samples,
-            view.channels, partials.total, partials.chunks,
+            *_sizes(view)[:3], units, reduced, sums.channel_programs, view.samples, partials.total, partials.rows,
+            partials.chunks,
         ),
         {
             **overlap, "RMS": rms, **partials.order, **(partials.block if units else NO_BLOCK),

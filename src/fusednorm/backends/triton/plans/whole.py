@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import Whole, power_of_two
+from fusednorm.backends.triton.config import WholeConfig, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved
 from fusednorm.problem import Layout, Problem
@@ -15,7 +15,7 @@ from fusednorm.problem import Layout, Problem
 class WholeForward(OneLaunchForward):
     """So many units to a program."""
 
-    def __init__(self, problem: Problem, config: Whole) -> None:
+    def __init__(self, problem: Problem, config: WholeConfig) -> None:
         view, output = problem.view, problem.output_layout
         assert output is not None
 
