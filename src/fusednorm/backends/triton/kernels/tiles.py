@@ -253,7 +253,8 @@ def apply(
     elif p_given_var is not None:
         b_mean = tl.load(p_given_mean + o_c, m_c, 0.0).to(dtype)
         rstd = inverse_deviation_given(tl.load(p_given_var + o_c, m_c, 1.0), eps, dtype)
-        leads = m_c & (chunk == 0) & (n == 0)
+        # Triton 3.9's interpreter takes no mask that `&` made of an array's and a number's comparison.
+        leads = o_c < tl.where((chunk == 0) & (n == 0), C, 0)
         if p_rstd is not None:
             tl.store(p_rstd + o_c, rstd, leads)
         if p_mean is not None:
