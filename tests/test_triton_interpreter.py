@@ -15,6 +15,7 @@ triton = pytest.importorskip("triton")
 
 CODE = '''
 import json
+from fractions import Fraction
 from itertools import cycle, product
 
 import torch
@@ -154,6 +155,10 @@ for name in ("triton.whole", "triton.tiles"):
 # Given statistics of every dtype, and not contiguous, beside inputs of every dtype. The output is that of the mean and
 # rstd that are kept, to the bit, as a backward recomputes it.
 given_faults = []
+def rounded_once(*factors):
+    parts = [tensor.tolist() for tensor in map(torch.flatten, torch.broadcast_tensors(*factors))]
+    exact = [float(Fraction(a) * Fraction(b) + Fraction(c)) for a, b, c in zip(*parts)]
+    return torch.tensor(exact, dtype=torch.float64).view(factors[0].shape).to(factors[0].dtype)
 dtypes = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 shapes = cycle((((3, 6, 5, 7), False), ((3, 6, 5, 7), True), ((40, 6), True)))
 for (dtype, kind), (shape, last) in zip(product(dtypes, dtypes), shapes):
@@ -176,9 +181,10 @@ for (dtype, kind), (shape, last) in zip(product(dtypes, dtypes), shapes):
         given_faults.append(("rstd", str(dtype), str(kind), shape, last))
     gain = weight.to(compute) * saved_rstd
     z = (x.to(compute) - saved_mean.view(view)) * gain.view(view) + bias.to(compute).view(view)
-    # The interpreter rounds to bfloat16 otherwise than torch.
+    # The interpreter rounds to bfloat16 otherwise than torch, and from Triton 3.9 on its tl.fma rounds only once.
     near = dtype is torch.bfloat16 and torch.allclose(y.float(), z.float(), 2**-7)
-    if not (near or torch.equal(y, z.to(dtype))):
+    once = rounded_once(x.to(compute) - saved_mean.view(view), gain.view(view), bias.to(compute).view(view))
+    if not (near or torch.equal(y, z.to(dtype)) or torch.equal(y, once.to(dtype))):
         given_faults.append(("output", str(dtype), str(kind), shape, last))
     if not torch.equal(alone.output, y) or alone.mean is not None or alone.rstd is not None:
         given_faults.append(("alone", str(dtype), str(kind), shape, last))

@@ -53,7 +53,7 @@ function_modes: Callable[[], bool] = find("torch._C", "_is_torch_function_mode_e
 #: can differentiate and batch.
 transforms_active: Callable[[], bool] = find("torch._C", "_are_functorch_transforms_active", _assume_so)
 
-#: What torch.jit.trace records into, None where nothing is traced. Since 2.0. Without: torch.jit.is_tracing, slower.
+#: What torch.jit.trace records into, None where nothing is traced. Since 2.0. Without: torch.jit.is_tracing.
 tracing_state: Callable[[], Any] = find("torch._C", "_get_tracing_state", torch.jit.is_tracing)  # type: ignore[attr-defined]
 
 #: ``_current_level``, -1 outside of every level of forward-mode AD. Since 2.0. Without: every call runs the reference,
@@ -85,11 +85,11 @@ def transformed() -> bool:
 # --- tensors ---
 
 #: Whether a tensor belongs to the vmap behind ``is_grads_batched``, which no mode announces. Since 2.4. Without: a
-#: tensor of torch's own class without memory is taken for one, 1 us slower, where a call failed or is transformed.
+#: tensor of torch's own class without memory is taken for one.
 is_batched: Callable[[Tensor], bool] = find("torch._C._functorch", "is_legacy_batchedtensor", _without_memory)
 
 #: Whether a gradient is a zero without memory, as some derivatives of torch hand down. Since 2.0. Without: the address
-#: of its memory tells, for 0.1 us.
+#: of its memory tells.
 is_zerotensor: Callable[[Tensor], bool] = find("torch", "Tensor._is_zerotensor", _without_memory)
 
 #: The ``__torch_function__`` of a subclass that wants to be treated as a plain tensor. Since 2.0. Without: Parameter's,
@@ -103,7 +103,7 @@ no_torch_function: Any = find("torch._C", "_disabled_torch_function_impl", nn.Pa
 #: Without: ImportError, since the call would come back to that kernel for ever.
 below_autograd: Callable[[], AbstractContextManager[Any]] = find("torch._C", "_AutoDispatchBelowAutograd")
 
-#: torch.set_grad_enabled as a function, of a sixth of its time. Since 2.0. Without: torch.set_grad_enabled.
+#: torch.set_grad_enabled in 0.14 us, where the class of that name takes 1.3. Since 2.0. Without: that class.
 set_grad_enabled: Callable[[bool], Any] = find("torch._C", "_set_grad_enabled", torch.set_grad_enabled)
 
 
@@ -126,7 +126,7 @@ def _current_stream(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-#: The handle of a device's current stream. Since 2.0. Without: the same by torch.cuda.current_stream, 1 us slower.
+#: The handle of a device's current stream. Since 2.0. Without: the same by torch.cuda.current_stream.
 current_raw_stream: Callable[[int], int] = find("torch._C", "_cuda_getCurrentRawStream", _current_stream)
 
 #: torch.empty_strided(shape, strides, dtype) on the current device, in 0.8 us of the host and not 2.2: what Inductor's

@@ -1,7 +1,7 @@
 """Every private or undocumented name of Triton that fusednorm uses, each once; importing this imports no Triton.
 
-Each name says what it is for, since when it exists (3.6, 3.8 and 3.9 were searched, and fusednorm needs 3.6), and what
-happens without it.
+Each name says what it is for, since when it exists (3.6, 3.7, 3.8 and 3.9 were searched, and fusednorm needs 3.6), and
+what happens without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def start_of(compiled: Any, programs: int, addresses: list[int | None], tail: tu
     ``compiled.run``, ``compiled.function`` and ``compiled.packed_metadata``, in 3.6 to 3.9, are called as run(x, y, z,
     stream, function, metadata, launch_metadata, enter_hook, exit_hook, \\*arguments). ``run`` wraps a launcher in C,
     ``launch``, whose arguments it works out anew each time, in 1 us. They are kept here wherever what it passes on has
-    a known form: in 3.6 the kernel's arguments come last, from 3.8 on the last argument is a tuple of them.
+    a known form: in 3.6 the kernel's arguments come last, from 3.7 on the last argument is a tuple of them.
 
     Without a known form of ``launch``, as HIP's, which takes the grid later: ``run`` is called. Without one of the
     three, or with other parameters of ``run``: None, and every call goes through Triton's launch.

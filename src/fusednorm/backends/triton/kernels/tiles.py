@@ -260,9 +260,11 @@ def apply(
         o_unit = units_of(groups, n, o_c, PER_BATCH)
         b_mean = tl.load(p_given_mean + o_unit, m_c, 0.0).to(dtype)
         rstd = inverse_deviation_given(tl.load(p_given_var + o_unit, m_c, 1.0), eps, dtype)
-        leads = m_c & (chunk == 0) & (o_c % groups.D == 0)
+        first = chunk == 0
         if PER_BATCH:
-            leads &= n == 0
+            first &= n == 0
+        # Triton 3.9's interpreter takes no mask that `&` made of an array's and a number's comparison.
+        leads = (o_c % groups.D == 0) & (o_c < tl.where(first, C, 0))
         if p_rstd is not None:
             tl.store(p_rstd + o_unit, rstd, leads)
         if p_mean is not None:
