@@ -35,8 +35,9 @@ def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dty
             assert tiles.channels * tiles.positions <= 8192
             assert tiles.tiles >= 1
             assert tiles.stages >= 1
-            if not last:  # a program's channels belong to one group, so that it can merge that group's partials
-                assert problem.view.group_channels % tiles.channels == 0
+            within = problem.view.group_channels % tiles.channels == 0
+            # A program's channels belong to one group, so that it can merge that group's partials, or are many.
+            assert last or within or 4 * tiles.channels * tiles.positions >= 1024 // 4
 
 
 def test_shares_are_equal_where_they_can_be() -> None:
@@ -66,7 +67,11 @@ def test_rows() -> None:
         ((16384, 1024), 1, "triton.whole", "triton.rows"),
         ((16384, 8192), 1, "triton.rows", "triton.rows"),
         ((4096, 20000), 1, "triton.rows", "triton.rows"),
-        ((32, 64, 56, 56), 3, "triton.tiles", "triton.rows"),
+        ((32, 64, 56, 56), 3, "triton.rows", "triton.rows"),
+        ((5, 5120), 1, "triton.rows", "triton.rows"),
+        ((2, 300), 1, "triton.whole", "triton.rows"),
+        ((4, 1 << 20), 1, "triton.rows", "triton.rows"),
+        ((2, 1 << 20), 1, "triton.tiles", "triton.tiles"),
         ((1, 1 << 22), 1, "triton.tiles", "triton.tiles"),
     ],
 )
