@@ -55,6 +55,13 @@ def test_a_parameter_where_there_is_none_is_an_error(name: str) -> None:
         Activation(name, 2.0)
 
 
+def test_a_tensor_is_no_parameter() -> None:
+    with pytest.raises(ValueError, match=r"the parameter of 'silu' is tensor\(.*; expected a finite number"):
+        Activation("silu", torch.ones(2))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"'relu' takes no parameter, got tensor\("):
+        Activation("relu", torch.ones(2))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", FORMULAS)
 def test_an_activation_is_made_again_from_its_fields(name: str) -> None:
     one = Activation(name)

@@ -244,6 +244,21 @@ def test_lazily_negated_tensors() -> None:
     torch.testing.assert_close(fusednorm.batch_norm(x, mean, var), F.batch_norm(x, mean.resolve_neg(), var))
 
 
+def test_lazily_negated_parameters_and_saved_statistics() -> None:
+    x, weight = (
+        torch.nn.Parameter(torch._neg_view(torch.randn(2, 8, 4))),
+        torch.nn.Parameter(torch._neg_view(torch.randn(8))),
+    )
+    expected = F.group_norm(x.resolve_neg(), 4, weight.resolve_neg())
+    torch.testing.assert_close(fusednorm.group_norm(x, 4, weight), expected)
+    dy = torch.randn(2, 8, 4)
+    _, mean, rstd = (tensor.detach() for tensor in fusednorm.ops.group_norm_forward(x, 4, weight, None, 1e-5))
+    negated = torch._neg_view(-mean), torch._neg_view(-rstd)
+    got = fusednorm.ops.group_norm_backward(dy, x, *negated, 4, weight, None)
+    wanted = torch.autograd.grad(expected, (x, weight), dy)
+    torch.testing.assert_close(got[:2], wanted)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_gradients_of_half_precision_beside_fp32_parameters(family: str, dtype: torch.dtype) -> None:

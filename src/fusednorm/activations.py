@@ -168,7 +168,8 @@ class Activation:
             known = ", ".join(sorted([*FORMULAS, *ALIASES]))
             raise ValueError(f"activation: {self.name!r} is unknown; expected None or one of {known}")
         # torch.fx writes an activation into the code of a graph with all of its fields, and 0.0 is what they hold here.
-        if self.parameter not in (None, formula.default) and formula.parameter is None:
+        left_out = self.parameter is None or (isinstance(self.parameter, Real) and self.parameter == formula.default)
+        if formula.parameter is None and not left_out:
             raise ValueError(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
         parameter = formula.default if self.parameter is None else self.parameter
         if not isinstance(parameter, Real) or not isfinite(parameter):

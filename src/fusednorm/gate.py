@@ -19,7 +19,7 @@ def batched(*tensors: Tensor | None) -> bool:
 
 def plain(tensor: Tensor) -> bool:
     """True for a tensor that is no subclass and whose memory is what it seems: torch.conj(c).imag is negated lazily."""
-    return type(tensor) is Parameter or (type(tensor) is Tensor and not tensor.is_neg())
+    return (type(tensor) is Tensor or type(tensor) is Parameter) and not tensor.is_neg()
 
 
 def readable(gradient: Tensor) -> bool:
@@ -47,5 +47,5 @@ def straight_forward(operands: Operands) -> bool:
 
 def straight_backward(operands: BackwardOperands) -> bool:
     mean, rstd = operands.mean, operands.rstd
-    statistics = type(rstd) is Tensor and (mean is None or type(mean) is Tensor)
+    statistics = plain(rstd) and (mean is None or plain(mean))
     return statistics and readable(operands.grad_output) and straight(operands)
