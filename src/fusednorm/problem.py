@@ -13,14 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from fusednorm.norm import Family, Norm
 
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
 Order = Literal["channels_first", "channels_last"]
 
-DIRECTIONS: tuple[Direction, ...] = ("forward", "inference", "backward", "backward_data", "backward_gamma_beta")
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+#: How many tensors as large as the input a direction reads and writes.
+TRANSFERS: dict[str, int] = {
+    "forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2,
+}  # fmt: skip
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -237,8 +241,7 @@ class Problem:
     def bytes(self) -> int:
         """The fewest bytes that the operation can move: each tensor read or written once."""
         view = self.view
-        transfers = {"forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2}
-        total = transfers[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
+        total = TRANSFERS[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
         total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusednorm.activations import Activation
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.nodes import Node, group_count
-from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.graph.tensors import TensorAttributes
 
 NO_POST_ADD = "the kernels have no addition between the norm and the activation"
 

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph import pointwise
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import group_count
-from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, same_strides
+from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.graph.workspace import Scratch, place
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands, Results, Wanted

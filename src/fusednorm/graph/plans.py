@@ -9,12 +9,12 @@ from itertools import islice, product
 import torch
 
 from fusednorm.choice import choose, forced, instances
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.fusion import Operation, OperationGraph
 from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Lowering, NormProblem, Program, problem_of
 from fusednorm.graph.nodes import Node
-from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.text import printable
 
 logger = logger_of(__name__)

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.errors import Mistake
 from fusednorm.graph.nodes import Node, Port, accepted_dims, group_count, trailing
 from fusednorm.graph.tensors import (
     Dims,
     TensorAttributes,
-    dtype_name,
     extent,
     overlaps_itself,
     same_strides,
