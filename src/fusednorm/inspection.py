@@ -1,4 +1,4 @@
-"""Which kernels could run a call, which one does, and what bounds it."""
+"""Which instances can run a call, which of them does, and whether memory or arithmetic bounds it."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _family(function: Callable[..., Any]) -> Family:
 
 
 def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
-    """Raises what the call itself would raise for its shapes, dtypes and names; meta tensors compute nothing."""
+    """Raises as the call itself would for its shapes, dtypes and names; on meta tensors it computes nothing."""
 
     def meta(value: Any) -> Any:
         return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value

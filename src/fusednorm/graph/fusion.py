@@ -27,7 +27,7 @@ NO_POST_ADD = "the kernels have no addition between the norm and the activation"
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that it really reads and writes."""
+    """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that are read and written."""
 
     node: Node
     nodes: tuple[Node, ...]
@@ -213,7 +213,7 @@ class _Search:
 
 
 def _too_wide(tensors: Sequence[TensorAttributes], x: TensorAttributes) -> str | None:
-    """Why values in the kernel's registers are not enough for virtual tensors of a wider dtype."""
+    """Why registers of the accumulation dtype cannot hold virtual tensors of a wider declared dtype; None if they can."""
     assert x.dtype is not None
     accumulation = compute_dtype(x.dtype)
     for tensor in tensors:

@@ -45,7 +45,7 @@ class Verification:
 def evaluate(
     order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], dtype: torch.dtype, rounded: bool = False
 ) -> Tensors:
-    """Every tensor of a graph in ``dtype`` on the CPU; with ``rounded`` nodes read results rounded to their own dtypes."""
+    """Every tensor of a graph in ``dtype`` on the CPU; with ``rounded`` nodes read rounded results."""
     values: Tensors = {tensor: value.detach().cpu() for tensor, value in given.items()}
     read = dict(values)
     with torch.no_grad():
