@@ -22,10 +22,10 @@ from fusednorm.bench.summary import Case, cases_of
 from fusednorm.bench.sweep import SWEEP, drawn_workloads
 from fusednorm.bench.sweep_summary import sweep_tables
 from fusednorm.bench.tables import Table
-from fusednorm.bench.workloads import ROW_FAMILIES, Workload, draw, narrowed
+from fusednorm.bench.workloads import Workload, draw, narrowed
 from fusednorm.machine.limits import TRANSFERS
 from fusednorm.machine.timing import CpuTimer
-from fusednorm.norm import FAMILIES
+from fusednorm.norm import FAMILIES, ROW_FAMILIES
 
 MB = 10**6
 FIRST = [

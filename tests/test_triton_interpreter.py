@@ -171,7 +171,7 @@ for (dtype, kind), (shape, last) in zip(product(dtypes, dtypes), shapes):
         called = (x, weight, bias, None, None, mean, var, "batch_norm", 0, 1, 1e-3, "", 0.0)
         y, saved_mean, saved_rstd, _ = ops.norm_forward(*called)
         norm = norm_of("batch_norm", eps=1e-3, training=False)
-        alone = dispatch.forward(norm, Operands(*called[:7]), statistics=False)
+        alone = dispatch.forward(norm, Operands(*called[:7]), wants_statistics=False)
     view = (-1,) + (1,) * (x.dim() - 2)
     rstd = (var.double() + 1e-3).rsqrt()
     if not torch.equal(saved_mean, mean.to(compute)) or saved_rstd.dtype is not compute:

@@ -32,7 +32,7 @@ __all__ = [
     "use_instance",
 ]
 
-# What only some programs need, imported at its first use.
+# Names that only some programs need, each imported at its first use.
 _LAZY = {"explain": "fusednorm.inspection", "instances": "fusednorm.inspection"}
 
 

@@ -39,7 +39,7 @@ NORMAL_TAIL_64 = (
 
 PRIMITIVES = ("const", "where", "sigmoid", "sigmoid_slope", "tanh", "normal_cdf", "normal_pdf")
 
-# The backends replace these names; here they only let the formulas below be read and checked.
+# The backends replace these names; here they let mypy and readers follow the formulas below.
 const: Any
 where: Any
 sigmoid: Any
@@ -55,7 +55,7 @@ def silu(z, beta):
 
 def silu_derivative(z, beta):
     u = beta * z
-    return sigmoid(u) + z * (beta * sigmoid_slope(u))  # a slope of 0 meets no overflow of beta * z
+    return sigmoid(u) + z * (beta * sigmoid_slope(u))  # slope first: 0 * (z * beta) is NaN where z * beta overflows
 
 
 def relu(z, unused):
@@ -74,8 +74,8 @@ def gelu_derivative(z, unused):
     return normal_cdf(z) + z * normal_pdf(z)
 
 
-# gelu_tanh is 0.5 z (1 + tanh(u)) = z sigmoid(2 u); 1 + tanh(u) would cancel below zero. The square of z is held where
-# it no longer matters, since 2 u is beyond 7000 there, and infinity would meet a slope of 0.
+# gelu_tanh is 0.5 z (1 + tanh(u)) = z sigmoid(2 u); 1 + tanh(u) would cancel below zero. The square of z is
+# capped at 1e4, where 2 u is beyond 7000 and the sigmoid constant: an infinite square would meet a slope of 0.
 def gelu_tanh(z, unused):
     square = where(z * z < const(1e4), z * z, const(1e4))
     return z * sigmoid(z * (const(1.5957691216057308) + const(0.07135481627260025) * square))
@@ -99,8 +99,8 @@ def tanh_value(z, unused):
     return tanh(z)
 
 
-# 1 - tanh(z)**2 is four times the slope of the sigmoid of 2 z: the first cancels in the tails, and the second has more
-# roundings around zero, which the sums of gradients would show.
+# 1 - tanh(z)**2 = 4 sigmoid_slope(2 z). The left form cancels in the tails; the right form has more roundings around
+# zero, which would show in the sums of gradients.
 def tanh_derivative(z, unused):
     square = tanh(z) * tanh(z)
     return where(square < const(0.5), const(1.0) - square, const(4.0) * sigmoid_slope(const(2.0) * z))
@@ -126,7 +126,7 @@ def leaky_relu_derivative(z, negative_slope):
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An activation's value and derivative, the operations each takes, and the default of its parameter."""
+    """An activation's value and derivative, the operations each takes, and the name and default of its parameter."""
 
     value: Callable[[Any, Any], Any]
     derivative: Callable[[Any, Any], Any]
@@ -167,7 +167,7 @@ class Activation:
         if formula is None:
             known = ", ".join(sorted([*FORMULAS, *ALIASES]))
             raise ValueError(f"activation: {self.name!r} is unknown; expected None or one of {known}")
-        # torch.fx writes an activation into the code of a graph with all of its fields, and 0.0 is what they hold here.
+        # torch.fx writes every field of an activation into a graph's code: 0.0 where there is no parameter.
         left_out = self.parameter is None or (isinstance(self.parameter, Real) and self.parameter == formula.default)
         if formula.parameter is None and not left_out:
             raise ValueError(f"activation: {name!r} takes no parameter, got {self.parameter!r}; leave it out")
@@ -204,5 +204,5 @@ def bind(formula: Callable[[Any, Any], Any], primitives: Mapping[str, Callable[.
     missing = [name for name in PRIMITIVES if name not in primitives]
     if missing:
         raise TypeError(f"bind: the primitives {', '.join(missing)} are missing")
-    # C code that a primitive calls imports through the frame's __builtins__, as torch's dispatch modes do.
+    # C code below a primitive, such as torch's dispatch modes, imports through the frame's __builtins__.
     return FunctionType(formula.__code__, {"__builtins__": builtins, **primitives}, formula.__name__)

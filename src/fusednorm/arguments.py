@@ -1,6 +1,6 @@
 """The checks of the public functions' arguments, made before anything is computed or allocated.
 
-A check costs a few attribute reads; the words of an error are only put together once it is certain.
+A check costs a few attribute reads; the words of an error are put together only once it is certain.
 """
 
 from __future__ import annotations
@@ -105,14 +105,14 @@ def check_eps(function: str, eps: object) -> None:
 
 
 def check_batch_eps(eps: float, training: bool) -> None:
-    """batch_norm's eps is not negative, and in training not 0, as torch's; NaN passes there too."""
+    """batch_norm's eps is not negative, and in training not 0; NaN passes. All is as in torch."""
     if eps < 0.0 or (training and eps == 0.0):
         where, expected = ("training", "a positive number") if training else ("evaluation", "a number of at least 0")
         raise ValueError(f"batch_norm: eps is {eps} in {where}; expected {expected} such as 1e-5")
 
 
 def check_channels(function: str, operands: Operands | BackwardOperands, eps: float, channel_dim: int) -> int:
-    """All that the families with a channel dimension share; the number of channels C."""
+    """Checks what the families with a channel dimension share; returns the number of channels C."""
     input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 2)
     if channel_dim != 1:
@@ -153,7 +153,7 @@ def check_divisor(function: str, input: Tensor, channels: int, num_groups: int) 
 
 
 def check_positions(function: str, input: Tensor, channel_dim: int) -> int:
-    """The number of positions for each channel, which is not 1."""
+    """Returns the number of positions for each channel; refuses 1."""
     positions = prod(input.shape[2:] if channel_dim == 1 else input.shape[1:-1])
     if positions == 1:
         refuse_one_element(function, input, "sample and channel")
@@ -170,7 +170,7 @@ def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
 def check_trailing(
     function: str, operands: Operands | BackwardOperands, normalized_shape: Sequence[int], eps: float
 ) -> int:
-    """All that layer_norm and rms_norm share; the number of trailing dimensions."""
+    """Checks what layer_norm and rms_norm share; returns the number of normalized dimensions."""
     input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 1)
     if not isinstance(normalized_shape, (tuple, list)):
@@ -180,21 +180,21 @@ def check_trailing(
         )
     if type(eps) is not float:
         check_eps(function, eps)
-    count, shape, device = len(normalized_shape), tuple(normalized_shape), input.device
-    if not count or count > input.dim() or input.shape[-count:] != shape:
+    num_dims, shape, device = len(normalized_shape), tuple(normalized_shape), input.device
+    if not num_dims or num_dims > input.dim() or input.shape[-num_dims:] != shape:
         raise ValueError(
             f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
-            f"sizes of its last dimensions, such as {tuple(input.shape[-max(count, 1) :])}"
+            f"sizes of its last dimensions, such as {tuple(input.shape[-max(num_dims, 1) :])}"
         )
     if weight is not None and not _fits(weight, shape, device):
         check_parameter(function, "weight", weight, shape, input, "the normalized_shape")
     if bias is not None and not _fits(bias, shape, device):
         check_parameter(function, "bias", bias, shape, input, "the normalized_shape")
-    return count
+    return num_dims
 
 
 def rms_eps(function: str, input: Tensor, eps: float | None) -> float:
-    """eps, where None means the machine epsilon of the compute dtype (fp32; fp64 for fp64 input), as torch takes it."""
+    """eps; for None, as in torch, the machine epsilon of the compute dtype: of float32, float64 for float64 input."""
     if eps is not None:
         return eps
     check_input(function, input, 1)
@@ -204,7 +204,7 @@ def rms_eps(function: str, input: Tensor, eps: float | None) -> float:
 def check_running(
     function: str, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, channels: int, training: bool
 ) -> None:
-    """Running statistics: both or neither, [C], and both wherever the batch's own are not used."""
+    """Running statistics are both given or neither, of shape [C], and both where the input's own are not used."""
     if (running_mean is None) != (running_var is None):
         missing = "running_mean" if running_mean is None else "running_var"
         raise ValueError(f"{function}: {missing} is None and the other is given; expected both or neither")
@@ -239,9 +239,3 @@ def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
             f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
             "convert it, e.g. grad_output.to(input.dtype)"
         )
-
-
-def check_statistics(function: str, input: Tensor, mean: Tensor | None, rstd: Tensor, shape: Sequence[int]) -> None:
-    """``mean`` (None for rms_norm) and ``rstd`` are those that the forward returned, or others of their shape."""
-    for name, value in (("mean", mean), ("rstd", rstd)):
-        check_parameter(function, name, value, shape, input, "one element for each statistic")

@@ -2,8 +2,8 @@
 
 A small eager call cannot afford torch's dispatcher: of the 8 µs that torch's own group_norm and silu take on
 (1, 32, 8, 8), one pass of thirteen arguments through it costs 4.2, and a Python kernel at the Autograd key as much
-again. So both functions call the backend straight, or one autograd.Function, wherever nothing that the dispatcher
-serves is in play (gate.py), and the op everywhere else. Both ways run the same Function and the same backend.
+again. So both functions go straight to the backend, or to one autograd.Function, where nothing watches the dispatcher
+(gate.py), and through the op everywhere else. Both ways run the same Function and the same backend.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _grad_enabled = torch.is_grad_enabled
 
 
 class Normalization(torch.autograd.Function):
-    """One Function for the straight way and the op's. ``run`` computes, ``kept`` receives the results if it is given.
+    """One Function for the straight way and the op's. ``run`` computes; the list ``kept``, if given, gets the results.
 
-    mean, rstd and var leave through that list: as outputs they would cost 3 µs of wrapping; they carry no gradient.
-    Both ways save the same tensors, since a checkpoint may see the op in one pass and not in the other, and all that is
-    kept passes through ``save_for_backward``, where its hooks see it. ``ctx.norm`` holds no tensor.
+    mean, rstd and var leave through ``kept``: they carry no gradient, and as outputs would cost 3 µs of wrapping. Both
+    ways save the same tensors, since a checkpoint may see the op in one pass and not in the other. Every tensor is
+    saved by ``save_for_backward``, whose hooks see it; ``ctx.norm`` holds none.
     """
 
     @staticmethod
@@ -59,7 +59,7 @@ class Normalization(torch.autograd.Function):
     ) -> Tensor:
         results = run(norm, operands)
         ctx.norm = norm
-        # A mean that rms_norm does not have is empty where the op ran.
+        # The op returns an empty mean for rms_norm, which has none.
         mean = results.mean if norm.has_mean else None
         ctx.save_for_backward(input, weight, bias, scale, shift, mean, results.rstd)
         if kept is not None:
@@ -90,28 +90,26 @@ class Normalization(torch.autograd.Function):
         )
 
 
-# Function.apply spends 2 of its 5 µs on torch.func, which never gets here, and on binding default arguments.
+# Function.apply spends 2 of its 5 µs on torch.func, whose calls the gate keeps out, and on binding default arguments.
 _apply = short_apply(Normalization)
 
 
-def normalize(norm: Norm, operands: Operands, statistics: bool = True) -> Results:
-    """The results of a forward whose arguments have been checked.
+def normalize(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
+    """The results of a forward of checked operands.
 
-    What the norm does not have is None or empty; without ``statistics`` all but the output may be.
+    A statistic that the norm does not have is None or empty; without ``wants_statistics`` every one may be.
     """
     if torch.compiler.is_dynamo_compiling():
         return forward_op(norm, operands)
     if not straight_forward(operands):
-        o = operands
-        composite = transformed() or batched(o.input, o.weight, o.bias, o.scale, o.shift)
+        composite = transformed() or batched(operands)
         return reference.forward(norm, operands) if composite else forward_op(norm, operands)
     try:
         if _grad_enabled() and _requires_grad(operands):
-            return _differentiable(norm, operands, dispatch.forward, statistics)
-        return dispatch.forward(norm, operands, statistics)
-    except RuntimeError:
-        o = operands
-        if not batched(o.input, o.weight, o.bias, o.scale, o.shift, o.mean, o.var):
+            return _differentiable(norm, operands, dispatch.forward, wants_statistics)
+        return dispatch.forward(norm, operands, wants_statistics)
+    except RuntimeError:  # a tensor of torch's older vmap turned out to have no memory
+        if not batched(operands):
             raise
         return reference.forward(norm, operands)
 
@@ -128,10 +126,10 @@ def _requires_grad(operands: Operands | BackwardOperands) -> bool:
 
 
 def _differentiable(
-    norm: Norm, operands: Operands, run: Callable[[Norm, Operands], Results], statistics: bool = True
+    norm: Norm, operands: Operands, run: Callable[[Norm, Operands], Results], wants_statistics: bool = True
 ) -> Results:
     o = operands
-    kept: list[Results] | None = [] if statistics else None
+    kept: list[Results] | None = [] if wants_statistics else None
     output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, norm, operands, run, kept)
     if not kept:
         return Results(output)
@@ -141,7 +139,7 @@ def _differentiable(
 
 
 def normalize_backward(norm: Norm, operands: BackwardOperands, wanted: Sequence[bool]) -> FiveTensors:
-    """The gradients of input, weight, bias, scale and shift, of checked arguments; an empty tensor where unwanted.
+    """The gradients of input, weight, bias, scale and shift, of checked operands; an empty tensor where unwanted.
 
     Differentiable in every tensor, mean and rstd included.
     """
@@ -154,20 +152,15 @@ def gradients(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradien
     if torch.compiler.is_dynamo_compiling():  # compiled autograd traces the Function's backward
         return backward_op(norm, operands, wanted)
     if not straight_backward(operands) or (_grad_enabled() and _any_requires_grad(operands)):
-        if transformed() or batched(*_tensors(operands)):
+        if transformed() or batched(operands):
             return _composite_backward(norm, operands, wanted)
         return backward_op(norm, operands, wanted)
     try:
         return dispatch.backward(norm, operands, wanted)
     except RuntimeError:  # a tensor of torch's older vmap turned out to have no memory
-        if not batched(*_tensors(operands)):
+        if not batched(operands):
             raise
         return _composite_backward(norm, operands, wanted)
-
-
-def _tensors(operands: BackwardOperands) -> tuple[Tensor | None, ...]:
-    o = operands
-    return o.grad_output, o.input, o.mean, o.rstd, o.weight, o.bias, o.scale, o.shift
 
 
 def _any_requires_grad(operands: BackwardOperands) -> bool:
@@ -181,16 +174,10 @@ def _any_requires_grad(operands: BackwardOperands) -> bool:
 
 
 def _composite_backward(norm: Norm, operands: BackwardOperands, wanted: Sequence[bool]) -> Gradients:
-    """The wanted gradients by differentiable torch ops, with every tensor a free input."""
+    """The wanted gradients by torch's operators, differentiable in every tensor."""
     found = reference.backward(norm, operands)
-    a, b, c, d, e = wanted
-    return Gradients(
-        found.input if a else None,
-        found.weight if b else None,
-        found.bias if c else None,
-        found.scale if d else None,
-        found.shift if e else None,
-    )
+    all_five = (found.input, found.weight, found.bias, found.scale, found.shift)
+    return Gradients(*(gradient if want else None for gradient, want in zip(all_five, wanted, strict=True)))
 
 
 # --- the ops at the Autograd key ---
@@ -205,8 +192,8 @@ def _forward_autograd(*arguments: Any) -> FourTensors:
     operands = Operands(*arguments[:7])
     if transformed():
         return four_tensors(reference.forward(forward_norm(FORWARD, operands, *arguments[7:]), operands))
-    family, groups_or_dims, channel_dim, eps, activation, parameter = arguments[7:]  # which the kernel checks
-    norm = norm_of_op(family, groups_or_dims, channel_dim, eps, activation, parameter, operands.mean is None)
+    family, groups_or_dims, channel_dim, eps, name, activation_parameter = arguments[7:]  # the kernel checks them
+    norm = norm_of_op(family, groups_or_dims, channel_dim, eps, name, activation_parameter, operands.mean is None)
     if not (_grad_enabled() and _requires_grad(operands)):
         return four_tensors(_below_autograd(norm, operands))
     return four_tensors(_differentiable(norm, operands, _below_autograd))

@@ -11,7 +11,7 @@ from fusednorm.instance import Backend, Candidate, Instance
 from fusednorm.problem import Problem
 
 _forced: ContextVar[str | None] = ContextVar("fusednorm_instance", default=None)
-#: The name that :func:`use_instance` asks for in this context, or None.
+#: Returns the name that :func:`use_instance` asks for in this context, or None.
 forced = _forced.get
 
 
@@ -24,7 +24,7 @@ def all_instances() -> tuple[Instance, ...]:
 
 
 def instances(problem: Problem) -> list[Candidate]:
-    """Every instance, each with None or the reason why it cannot run the problem."""
+    """Every instance, each with the reason why it cannot run the problem, or None."""
     return [Candidate(instance, instance.supports(problem)) for instance in all_instances()]
 
 

@@ -1,7 +1,8 @@
-"""Plans around plans: tensors whose strides fit neither memory order are copied into one that does."""
+"""Plans around plans: they first copy tensors whose strides fit neither memory order."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fusednorm.strides import empty_output
 
 
 def copying(plan: Any, problem: Problem) -> Any:
-    """A plan that first copies what ``problem.copies`` names; the plan itself where that is nothing."""
+    """The plan, with copies of the tensors that ``problem.copies`` names made before it."""
     if not problem.copies:
         return plan
     return CopyingBackward(plan, problem) if problem.backward else CopyingForward(plan, problem)
@@ -34,9 +35,8 @@ class CopyingForward:
         mean_out: Tensor | None = None,
         rstd_out: Tensor | None = None,
     ) -> Results:
-        input, o = operands.input, operands
-        native = Operands(input.contiguous(), o.weight, o.bias, o.scale, o.shift, o.mean, o.var)
-        results = self.plan(native, statistics, None, mean_out, rstd_out)
+        input = operands.input
+        results = self.plan(replace(operands, input=input.contiguous()), statistics, None, mean_out, rstd_out)
         results.output = (empty_output(self.norm, input) if out is None else out).copy_(results.output)
         return results
 
@@ -48,8 +48,7 @@ class CopyingBackward:
         self.plan, self.problem = plan, problem
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
-        problem, o = self.problem, operands
-        grad_output, input = o.grad_output, o.input
+        problem, grad_output, input = self.problem, operands.grad_output, operands.input
         copied = "input" in problem.copies
         if copied:
             input = input.contiguous()
@@ -58,9 +57,9 @@ class CopyingBackward:
                 problem.shape, problem.output_strides, dtype=grad_output.dtype, device=grad_output.device
             )
             grad_output = dense.copy_(grad_output)
-        native = BackwardOperands(grad_output, input, o.mean, o.rstd, o.weight, o.bias, o.scale, o.shift)
+        native = replace(operands, grad_output=grad_output, input=input)
         gradients = self.plan(native, wanted, None if copied else out)
         if copied and gradients.input is not None:
-            target = empty_output(problem.norm, o.input) if out is None else out
+            target = empty_output(problem.norm, operands.input) if out is None else out
             gradients.input = target.copy_(gradients.input)
         return gradients

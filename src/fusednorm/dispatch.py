@@ -1,4 +1,4 @@
-"""From a call to a plan: made once, and kept by everything that it depends on."""
+"""From a call to its plan, which is made once and kept under everything that it depends on."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 
 MOST_PLANS = 4096  # a program with more shapes than this pays for planning again
 
-_plans: dict[Any, Any] = {}
+# Each value is a ForwardPlan or a BackwardPlan, as its key says; a cast would be one more call for every operation.
+_plans: dict[tuple[object, ...], Any] = {}
 
 
 @cache
@@ -28,7 +29,7 @@ def _warn_once(message: str) -> None:
 
 
 def make_plan(problem: Problem, name: str | None = None) -> Any:
-    """A plan of the problem on the named instance, or on the default one; raises as :func:`choose` does.
+    """A plan of the problem on the named instance, or on the default; raises as :func:`choose` does.
 
     Where a kernel of the default instance cannot be compiled, the reference runs and a warning says why.
     """
@@ -42,7 +43,7 @@ def make_plan(problem: Problem, name: str | None = None) -> Any:
     return copying(plan, problem)
 
 
-def _keep(key: Any, problem: Problem, name: str | None) -> Any:
+def _keep(key: tuple[object, ...], problem: Problem, name: str | None) -> Any:
     plan = make_plan(problem, name)
     if len(_plans) >= MOST_PLANS:
         _plans.clear()
@@ -50,8 +51,8 @@ def _keep(key: Any, problem: Problem, name: str | None) -> Any:
     return plan
 
 
-def forward(norm: Norm, operands: Operands, statistics: bool = True) -> Results:
-    """Run a forward whose operands were checked; without ``statistics`` all results but the output may be None."""
+def forward(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
+    """Run a forward of checked operands; without ``wants_statistics`` every result but the output may be None."""
     name = forced()
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     key = (
@@ -62,12 +63,12 @@ def forward(norm: Norm, operands: Operands, statistics: bool = True) -> Results:
     plan = _plans.get(key)
     if plan is None:
         plan = _keep(key, forward_problem(norm, operands), name)
-    results: Results = plan(operands, statistics)
+    results: Results = plan(operands, wants_statistics)
     return results
 
 
 def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradients:
-    """Run a backward whose operands were checked."""
+    """Run a backward of checked operands."""
     name = forced()
     direction = backward_direction(wanted)
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift

@@ -1,13 +1,13 @@
 """The public functions: torch.nn.functional's signatures, with the fused parts as keyword-only arguments.
 
-Each checks its arguments, makes the call of the one op that all families share, and updates running statistics after
-that call has succeeded. x̂ = (x - mean) rstd with rstd = (var + eps)^(-1/2), biased variance, and
+Each checks its arguments, calls :func:`fusednorm.autograd.normalize`, and updates running statistics once that has
+succeeded. x̂ = (x - mean) rstd with rstd = (var + eps)^(-1/2), biased variance, and
 
     y = phi(z)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
 
-where phi is the activation, and what is absent is left out. Inputs are float64, float32, float16 or bfloat16; weight,
-bias, scale and shift of any of these beside any of these. Statistics and accumulation are fp32, fp64 for float64. The
-output has the input's dtype, under autocast too, and its memory order.
+where phi is the activation; an absent operand is left out. The input is float64, float32, float16 or bfloat16, and so
+are weight, bias, scale and shift, each in a dtype of its own. Statistics and accumulation are float32, float64 for
+float64 input. The output has the input's dtype, under autocast too, and its memory order.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _PLAIN = (None, no_torch_function)
 
 
 def _overloaded(*tensors: object) -> bool:
-    """True where an argument, and not a function mode alone, asks for the call by its ``__torch_function__``.
+    """True where an argument has a ``__torch_function__`` of its own; a function mode alone does not count.
 
-    A mode sees the op instead. It is not active while it handles a call, so a function handed to the mode of a tracer,
-    as torch.export's, would take the direct path from there and not be traced.
+    A mode sees the op instead of the function. A mode is inactive while it handles a call: a tracer's mode, such as
+    torch.export's, that was handed the function would run it straight to the backend and trace nothing.
     """
     return any(
         type(tensor) is not Tensor
@@ -53,12 +53,10 @@ def call_norm(
     activation: str | Activation | None,
     training: bool = True,
 ) -> Norm:
-    """The Norm of a public call, whose numbers have been checked but for the activation."""
+    """The Norm of a public call, of which the activation alone is still to be checked."""
     if torch.compiler.is_dynamo_compiling():
         return traced_norm(family, int(groups_or_dims), channel_dim, float(eps), resolve(activation), training)
-    return norm_of(
-        family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training
-    )  # fmt: skip
+    return norm_of(family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training)
 
 
 def group_norm(
@@ -85,7 +83,7 @@ def group_norm(
         scale, shift: (N, C) or None; z = x̂ weight (1 + scale) + bias (1 + scale) + shift.
 
     Raises:
-        ValueError: a shape, device, num_groups or activation that does not fit; one element for each statistic in all.
+        ValueError: a shape, device, num_groups or activation that does not fit; one sample with one element per group.
         TypeError: an argument or a dtype of the wrong kind.
 
     Source: Wu and He, Group Normalization, 2018 (arXiv:1803.08494).
@@ -131,14 +129,15 @@ def instance_norm(
 
     Args:
         input: (N, C, *), or (N, *, C) with ``channel_dim=-1``.
-        running_mean, running_var: (C,) buffers or None. With ``use_input_stats`` they are updated, with the mean over
-            the samples and the unbiased variance, after the call has succeeded; without it they normalize.
+        running_mean, running_var: (C,) buffers or None. With ``use_input_stats`` they are updated after the call has
+            succeeded, by the samples' average mean and unbiased variance; without it the call normalizes by them.
         weight, bias: (C,) or None.
         momentum: the share of the new statistics in the running ones.
         eps, activation, channel_dim, scale, shift: as in :func:`group_norm`.
 
     Raises:
-        ValueError: as in :func:`group_norm`; one position for each channel with ``use_input_stats``.
+        ValueError: as in :func:`group_norm`; one position with ``use_input_stats``; running statistics that are missing
+            without it.
         TypeError: an argument or a dtype of the wrong kind.
 
     Source: Ulyanov et al., Instance Normalization, 2016 (arXiv:1607.08022).
@@ -184,7 +183,7 @@ def layer_norm(
     *,
     activation: str | Activation | None = None,
 ) -> Tensor:
-    """Layer normalization: statistics over the trailing dimensions.
+    """Layer normalization: statistics over the trailing dimensions, y = phi(x̂ weight + bias).
 
     Args:
         input: (*, *normalized_shape).
@@ -272,8 +271,8 @@ def batch_norm(
 
     Args:
         input: (N, C, *), or (N, *, C) with ``channel_dim=-1``.
-        running_mean, running_var: (C,) buffers or None. In training they are updated, with the unbiased variance, after
-            the call has succeeded; otherwise they normalize.
+        running_mean, running_var: (C,) buffers or None. In training they are updated after the call has succeeded,
+            by the mean and the unbiased variance; otherwise the call normalizes by them.
         weight, bias: (C,) or None.
         training: whether the input's own statistics are used.
         momentum: the share of the new statistics in the running ones.
@@ -281,7 +280,8 @@ def batch_norm(
         activation, channel_dim, scale, shift: as in :func:`group_norm`.
 
     Raises:
-        ValueError: as in :func:`group_norm`; one element for each channel in training.
+        ValueError: as in :func:`group_norm`; one element for each channel in training; an eps out of range; running
+            statistics that are missing in evaluation.
         TypeError: an argument or a dtype of the wrong kind.
 
     Source: Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167).
@@ -321,9 +321,9 @@ def counted_batch_norm(
     activation: str | Activation | None,
     channel_dim: int,
 ) -> Tensor:
-    """A module's :func:`batch_norm`: adds one to ``counter`` after it; a momentum of None is a cumulative average.
+    """A module's :func:`batch_norm`, which then adds one to ``counter``; a momentum of None is a cumulative average.
 
-    One function, since torch.fx records calls and would lose a change of a buffer on its own.
+    Both are one function, since torch.fx records calls, and would lose the change of a buffer outside of one.
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
     if (
@@ -338,7 +338,7 @@ def counted_batch_norm(
         )  # fmt: skip
     share: float | Tensor = 0.0 if momentum is None else momentum
     if counter is not None and momentum is None and running_mean is not None:
-        # As a tensor it waits for no device and breaks no compiled graph.
+        # A tensor, since a number would wait for the device and break a compiled graph.
         share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
     operands = Operands(input, weight, bias)
     output = batch_norm_results(
@@ -358,9 +358,9 @@ def batch_norm_results(
     eps: float,
     activation: str | Activation | None,
     channel_dim: int,
-    statistics: bool,
+    wants_statistics: bool,
 ) -> Results:
-    """:func:`batch_norm`, with the mean and rstd that it used if ``statistics`` are wanted; a momentum may be a tensor,
+    """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
     input = operands.input
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
@@ -372,12 +372,12 @@ def batch_norm_results(
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, bool(training))
     if not training:
         operands.mean, operands.var = running_mean, running_var
-        return normalize(norm, operands, statistics)
+        return normalize(norm, operands, wants_statistics)
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
     moves = running_mean is not None and running_var is not None and numel > 0
-    results = normalize(norm, operands, statistics or moves)
+    results = normalize(norm, operands, wants_statistics or moves)
     if moves:
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None

@@ -1,11 +1,11 @@
-"""Which kernels could run a call, which one does, and what bounds it."""
+"""Which instances can run a call, which of them does, and whether memory or arithmetic bounds it."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from fusednorm.problem import Direction, Problem
 from fusednorm.problems import backward_problem, forward_problem
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
-ASKED: tuple[Asked, ...] = ("forward", "backward", "backward_data", "backward_gamma_beta")
+ASKED: tuple[Asked, ...] = get_args(Asked)
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,13 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a call comes to; ``print`` it, or read the fields.
+    """The instance, cost and limits of a call; ``print`` it, or read the fields.
 
-    ``bytes`` are the fewest that the operation can move, ``flops`` its floating-point operations, ``intensity`` their
-    ratio. ``copy_bandwidth`` (bytes/s) and ``peak_flops`` (flops/s) were measured in this process by a plain copy of
-    about as many bytes and by a matrix product; ``balance`` is their ratio. Below it memory bounds the call, above it
-    arithmetic does. ``least_seconds`` is the time in which the plain copy moves ``bytes``. ``copies`` names the tensors
-    whose strides force a copy first.
+    ``bytes`` are the fewest that the operation can move, ``flops`` its floating-point operations, ``intensity`` flops
+    per byte. ``copy_bandwidth`` (bytes/s) and ``peak_flops`` (flops/s) were measured in this process by a plain copy of
+    about as many bytes and by a matrix product; ``balance`` is peak_flops / copy_bandwidth. Memory bounds a call of a
+    lower intensity, arithmetic any other. ``least_seconds`` is the time of a plain copy of ``bytes``. ``copies`` names
+    the tensors whose strides force a copy first.
     """
 
     problem: Problem
@@ -54,7 +54,7 @@ class Explanation:
 
     @property
     def intensity(self) -> float:
-        return self.flops / self.bytes if self.bytes else 0.0
+        return self.problem.intensity
 
     @property
     def balance(self) -> float:
@@ -111,7 +111,7 @@ def _family(function: Callable[..., Any]) -> Family:
 
 
 def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
-    """Raises what the call itself would raise for its shapes, dtypes and names; meta tensors compute nothing."""
+    """Raises as the call itself would for its shapes, dtypes and names; on meta tensors it computes nothing."""
 
     def meta(value: Any) -> Any:
         return torch.empty_like(value, device="meta") if isinstance(value, Tensor) else value
@@ -120,7 +120,7 @@ def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
 
 
 def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Problem:
-    """The Problem that a public call comes to; the gradient of a backward is taken to have the output's strides."""
+    """The Problem of a public call; a backward's grad_output is taken to have the input's strides."""
     family = _family(function)
     if direction not in ASKED:
         raise ValueError(f"direction: {direction!r} is unknown; expected one of {', '.join(ASKED)}")
@@ -130,11 +130,10 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
     given = bound.arguments
     training = bool(given.get("training", given.get("use_input_stats", True)))
     if not training:
-        family = "batch_norm"  # instance_norm with given statistics is that too
+        family = "batch_norm"  # instance_norm with running statistics is batch_norm's evaluation
     groups_or_dims = given.get("num_groups", 0)
     if "normalized_shape" in given:
-        shape = given["normalized_shape"]
-        groups_or_dims = 1 if isinstance(shape, int) else len(shape)
+        groups_or_dims = len(given["normalized_shape"])
     norm = norm_of(family, int(groups_or_dims), given.get("channel_dim", 1), 0.0, given["activation"], training)
     input = given["input"]
     parameters = (given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
@@ -147,7 +146,7 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
 
 
 def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> list[Candidate]:
-    """Every kernel that could run a call, with its configuration, each saying why not where it cannot.
+    """Every instance, with its configuration and, where it cannot run the call, the reason.
 
     Args:
         function: a public function, e.g. ``fusednorm.group_norm``.
@@ -155,7 +154,7 @@ def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forw
         direction: "forward", "backward", "backward_data" or "backward_gamma_beta".
 
     Returns:
-        Candidates with ``instance.name``, ``instance.config`` and ``reason``, which is None where it can run the call.
+        Candidates with ``instance.name``, ``instance.config`` and ``reason``: None, or why it cannot run the call.
 
     Raises:
         TypeError: ``function`` is not a public function of fusednorm.
@@ -182,7 +181,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
 
     Raises:
         TypeError: ``function`` is not a public function of fusednorm.
-        ValueError, RuntimeError: as the call itself would; an instance asked for by name that cannot run it.
+        ValueError, RuntimeError: as the call itself would, also where use_instance names one that cannot run it.
 
     >>> import fusednorm
     >>> found = fusednorm.explain(fusednorm.group_norm, torch.randn(2, 8, 4, 4), 4, activation="silu")

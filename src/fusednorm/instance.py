@@ -12,7 +12,7 @@ from fusednorm.problem import Problem
 
 
 class CompilationError(RuntimeError):
-    """A kernel that an instance needs cannot be compiled here; says why."""
+    """An instance's kernel cannot be compiled here; the message says why."""
 
 
 class ForwardPlan(Protocol):
@@ -28,9 +28,9 @@ class ForwardPlan(Protocol):
     ) -> Results:
         """Run it.
 
-        Without ``statistics`` all results but the output may be None. ``out``, with the problem's output strides, and
-        ``mean_out`` and ``rstd_out``, dense and in the compute dtype, receive the results where they are given. The
-        dtypes of given statistics are free.
+        ``statistics`` says whether they are wanted; without it every result but the output may be None. The results are
+        written into ``out``, which has the problem's output strides, and into ``mean_out`` and ``rstd_out``, dense and
+        in the compute dtype, where these are given. mean and var among the operands may have any supported dtype.
         """
 
 
@@ -38,8 +38,8 @@ class BackwardPlan(Protocol):
     """A backward that is ready to run on tensors of one problem."""
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
-        """Run it. ``out``, with the problem's output strides, receives grad_input where it is given; the dtypes of mean
-        and rstd are free."""
+        """Run it. grad_input is written into ``out``, which has the problem's output strides, where that is given.
+        mean and rstd may have any supported dtype."""
 
 
 Plan = ForwardPlan | BackwardPlan
@@ -48,7 +48,7 @@ Plan = ForwardPlan | BackwardPlan
 class Instance(Protocol):
     """One way to run a problem: a kernel with its order of work and its configuration.
 
-    Instance is the field's word, as in Composable Kernel's instance factory. It has nothing to do with instance_norm.
+    The word is the field's, as in Composable Kernel's instance factory, and has nothing to do with instance_norm.
     """
 
     @property
@@ -75,7 +75,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A kernel language: whether it can run here, and what it found."""
+    """A kernel language: ``available`` is None, or why it cannot run here; ``details`` say what it found."""
 
     name: str
     available: str | None

@@ -27,14 +27,14 @@ from fusednorm.private.torch_names import (
 
 
 def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
-    """The eps that ``reader`` sees of a module with fused parts; RuntimeError where it would leave them out.
+    """The eps of a module with fused parts, for the frame ``reader``; RuntimeError where it would drop those parts.
 
-    The frame tells a fold from a person who prints eps. Folding functions that a program imported before fusednorm are
-    recognized too, which replacing them in torch would not reach.
+    The frame tells a fold from a person who prints eps. To replace torch's folding functions would not reach a program
+    that imported them before fusednorm.
     """
     name = (reader.f_globals.get("__name__", ""), reader.f_code.co_qualname)
     if name in COMPARISONS:
-        return float("nan")  # equal to no other, so the module itself is called
+        return float("nan")  # it equals no other eps, so torch calls the module itself
     if name in FOLDS and (module.activation is not None or name != FOLD_ALONG_THE_LAST):
         _refuse(module, f"{name[1]} {FOLDS[name]}")
     return eps
@@ -59,10 +59,10 @@ def _refuse(module: Any, what: str) -> NoReturn:
 def leaf(module: Any, input: Any) -> Any:
     """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
 
-    Tracers take a module for a leaf by the package of its class. For the traced module itself, which no graph of its
-    own can call, and for one whose hooks are being traced around this, to run again with the module, the function that
-    it calls is recorded: None again, or where ``forward`` looks at its input's shape, which a Proxy has not, the result
-    of ``_normalize``.
+    Tracers take a module for a leaf by the package of its class, so they trace into ours. Two modules must be traced
+    into: the traced module itself, whose graph cannot call it, and a module with hooks, which are being traced around
+    this call and would run again with it. There torch.fx records the function that ``forward`` calls: the result is
+    None, or that of ``_normalize`` where ``forward`` would look at its input's shape, which a Proxy has not.
     """
     if not isinstance(input, torch.fx.Proxy):
         return None
@@ -102,7 +102,7 @@ def _fuse(
     is_qat: bool,
     *modules: nn.Module,
 ) -> nn.Module:
-    """What torch's method for ``types`` makes of the modules, with a fused ReLU as the next module of the pattern."""
+    """The module that torch's method for ``types`` makes, with a fused ReLU as the next module of the pattern."""
     plain = list(modules)
     for index, (module, kind) in enumerate(zip(modules, types, strict=True)):
         activation = getattr(module, "activation", None)
@@ -126,8 +126,8 @@ def _fuse(
 def register_fusions(classes: dict[type, type]) -> None:
     """Tell torch.ao.quantization.fuse_modules, which knows types by identity, of our batch norms.
 
-    ``classes`` maps torch's to ours. Where torch has not loaded its quantization, or keeps its table elsewhere,
-    fuse_modules refuses our modules itself.
+    ``classes`` maps torch's classes to ours. Where torch has not loaded its quantization, or keeps its table elsewhere,
+    fuse_modules itself refuses our modules.
     """
     methods = fuser_methods(sys.modules)
     if methods is None:

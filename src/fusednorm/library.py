@@ -1,9 +1,9 @@
 """The two ops that torch sees: schemas, kernels and fakes.
 
 ``torch.ops.fusednorm.norm_forward`` and ``norm_backward`` are what torch.compile, torch.export and every dispatch mode
-see. Their arguments are a :class:`~fusednorm.norm.Norm` and its operands, flattened; nothing else in the package passes
-them one by one. ``num_groups`` is group_norm's number of groups, and for layer_norm and rms_norm the number of trailing
-dimensions that are normalized: exported programs on disk have that name.
+see. Their arguments are a :class:`~fusednorm.norm.Norm` and its operands, flattened; the rest of the package passes the
+two whole. Exported programs on disk have the schemas' names: ``num_groups`` is the package's ``groups_or_dims``, and
+``parameter`` its ``activation_parameter``, silu's beta or leaky_relu's slope.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FourTensors = tuple[Tensor, Tensor, Tensor, Tensor]
 FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 library = torch.library.Library("fusednorm", "DEF")
-# The strides of the outputs follow the input's, so a compiled graph must hand over the strides that the fake saw.
+# Outputs follow the input's strides, so a compiled graph must hand over the strides that the fake saw.
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 library.define(
     "norm_forward(Tensor input, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? mean, Tensor? var, "
@@ -49,26 +49,23 @@ _backward_op = torch.ops.fusednorm.norm_backward.default
 
 def forward_op(norm: Norm, operands: Operands) -> Results:
     """norm_forward of a Norm and its operands; a result that the norm does not have is empty."""
-    o = operands
-    return Results(
-        *_forward_op(o.input, o.weight, o.bias, o.scale, o.shift, o.mean, o.var, *norm.op_arguments),
-    )
+    return Results(*_forward_op(*operands.tensors(), *norm.op_arguments))
 
 
 def backward_op(norm: Norm, operands: BackwardOperands, wanted: Sequence[bool]) -> Gradients:
     """norm_backward of a Norm and its operands; a gradient that is absent or not wanted is empty."""
-    o, (family, groups_or_dims, channel_dim, _, activation, parameter) = operands, norm.op_arguments
+    o, (family, groups_or_dims, channel_dim, _, name, activation_parameter) = operands, norm.op_arguments
     mean = o.rstd.new_empty(0) if o.mean is None else o.mean
     return Gradients(
         *_backward_op(
             o.grad_output, o.input, mean, o.rstd, o.weight, o.bias, o.scale, o.shift, family, groups_or_dims,
-            channel_dim, activation, parameter, norm.training, wanted,
+            channel_dim, name, activation_parameter, norm.training, wanted,
         )
     )  # fmt: skip
 
 
 def four_tensors(results: Results) -> FourTensors:
-    """Results as the schema of norm_forward wants them, empty for None."""
+    """Results as norm_forward returns them: an empty tensor for None."""
     output, rstd = results.output, results.rstd
     assert rstd is not None
     mean, var = (rstd.new_empty(0) if tensor is None else tensor for tensor in (results.mean, results.var))
@@ -76,7 +73,7 @@ def four_tensors(results: Results) -> FourTensors:
 
 
 def five_tensors(gradients: Gradients, like: Tensor) -> FiveTensors:
-    """Gradients as the schema of norm_backward wants them, empty for None."""
+    """Gradients as norm_backward returns them: an empty tensor for None."""
     a, b, c, d, e = (
         like.new_empty(0) if gradient is None else gradient
         for gradient in (gradients.input, gradients.weight, gradients.bias, gradients.scale, gradients.shift)

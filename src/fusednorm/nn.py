@@ -29,9 +29,9 @@ ActivationLike = str | Activation | None
 
 
 class _GivenEps:
-    """``_eps`` of a module whose class was replaced: its eps was stored before there was a property of that name.
+    """``_eps`` of a torch module whose class was replaced: it stored ``eps`` before its class had that property.
 
-    Once ``_eps`` is set, it stands in the module's ``__dict__`` and is found first.
+    Once the setter has put ``_eps`` into the module's ``__dict__``, Python finds it there first.
     """
 
     def __get__(self, module: Any, owner: type) -> Any:
@@ -44,10 +44,10 @@ class _GivenEps:
 
 
 class _Fused(torch.nn.Module):
-    """The fused parts of a module; the class attributes serve a torch module whose class one of these replaces.
+    """The fused parts of a module; the class attributes serve a torch module whose class was replaced by a subclass.
 
-    ``forward`` begins with the exact type of its input, which is cheap and no Proxy's, and reads ``_eps``, past the
-    property.
+    ``forward`` first compares the exact type of its input, since that is cheap and tells a Proxy, and reads ``_eps``,
+    which is faster than the property.
     """
 
     activation: Activation | None = None
@@ -56,7 +56,7 @@ class _Fused(torch.nn.Module):
 
     @property
     def eps(self) -> Any:
-        """The number added to the variance; refused to functions of torch that would leave the fused parts out."""
+        """The number added to the variance; functions of torch that would drop the fused parts get a RuntimeError."""
         value = self._eps
         if (self.activation is None and self.channel_dim == 1) or torch.compiler.is_compiling():
             return value

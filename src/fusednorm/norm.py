@@ -1,4 +1,4 @@
-"""What a call computes, whatever its tensors: one frozen, interned value that every layer hands on.
+"""Norm: what a call computes, whatever its tensors. Every layer hands on this one frozen, interned value.
 
 This module is pure Python: it imports neither torch nor a kernel language.
 """
@@ -6,29 +6,29 @@ This module is pure Python: it imports neither torch nor a kernel language.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from fusednorm.activations import FORMULAS, Activation, resolve
 
 Family = Literal["group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm"]
 FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
 #: The families that normalize trailing dimensions; the others have a channel dimension.
-ROW_FAMILIES = ("layer_norm", "rms_norm")
+ROW_FAMILIES: tuple[Family, ...] = ("layer_norm", "rms_norm")
 
-#: So many calls are remembered, that is, forgotten together: a program that changes eps at every call stays small.
+#: So many Norms are kept, and then forgotten together: a program with a new eps at each call stays small.
 MOST_NORMS = 4096
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """A normalization as such: its family, what is normalized together, eps, and the activation.
+    """A normalization without its tensors: family, what is normalized together, eps, activation.
 
     ``num_groups`` is group_norm's number of groups, ``num_dims`` the number of trailing dimensions that layer_norm and
-    rms_norm normalize; each is 0 elsewhere. ``channel_dim`` is 1 or -1. ``training`` is False where the statistics are
-    given to the call, and constants in its backward: batch_norm's evaluation, and instance_norm's with running
-    statistics, which is the same.
+    rms_norm normalize; each is 0 elsewhere. ``channel_dim`` is 1 or -1. ``training`` is False where the caller gives
+    the statistics, which are constants in the backward: batch_norm's evaluation. instance_norm with running statistics
+    is that evaluation too.
 
-    Equal values are one object (:func:`norm_of` makes them), so that a Norm is compared and hashed by its identity.
+    :func:`norm_of` makes one object of equal values, so a Norm is compared and hashed by identity.
     """
 
     family: Family
@@ -46,7 +46,7 @@ class Norm:
 
     @property
     def per_batch(self) -> bool:
-        """True where the statistics run over the samples too (batch_norm)."""
+        """True for batch_norm, whose statistics run over the samples too."""
         return self.family == "batch_norm"
 
     @property
@@ -56,18 +56,18 @@ class Norm:
 
     @property
     def has_variance(self) -> bool:
-        """True where the forward returns the variance, by which running statistics move."""
+        """True where the forward returns the variance, which updates the running variance."""
         return self.training and self.family in ("batch_norm", "instance_norm")
 
     @property
     def activation_parameter(self) -> float:
-        """The activation's parameter; 0 where there is none."""
+        """The activation's number (silu's beta, leaky_relu's slope); 0 where it has none."""
         activation = self.activation
         return 0.0 if activation is None or activation.parameter is None else activation.parameter
 
     @property
     def op_arguments(self) -> tuple[str, int, int, float, str, float]:
-        """The call as the op ``norm_forward`` takes it; :func:`norm_of_op` is the inverse."""
+        """The last six arguments of the op ``norm_forward``; :func:`norm_of_op` is the inverse."""
         activation = self.activation
         return (
             self.family, self.num_groups or self.num_dims, self.channel_dim, self.eps,
@@ -75,10 +75,10 @@ class Norm:
         )  # fmt: skip
 
 
-_interned: dict[Any, Norm] = {}
+_interned: dict[tuple[object, ...], Norm] = {}
 
 
-def _remember(key: Any, norm: Norm) -> Norm:
+def _remember(key: tuple[object, ...], norm: Norm) -> Norm:
     if len(_interned) >= MOST_NORMS:
         _interned.clear()
     _interned[key] = norm
@@ -101,27 +101,34 @@ def norm_of(
     key = (family, groups_or_dims, channel_dim, eps, activation, training)
     try:
         found = _interned.get(key)
-    except TypeError:  # of what cannot be hashed
+    except TypeError:  # an argument cannot be hashed
         resolve(activation)
         raise
     if found is None:
-        # Numbers of other types, which are equal, make no other Norm.
+        # An equal number of another type makes no second Norm.
         same = (family, int(groups_or_dims), int(channel_dim), float(eps), resolve(activation), bool(training))
         found = _remember(key, _interned.get(same) or _remember(same, traced_norm(*same)))
     return found
 
 
 def norm_of_op(
-    family: Family, groups_or_dims: int, channel_dim: int, eps: float, name: str, parameter: float, training: bool
+    family: Family,
+    groups_or_dims: int,
+    channel_dim: int,
+    eps: float,
+    name: str,
+    activation_parameter: float,
+    training: bool,
 ) -> Norm:
-    """The Norm that an op's arguments mean; the activation's name is "" for none."""
-    key = (family, groups_or_dims, channel_dim, eps, name, parameter, training)
+    """The Norm that an op's arguments mean; ``name`` is the activation's, "" for none."""
+    key = (family, groups_or_dims, channel_dim, eps, name, activation_parameter, training)
     try:
         found = _interned.get(key)
-    except TypeError:  # a symbol of a tracer
-        return traced_norm(family, groups_or_dims, channel_dim, eps, activation_of(name, parameter), training)
+    except TypeError:  # a tracer's symbol cannot be hashed
+        activation = activation_of(name, activation_parameter)
+        return traced_norm(family, groups_or_dims, channel_dim, eps, activation, training)
     if found is None:
-        activation = activation_of(name, parameter)
+        activation = activation_of(name, activation_parameter)
         found = _remember(key, norm_of(family, groups_or_dims, channel_dim, eps, activation, training))
     return found
 
@@ -129,14 +136,14 @@ def norm_of_op(
 def traced_norm(
     family: Family, groups_or_dims: int, channel_dim: int, eps: float, activation: Activation | None, training: bool
 ) -> Norm:
-    """A Norm that is not interned, for a tracer, whose numbers may be symbols."""
+    """A Norm that is not interned: a tracer's numbers may be symbols, which cannot be hashed."""
     groups, dims = (0, groups_or_dims) if family in ROW_FAMILIES else (groups_or_dims, 0)
     return Norm(family, groups, dims, channel_dim, eps, activation, training)
 
 
-def activation_of(name: str, parameter: float) -> Activation | None:
-    """The activation that an op's two arguments mean."""
+def activation_of(name: str, activation_parameter: float) -> Activation | None:
+    """The Activation that an op's two arguments mean; None for the name ""."""
     if not name:
         return None
     formula = FORMULAS.get(name)
-    return Activation(name, parameter if formula is not None and formula.parameter else None)
+    return Activation(name, activation_parameter if formula is not None and formula.parameter else None)

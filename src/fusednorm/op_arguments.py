@@ -1,14 +1,13 @@
 """What the registered ops check of their operands before anything is read.
 
-The public functions check their arguments in the words of their own signatures. The ops can be called past them, by
-torch.ops or from an edited exported graph, and a kernel reads as many bytes as shapes and dtypes promise.
+The public functions check their arguments in the words of their own signatures. A program can call the ops without
+them, by torch.ops or from an edited exported graph, and a kernel reads as many bytes as shapes and dtypes promise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from numbers import Integral
-from typing import NoReturn
 
 from torch import Tensor
 
@@ -26,15 +25,15 @@ def forward_norm(
     channel_dim: int,
     eps: float,
     activation: str,
-    parameter: float,
+    activation_parameter: float,
 ) -> Norm:
     """The Norm of norm_forward's arguments; ValueError or TypeError where they do not fit each other."""
-    _check_kind(function, family, groups_or_dims, channel_dim, activation, parameter)
+    _check_kind(function, family, groups_or_dims, channel_dim, activation, activation_parameter)
     if type(eps) is not float:
         arguments.check_eps(function, eps)
     input, mean, var = operands.input, operands.mean, operands.var
     given = mean is not None or var is not None
-    norm = norm_of_op(family, int(groups_or_dims), channel_dim, eps, activation, parameter, not given)
+    norm = norm_of_op(family, int(groups_or_dims), channel_dim, eps, activation, activation_parameter, not given)
     _check_parameters(function, norm, operands)
     if not given:
         return norm
@@ -58,25 +57,18 @@ def backward_norm(
     groups_or_dims: int,
     channel_dim: int,
     activation: str,
-    parameter: float,
+    activation_parameter: float,
     training: bool,
     output_mask: Sequence[bool],
 ) -> Norm:
     """The Norm of norm_backward's arguments, whose eps is 0; ValueError or TypeError where they do not fit each other.
 
-    mean and rstd may have any of the supported dtypes. mean is None or empty for rms_norm, which has none.
+    mean and rstd may have any of the supported dtypes.
     """
-    _check_kind(function, family, groups_or_dims, channel_dim, activation, parameter)
-    norm = norm_of_op(family, int(groups_or_dims), channel_dim, 0.0, activation, parameter, bool(training))
+    _check_kind(function, family, groups_or_dims, channel_dim, activation, activation_parameter)
+    norm = norm_of_op(family, int(groups_or_dims), channel_dim, 0.0, activation, activation_parameter, bool(training))
     _check_parameters(function, norm, operands)
-    input, mean = operands.input, operands.mean
-    arguments.check_gradient(function, operands.grad_output, input)
-    shape = statistics_shape(norm, view_of(norm, input.shape))
-    if norm.has_mean:
-        _check_given(function, "mean", mean, shape, input)
-    elif mean is not None and tuple(mean.shape) not in ((0,), shape):
-        _refuse_mean(function, mean)
-    _check_given(function, "rstd", operands.rstd, shape, input)
+    check_saved(function, norm, operands)
     if not training and family != "batch_norm":
         raise ValueError(
             f"{function}: training is False for {family}; expected True; only batch_norm, which also serves "
@@ -90,18 +82,28 @@ def backward_norm(
     return norm
 
 
+def check_saved(function: str, norm: Norm, operands: BackwardOperands) -> None:
+    """grad_output, mean and rstd have the shapes of the forward's; the mean of rms_norm is None, empty, or ignored."""
+    input, mean = operands.input, operands.mean
+    arguments.check_gradient(function, operands.grad_output, input)
+    shape = statistics_shape(norm, view_of(norm, input.shape))
+    if norm.has_mean:
+        _check_given(function, "mean", mean, shape, input)
+    elif mean is not None and tuple(mean.shape) not in ((0,), shape):
+        raise ValueError(
+            f"{function}: mean has shape {tuple(mean.shape)}; expected (0,), since rms_norm subtracts no mean"
+        )
+    _check_given(function, "rstd", operands.rstd, shape, input)
+
+
 def _check_given(function: str, name: str, value: Tensor | None, shape: Sequence[int], input: Tensor) -> None:
     if value is None:
         raise ValueError(f"{function}: {name} is None; expected a tensor of shape {tuple(shape)}, as the forward made")
     arguments.check_parameter(function, name, value, shape, input, "one element for each statistic")
 
 
-def _refuse_mean(function: str, mean: Tensor) -> NoReturn:
-    raise ValueError(f"{function}: mean has shape {tuple(mean.shape)}; expected (0,), since rms_norm subtracts no mean")
-
-
 def _check_kind(
-    function: str, family: Family, groups_or_dims: int, channel_dim: int, activation: str, parameter: float
+    function: str, family: Family, groups_or_dims: int, channel_dim: int, activation: str, activation_parameter: float
 ) -> None:
     if family not in FAMILIES:
         raise ValueError(f"{function}: family is {family!r}; expected one of {', '.join(FAMILIES)}")
@@ -110,7 +112,7 @@ def _check_kind(
     arguments.check_channel_dim(function, channel_dim)
     if not isinstance(activation, str):
         raise TypeError(f"{function}: activation is a {type(activation).__name__}; expected a name, or '' for none")
-    activation_of(activation, parameter)
+    activation_of(activation, activation_parameter)
 
 
 def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOperands) -> None:

@@ -1,4 +1,4 @@
-"""The tensors of a call by name, and of its results."""
+"""The tensors of a call and of its results, by name."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class Operands:
-    """The tensors of a forward. ``mean`` and ``var``, of shape (C,), are given where the call does not take its own
-    statistics: they are what a Norm without ``training`` normalizes by."""
+    """The tensors of a forward. A Norm without ``training`` normalizes by ``mean`` and ``var``, of shape (C,), which
+    are None otherwise."""
 
     input: Tensor
     weight: Tensor | None = None
@@ -19,6 +19,10 @@ class Operands:
     shift: Tensor | None = None
     mean: Tensor | None = None
     var: Tensor | None = None
+
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order of the op's schema."""
+        return self.input, self.weight, self.bias, self.scale, self.shift, self.mean, self.var
 
 
 @dataclass(slots=True, eq=False)
@@ -34,11 +38,16 @@ class BackwardOperands:
     scale: Tensor | None = None
     shift: Tensor | None = None
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All of them, in the order of the op's schema."""
+        parameters = self.weight, self.bias, self.scale, self.shift
+        return self.grad_output, self.input, self.mean, self.rstd, *parameters
+
 
 @dataclass(slots=True, eq=False)
 class Results:
-    """What a forward returns: the output; mean, rstd and the biased variance, each None where the family has none or
-    nobody asked for it."""
+    """What a forward returns: output, mean, rstd and biased variance. A statistic is None where the family has none
+    or nobody asked for it."""
 
     output: Tensor
     mean: Tensor | None = None
@@ -48,7 +57,7 @@ class Results:
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """What a backward returns: the gradient of each operand that has one, None where it is absent or not wanted."""
+    """What a backward returns: a gradient for each operand; None where the operand is absent or no gradient wanted."""
 
     input: Tensor | None = None
     weight: Tensor | None = None

@@ -2,10 +2,10 @@
 
 x̂ = (x - mean) rstd, z = x̂ weight (1 + scale) + bias (1 + scale) + shift, y = phi(z). ``mean`` and ``rstd`` have the
 shape [N, G] for group_norm, [N, C] for instance_norm, [C] for batch_norm and [rows, 1] for layer_norm and rms_norm, in
-fp32 (fp64 for float64 input), and are free inputs of the backwards. The backwards come in three forms:
-``*_backward`` for all gradients, ``*_backward_data`` for the input's alone, ``*_backward_gamma_beta`` for the
-parameters' alone. The gradient of an absent weight or bias is None. :func:`norm_backward` also gives the gradients of
-scale and shift.
+float32 (float64 for float64 input). A backward takes any mean and rstd of that shape, in any supported dtype. There are
+three: ``*_backward`` gives the gradients of input, weight and bias, ``*_backward_data`` that of the input alone,
+``*_backward_gamma_beta`` those of weight and bias alone. The gradient of an absent weight or bias is None.
+:func:`norm_backward` also gives the gradients of scale and shift.
 
 Everything here is differentiable, runs under torch.compile, and checks its arguments as the public functions do.
 
@@ -28,9 +28,8 @@ from fusednorm.activations import Activation
 from fusednorm.autograd import normalize, normalize_backward
 from fusednorm.functional import batch_norm_results, call_norm
 from fusednorm.norm import Family, Norm, norm_of
-from fusednorm.op_arguments import backward_norm, forward_norm
+from fusednorm.op_arguments import backward_norm, check_saved, forward_norm
 from fusednorm.operands import BackwardOperands, Operands
-from fusednorm.problem import statistics_shape, view_of
 
 __all__ = [
     "batch_norm_backward",
@@ -65,13 +64,13 @@ _ALL: Mask = (True, True, True, False, False)
 _DATA: Mask = (True, False, False, False, False)
 _GAMMA_BETA: Mask = (False, True, True, False, False)
 _SUFFIX = {_ALL: "", _DATA: "_data", _GAMMA_BETA: "_gamma_beta"}
-Statistics = tuple[Tensor, Tensor, Tensor]
+OutputMeanRstd = tuple[Tensor, Tensor, Tensor]
 Three = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 def _channel_forward(
     family: Family, num_groups: int, operands: Operands, eps: float, activation: ActivationLike, channel_dim: int
-) -> Statistics:
+) -> OutputMeanRstd:
     function = f"{family}_forward"
     channels = arguments.check_channels(function, operands, eps, channel_dim)
     if family == "group_norm":
@@ -79,10 +78,10 @@ def _channel_forward(
     else:
         arguments.check_positions(function, operands.input, channel_dim)
     results = normalize(call_norm(family, num_groups, channel_dim, eps, activation), operands)
-    return results.output, _made(results.mean), _made(results.rstd)
+    return results.output, _present(results.mean), _present(results.rstd)
 
 
-def _made(statistic: Tensor | None) -> Tensor:
+def _present(statistic: Tensor | None) -> Tensor:
     assert statistic is not None
     return statistic
 
@@ -117,12 +116,13 @@ def _trailing_backward(
 
 
 def _checked_backward(mask: Mask, function: str, norm: Norm, operands: BackwardOperands) -> Three:
-    input, weight, bias = operands.input, operands.weight, operands.bias
-    arguments.check_gradient(function, operands.grad_output, input)
-    shape = statistics_shape(norm, view_of(norm, input.shape))
-    arguments.check_statistics(function, input, operands.mean, operands.rstd, shape)
+    check_saved(function, norm, operands)
     gradients = normalize_backward(norm, operands, mask)
-    return gradients[0], None if weight is None else gradients[1], None if bias is None else gradients[2]
+    return (
+        gradients[0],
+        None if operands.weight is None else gradients[1],
+        None if operands.bias is None else gradients[2],
+    )
 
 
 # One parameter a line, as the formatter would have it, makes 400 lines of these signatures.
@@ -130,7 +130,7 @@ def _checked_backward(mask: Mask, function: str, norm: Norm, operands: BackwardO
 def empty_output(input: Tensor, family: Family, num_groups: int, channel_dim: int = 1) -> Tensor:
     """An unwritten output, or grad_input, with the strides that every backend returns for this input.
 
-    num_groups as in :func:`norm_forward`.
+    num_groups is as in :func:`norm_forward`.
     """
     return strides.empty_output(norm_of(family, num_groups, channel_dim), input)
 
@@ -139,15 +139,16 @@ def norm_forward(
         input: Tensor, weight: Tensor | None, bias: Tensor | None, scale: Tensor | None, shift: Tensor | None,
         mean: Tensor | None, var: Tensor | None, family: Family, num_groups: int, channel_dim: int, eps: float,
         activation: str, parameter: float) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
-    """(output, mean, rstd, var) of any family, None or empty where it has none; the op's arguments, checked.
+    """(output, mean, rstd, var) of any family by the op's arguments, checked; a statistic it lacks is None or empty.
 
-    num_groups is group_norm's, and for layer_norm and rms_norm the number of trailing dimensions. mean and var of shape
-    [C] are the statistics of batch_norm in evaluation, else None. activation is "" for none.
+    num_groups is group_norm's number of groups, and for layer_norm and rms_norm the number of trailing dimensions.
+    mean and var, of shape [C], are given for batch_norm in evaluation alone. activation is "" for none; parameter is
+    its number, silu's beta or leaky_relu's slope.
     """
     operands = Operands(input, weight, bias, scale, shift, mean, var)
     norm = forward_norm("norm_forward", operands, family, num_groups, channel_dim, eps, activation, parameter)
     results = normalize(norm, operands)
-    return results.output, results.mean, _made(results.rstd), results.var
+    return results.output, results.mean, _present(results.rstd), results.var
 
 
 def norm_backward(
@@ -244,7 +245,7 @@ def layer_norm_forward(
     operands = Operands(input, weight, bias)
     num_dims = arguments.check_trailing("layer_norm_forward", operands, normalized_shape, eps)
     results = normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands)
-    return results.output, _made(results.mean), _made(results.rstd)
+    return results.output, _present(results.mean), _present(results.rstd)
 
 
 def layer_norm_backward(
@@ -280,7 +281,7 @@ def rms_norm_forward(
     eps = arguments.rms_eps("rms_norm_forward", input, eps)
     num_dims = arguments.check_trailing("rms_norm_forward", operands, normalized_shape, eps)
     results = normalize(call_norm("rms_norm", num_dims, 1, eps, activation), operands)
-    return results.output, _made(results.rstd)
+    return results.output, _present(results.rstd)
 
 
 def rms_norm_backward(
@@ -326,7 +327,7 @@ def batch_norm_training(
     operands = Operands(input, weight, bias, scale, shift)
     results = batch_norm_results(operands, running_mean, running_var, True, momentum, eps, activation, channel_dim,
                                  True)
-    return results.output, _made(results.mean), _made(results.rstd)
+    return results.output, _present(results.mean), _present(results.rstd)
 
 
 def batch_norm_backward(

@@ -1,4 +1,4 @@
-"""The one view that every normalization shares, and what follows from it.
+"""Problem: the view that every normalization shares, with dtypes and memory order, and the facts that follow.
 
 An input is seen as (N, G, D, S): N samples, G groups, D channels per group, S spatial positions. :func:`view_of` turns
 a torch-style shape into a :class:`View`; a :class:`Problem` adds the :class:`~fusednorm.norm.Norm`, dtypes and memory
@@ -13,14 +13,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, get_args
 
 from fusednorm.norm import Family, Norm
 
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
 Order = Literal["channels_first", "channels_last"]
 
-DIRECTIONS: tuple[Direction, ...] = ("forward", "inference", "backward", "backward_data", "backward_gamma_beta")
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
+#: How many tensors as large as the input a direction reads and writes.
+TRANSFERS: dict[str, int] = {
+    "forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2,
+}  # fmt: skip
 DTYPE_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -43,7 +47,7 @@ class View:
 
 
 def view_of(norm: Norm, shape: Sequence[int]) -> View:
-    """The view that a norm takes of a shape."""
+    """The norm's view of a shape."""
     if norm.row_family:
         split = len(shape) - norm.num_dims
         return View(prod(shape[:split]), 1, prod(shape[split:]), 1)
@@ -74,7 +78,7 @@ class Layout:
 
 
 def _collapse(sizes: Sequence[int], strides: Sequence[int]) -> int | None:
-    """The stride of several dimensions seen as one, or None where they cannot be; 0 for no elements to step over."""
+    """The stride of several dimensions seen as one; None where they cannot be, 0 where there is no second element."""
     if 0 in sizes:
         return 0
     step: int | None = None
@@ -99,9 +103,9 @@ def layout_of(
 ) -> Layout | None:
     """The native layout of a strided tensor, or None where it fits neither memory order without a copy.
 
-    A norm does not care in which order the spatial positions are walked as long as all its tensors agree: they are
-    taken in the order of the strides ``like``, the input's, by default the tensor's own. ``wanted`` is the one memory
-    order to see in it, the input's: with one channel or one position a tensor is in both.
+    A norm may walk the spatial positions in any order that all its tensors share: that of the strides ``like``, which
+    are the input's, by default the tensor's own. ``wanted`` is the memory order that the tensor must have, the input's:
+    with one channel or one position a tensor has both.
     """
     rank = len(shape)
     order = strides if like is None else like
@@ -123,7 +127,7 @@ def layout_of(
     last = (channel == 1 or one_channel) and (one_position or spatial >= 1)
     first = (spatial == 1 or one_position) and (one_channel or channel >= 1)
     if wanted is None:
-        # A single position per channel leaves the channels contiguous: that is a row, the channels_last order.
+        # With one position per channel the channels are contiguous: a row, which is channels_last.
         rows = one_position or spatial >= max(view.channels, 2) or not first
         wanted = "channels_last" if last and rows else "channels_first"
     if wanted == "channels_last":
@@ -143,11 +147,10 @@ def dense_layout(view: View, order: Order) -> Layout:
 class Problem:
     """One normalization to run: the norm, the view, its dtypes and memory order, and which operands there are.
 
-    ``shape`` is the tensor's, ``layout`` the input's in the view, ``output_strides`` and ``output_layout`` those of the
-    output or of grad_input, ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order.
-    ``dense`` says that the output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and
-    ``shift_dtype`` are None without the operand. ``copies`` names the tensors whose strides fit neither memory order
-    and that are copied first.
+    ``shape`` and ``layout`` are the input's, ``output_strides`` and ``output_layout`` the output's or grad_input's,
+    ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the
+    output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
+    without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
     """
 
     norm: Norm
@@ -177,9 +180,10 @@ class Problem:
 
     @property
     def constant(self) -> bool:
-        """True for a backward whose statistics cover one element each, whatever that is: x - mean is 0, and so is dx.
+        """True for a backward whose statistics cover one element each: then x - mean is 0, and dx is 0.
 
-        rstd A dz - rstd A dz leaves roundings of eps^(-1/2) in kernels that form the two in different ways.
+        Kernels form the two terms of dx = rstd A dz - rstd A dz in different ways, and would leave roundings of
+        eps^(-1/2).
         """
         return self.backward and self.norm.training and self.reduced == 1 and self.norm.has_mean
 
@@ -202,8 +206,8 @@ class Problem:
 
     @cached_property
     def folded(self) -> Problem:
-        """batch_norm's channels_last samples as positions of one sample, where strides permit it and no operand is a
-        sample's own; every other problem is itself."""
+        """The problem with batch_norm's channels_last samples as positions of one sample, where strides permit that and
+        no scale or shift differs by sample; else the problem itself."""
         view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
             return self
@@ -237,8 +241,7 @@ class Problem:
     def bytes(self) -> int:
         """The fewest bytes that the operation can move: each tensor read or written once."""
         view = self.view
-        transfers = {"forward": 2, "inference": 2, "backward": 3, "backward_data": 3, "backward_gamma_beta": 2}
-        total = transfers[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
+        total = TRANSFERS[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
         total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1
@@ -257,7 +260,7 @@ class Problem:
         value = activation.flops if activation else 0
         derivative = activation.derivative_flops if activation else 0
         # Statistics: x - pivot, a sum, an fma. Apply: x - mean, an fma. Reduction: x - mean, (z), a product with dy, a
-        # sum, an fma. Gradient: the same without the sums, then two fmas.
+        # sum, an fma. Gradient: the reduction without its sums, then two fmas.
         per_element = {
             "forward": 4 + 3 + value,
             "inference": 3 + value,

@@ -1,10 +1,11 @@
-"""From the tensors of a call to the Problem that the instances are asked about."""
+"""From a call's Norm and tensors to its Problem, by which an instance is chosen."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
 from fusednorm.problem import Direction, Layout, Problem, layout_of, view_of
@@ -22,7 +23,7 @@ def backward_problem(norm: Norm, operands: BackwardOperands, direction: Directio
 
 
 def backward_direction(wanted: Wanted) -> Direction:
-    """The direction in which all gradients that are wanted are found, and no other pass is made."""
+    """The direction that gives every wanted gradient in the fewest passes."""
     if not wanted[0]:
         return "backward_gamma_beta"
     return "backward" if wanted[1] or wanted[2] or wanted[3] or wanted[4] else "backward_data"
@@ -40,7 +41,7 @@ def _problem(
         layout, output_strides = _strides(norm, dense)
         like = dense.stride()
         assert layout is not None
-    # Without elements no stride means anything, and torch gives any.
+    # torch gives a tensor without elements any strides; they mean nothing.
     output_layout = layout if 0 in shape else layout_of(norm, shape, output_strides, like, layout.order)
     assert output_layout is not None
     grad_layout = None
@@ -54,11 +55,11 @@ def _problem(
         direction=direction,
         view=view_of(norm, shape),
         layout=layout,
-        dtype=_name(input.dtype),
-        weight_dtype=_dtype_name(operands.weight),
-        bias_dtype=_dtype_name(operands.bias),
-        scale_dtype=_dtype_name(operands.scale),
-        shift_dtype=_dtype_name(operands.shift),
+        dtype=dtype_name(input.dtype),
+        weight_dtype=_dtype_of(operands.weight),
+        bias_dtype=_dtype_of(operands.bias),
+        scale_dtype=_dtype_of(operands.scale),
+        shift_dtype=_dtype_of(operands.shift),
         device=input.device.type,
         shape=shape,
         output_strides=output_strides,
@@ -69,12 +70,8 @@ def _problem(
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _dtype_name(operand: Tensor | None) -> str | None:
-    return None if operand is None else _name(operand.dtype)
+def _dtype_of(operand: Tensor | None) -> str | None:
+    return None if operand is None else dtype_name(operand.dtype)
 
 
 def _strides(norm: Norm, input: Tensor) -> tuple[Layout | None, tuple[int, ...]]:
@@ -82,7 +79,7 @@ def _strides(norm: Norm, input: Tensor) -> tuple[Layout | None, tuple[int, ...]]
     layout = layout_of(norm, input.shape, input.stride())
     if input.numel() and is_dense(input):
         return layout, input.stride()
-    # Not input.to("meta"), which gives a tensor with holes other strides. The first operator on a meta tensor imports
-    # sympy, 0.3 s, which is why a dense input does without.
+    # input.to("meta") would give a tensor with holes other strides. A dense input returns above, since the first
+    # operator on a meta tensor imports sympy, which takes 0.3 s.
     meta = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
     return layout, empty_output(norm, meta).stride()

@@ -1,4 +1,4 @@
-"""How running statistics follow those of a call."""
+"""How the statistics of a call update the running ones."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from torch import Tensor
 
 
 def update_running(
-    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, count: int, momentum: float | Tensor
+    running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, elements: int, momentum: float | Tensor
 ) -> None:
-    """Move running statistics towards a call's by ``momentum``; ``var`` is biased over ``count`` elements."""
+    """Move running statistics towards the call's mean and unbiased variance by the share ``momentum``.
+
+    ``var`` is biased, over ``elements`` elements for each statistic.
+    """
     move_running(running_mean, mean, momentum)
-    move_running(running_var, var * (count / (count - 1)), momentum)
+    move_running(running_var, var * (elements / (elements - 1)), momentum)
 
 
 def move_running(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:

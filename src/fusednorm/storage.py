@@ -1,9 +1,9 @@
-"""Where files that only save time are kept, who may have written them, and how one is written as a whole.
+"""The caches on disk: where their files are, who may have written them, and how a file is written as a whole.
 
-The kernels kept here run as part of the process, so a file counts only where nobody but this user can have written it:
-the folders and the file are the user's own, closed to the writes of others, and no folder on the way to them can be
-exchanged. What fails this is refused with a warning, and the process works without. Owner and mode are read from the
-descriptor that is then read from, so that nothing can be exchanged in between.
+Kept kernels run as part of the process, so a file is used only where nobody but this user can have written it: the
+folders and the file are the user's own, closed to the writes of others, and nobody else can exchange a folder on the
+way to them. Any other file is refused with a warning, and the process works without it. Owner and mode are read from
+the descriptor from which the content is then read, so nothing can be exchanged in between.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_LINKS = 40  # as many as Linux follows
 
 
 class RefusedError(OSError):
-    """A folder or file that somebody else can have written, or that is none; says how to mend it."""
+    """Somebody else can have written the folder or file, or it is none; the message says how to mend it."""
 
 
 def cache_root() -> Path:
@@ -47,7 +47,7 @@ def readonly_root() -> Path | None:
 
 def _absolute(path: str) -> Path:
     path = os.path.expanduser(path)
-    if path.startswith("~"):  # whose home nobody knows
+    if path.startswith("~"):  # the home is unknown
         return _NOWHERE
     return Path(path) if os.path.isabs(path) else _from_here(path)
 
@@ -61,7 +61,7 @@ def _from_here(path: str) -> Path:
 
 
 def contents(path: Path) -> Iterator[tuple[Path, bytes]]:
-    """What is kept under <root>/<folder>/<name>: in the user's cache, and after it in the one that is only read."""
+    """The files <root>/<folder>/<name>, each with its content: of the user's cache, then of the read-only cache."""
     yield from _trusted(path, readonly=False)
     root = readonly_root()
     if root is not None:
@@ -69,7 +69,7 @@ def contents(path: Path) -> Iterator[tuple[Path, bytes]]:
 
 
 def _user_cache_dir() -> str:
-    """The folder of platformdirs; where that is not installed, the one that it gives on Linux."""
+    """The folder that platformdirs gives; where it is not installed, the folder that it gives on Linux."""
     try:
         from platformdirs import user_cache_dir
     except ImportError:
@@ -166,7 +166,7 @@ def _read(path: Path, folder: int, readonly: bool) -> bytes:
 
 
 def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> int:
-    """A descriptor of <root>/<folder> after both were checked and all that is above them."""
+    """A descriptor of <root>/<folder>, after a check of both and of every folder above them."""
     root = folder.parent
     if root == _NOWHERE:
         raise FileNotFoundError(errno.ENOENT, "no folder for it is known; FUSEDNORM_CACHE_DIR can name one")
@@ -174,7 +174,7 @@ def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> 
         raise RefusedError(errno.ENOSYS, f"{root}: on this system a file's owner cannot be checked")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     place = _resolve(root, create)
-    _check_own(os.lstat(place), root, readonly)  # says more than that it cannot be opened
+    _check_own(os.lstat(place), root, readonly)  # its error says more than that of os.open
     parent = os.open(place, flags)
     try:
         _check_own(os.fstat(parent), root, readonly)
@@ -202,7 +202,7 @@ def _make(name: str, parent: int | None = None) -> None:
 
 
 def _resolve(path: Path, create: bool) -> str:
-    """The path without symbolic links, every folder above its last one checked; makes what is missing."""
+    """The path without symbolic links, every folder above its last one checked; ``create`` makes missing folders."""
     place, links = os.sep, 0
     pending = _parts(str(path))
     while pending:
@@ -239,7 +239,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _check_own(status: os.stat_result, path: Path, readonly: bool) -> None:
-    """Refuses what is not the user's own (or root's, where it is only read) or what others can write."""
+    """Refuses a path that is not the user's own (or root's, where it is only read), or that others can write."""
     owners = {os.geteuid(), 0} if readonly else {os.geteuid()}
     _check_owner(status, path, owners)
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -249,7 +249,7 @@ def _check_own(status: os.stat_result, path: Path, readonly: bool) -> None:
 
 
 def _check_above(status: os.stat_result, path: str) -> None:
-    """Refuses a folder in which others could exchange what lies below it."""
+    """Refuses a folder whose entries others could exchange."""
     _check_owner(status, path, _superiors())
     mode = status.st_mode
     if mode & stat.S_ISVTX:  # only its owner renames or removes an entry
@@ -272,13 +272,13 @@ def _check_owner(status: os.stat_result, path: Path | str, owners: set[int]) -> 
 
 
 def _superiors() -> set[int]:
-    """Those who may own a folder above a cache: the user, root, and root where a user namespace hides it."""
+    """The ids that may own a folder above a cache: the user's, root's, and root's as a user namespace shows it."""
     return {os.geteuid(), 0} | _hidden_root()
 
 
 @cache
 def _hidden_root() -> set[int]:
-    """The id that stands for users outside this process's user namespace, of whom root is one."""
+    """The id by which this process's user namespace shows all users outside of it, root among them."""
     try:
         inside, outside, count = Path("/proc/self/uid_map").read_text().split()
         if (inside, outside, count) == ("0", "0", str(2**32 - 1)):
@@ -294,7 +294,7 @@ def _hidden_root() -> set[int]:
 
 
 def _is_private(group: int) -> bool:
-    """Whether a group is the user's alone, as the groups that many systems make for each user."""
+    """Whether a group has this user alone, as the groups that many systems make for each user."""
     import grp
     import pwd
 

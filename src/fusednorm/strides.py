@@ -9,7 +9,7 @@ import torch
 from fusednorm.norm import Norm
 from fusednorm.problem import layout_of
 
-MOST_DIMS = 64  # of what torch's operators take
+MOST_DIMS = 64  # torch's operators take no more
 
 
 def packed_strides(dims: Sequence[int]) -> tuple[int, ...]:
@@ -40,7 +40,7 @@ def is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _memory_order(input: torch.Tensor, order: str, channel_dim: int) -> tuple[int, ...]:
-    """The dimensions from the slowest to the fastest in a memory order of the view, the positions as the input's."""
+    """The dimensions from the slowest to the fastest in a memory order, the positions in the input's order."""
     rank, strides = input.dim(), input.stride()
     channel = 1 if channel_dim == 1 else rank - 1
     positions = sorted((axis for axis in range(1, rank) if axis != channel), key=lambda axis: -strides[axis])
@@ -55,12 +55,12 @@ def _empty_in_order(input: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
 def empty_output(norm: Norm, input: torch.Tensor) -> torch.Tensor:
     """An unwritten output, or grad_input, with the strides that every backend returns for this input.
 
-    A dense input keeps its strides. Any other (sliced, expanded) gives a dense output in the memory order that
-    :func:`fusednorm.problem.layout_of` sees in it, with the positions in the same sequence, and a contiguous one where
-    it sees none. Fake and meta tensors get the same strides as real ones.
+    A dense input gives its own strides. Any other input (sliced, expanded) gives dense ones: in the memory order that
+    :func:`fusednorm.problem.layout_of` finds, with the positions in the input's order, or contiguous where it finds
+    none. Fake and meta tensors get the same strides as real ones.
     """
     if is_dense(input):
-        # empty_like does the same, but a fake tensor's has other strides along dimensions of one element.
+        # Not empty_like: of a fake tensor it has other strides along dimensions of one element.
         return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device=input.device)
     rank = input.dim()
     order = tuple(range(rank))

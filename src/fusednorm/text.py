@@ -1,4 +1,4 @@
-"""Text from outside: read within bounds, and shown so that no terminal takes it for commands."""
+"""Text from outside: read up to a limit, and shown so that no terminal takes it for commands."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MOST_BYTES = 64 << 20  # no graph and no report is longer
 
 
 def printable(text: str, keep: str = "\n") -> str:
-    r"""The text with every character that is not printable, but those to keep, as its escape in Python.
+    r"""The text with every unprintable character as its escape in Python, except for those in ``keep``.
 
-    These are control characters, of which terminals make commands; what turns the direction of writing, by which a
-    name passes for another; and surrogates, which no encoding can write.
+    Escaped are control characters, which terminals take for commands; marks that turn the direction of writing, with
+    which one name passes for another; and surrogates, which no encoding can write.
 
     >>> printable("a\x1b[2Jb\u202ec\nd", keep="")
     'a\\x1b[2Jb\\u202ec\\nd'
@@ -27,9 +27,9 @@ def printable(text: str, keep: str = "\n") -> str:
 
 
 def read_bytes(path: str | Path, most: int = MOST_BYTES) -> bytes:
-    """The content of a file, or its first ``most`` bytes and one more; raises OSError as open does.
+    """At most ``most + 1`` bytes of a file: more than ``most`` tell that it is too long. Raises OSError as open does.
 
-    A pipe that nobody writes into is empty, where a plain open would wait for ever.
+    A pipe without a writer reads as empty; a plain open would wait for ever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     if stat.S_ISDIR(os.fstat(descriptor).st_mode):

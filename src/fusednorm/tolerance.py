@@ -6,12 +6,12 @@ statistics, plus the roundings that nothing avoids:
     error <= factor * plain_error + roundings * (unit_out + unit_compute * (offset + tree)) * |expected|
              + half a subnormal
 
-It is asked of the largest error (|expected| its largest value) and of the root mean square one. The roundings are there
-because the plain computation can be lucky, most of all where a result has few values:
+The largest error must keep the rule with the largest |expected|, the root mean square error with the root mean square
+of expected. The roundings are there because the plain computation can be lucky, most of all in a result of few values:
 
-- ``offset``, the largest |mean| in standard deviations: a mean kept in fp32 moves every normalized value by half a unit
-  of it, whatever the kernel does;
-- ``tree``, log2 of the number of terms where the result is a sum: a sum in pairs rounds each term so many times.
+- ``offset``, the largest |mean| in standard deviations: the rounding of a mean kept in fp32 moves every normalized
+  value by half a unit of the offset, whatever the kernel does;
+- ``tree``, log2 of the number of terms of a sum: a sum in pairs rounds each term ``tree`` times.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import Tensor
 class Allowance:
     """How far a result may be from fp64: a factor on the plain error, and how many roundings to the dtype it may make.
 
-    Ours are the project's rule. A peer is checked for being right, not for being accurate: it may round every
-    intermediate to the dtype (statistics, affine, activation: up to eight of them) and sum in another order; with
-    ``intermediates`` to the input's dtype, also where the result is wider, as the gradient of an fp32 weight is.
+    The defaults are the project's rule. A peer is checked for being right, not for being accurate: it may sum in
+    another order, and round every intermediate (statistics, affine, activation: up to eight of them) to the result's
+    dtype, or with ``intermediates`` to the input's where that is narrower, as for the gradient of an fp32 weight.
     """
 
     factor: float = 2.0
@@ -85,13 +85,13 @@ def judge(
 ) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
-    ``terms`` is the number of terms that a sum has, ``spread`` the least magnitude to take for |expected|: one standard
-    deviation for a mean, which is itself near zero for centred data. ``intermediate`` is the fp64 result where values
-    on the way were rounded to a dtype that the user chose for them; the factor applies to its error too.
+    ``terms`` is the number of terms of a sum. ``spread`` is the least magnitude to take for |expected|: one standard
+    deviation for a mean, since the mean of centred data is near zero. ``intermediate`` is the fp64 result with the
+    virtual tensors rounded to the dtypes that the user chose for them; the factor applies to its error too.
 
-    ``plain`` is in the compute dtype, not yet rounded to that of ``got``. For an fp64 result the judge is no more exact
-    than what it judges: pass the plain computation in fp32, and its error is scaled by the ratio of the units; and the
-    roundings are allowed twice, once for each of the two.
+    ``plain`` is in the compute dtype, not rounded to the dtype of ``got``. For an fp64 ``got``, which is as exact as
+    ``expected``, ``plain`` is still computed in fp32: its error is scaled by the ratio of the units, and the roundings
+    are allowed twice, once for ``got`` and once for ``expected``.
     """
     if got.shape != expected.shape:
         return Verdict(float("inf"), 0.0, 0.0, f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")

@@ -13,8 +13,8 @@ from fusednorm.bench.judging import Asked, Judge, worst
 from fusednorm.bench.memory import is_out_of_memory, require
 from fusednorm.bench.runner import first_line, workload_needs
 from fusednorm.bench.tables import Table
-from fusednorm.bench.workloads import ROW_FAMILIES, Init, LayoutName, Workload, draw
-from fusednorm.norm import FAMILIES, Family
+from fusednorm.bench.workloads import Init, LayoutName, Workload, draw
+from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.tolerance import Verdict
 

@@ -12,8 +12,8 @@ from math import prod
 from random import Random
 from typing import TypeVar
 
-from fusednorm.bench.workloads import ROW_FAMILIES, LayoutName, Workload
-from fusednorm.norm import FAMILIES, Family
+from fusednorm.bench.workloads import LayoutName, Workload
+from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family
 from fusednorm.problem import DTYPE_BYTES
 
 SWEEP = "sweep"

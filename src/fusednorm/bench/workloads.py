@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.activations import resolve
-from fusednorm.norm import Family, Norm, norm_of
+from fusednorm.norm import ROW_FAMILIES, Family, Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.strides import MOST_DIMS
@@ -20,7 +20,6 @@ LayoutName = Literal["nchw", "nhwc", "channel_dim=-1", "rows"]
 Init = Literal["zeros", "uniform", "normal", "integer", "offset", "large"]
 
 EPS = 1e-5
-ROW_FAMILIES: tuple[Family, ...] = ("layer_norm", "rms_norm")
 INITS: tuple[Init, ...] = get_args(Init)
 
 

@@ -12,8 +12,9 @@ from fusednorm.bench import profiling
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.operations import OPERATIONS
 from fusednorm.bench.tables import Table
-from fusednorm.bench.workloads import ROW_FAMILIES, Init, Workload
+from fusednorm.bench.workloads import Init, Workload
 from fusednorm.cli import output
+from fusednorm.norm import ROW_FAMILIES
 
 # Composable Kernel's example: N 32, H 16, W 16, 64 groups of 128 channels.
 DEFAULT_SHAPE, DEFAULT_GROUPS = (32, 8192, 16, 16), 64
@@ -59,11 +60,10 @@ def profile(
     output.set_threads(threads)
     rows = chosen.family in ROW_FAMILIES
     sizes = output.parse_shape(shape) if shape else DEFAULT_ROWS if rows else DEFAULT_SHAPE
-    count = groups or (1 if rows else DEFAULT_GROUPS if chosen.family == "group_norm" else 0)
+    groups_or_dims = groups or (1 if rows else DEFAULT_GROUPS if chosen.family == "group_norm" else 0)
     with output.usage_errors():
-        workload = Workload(
-            chosen.family, sizes, count, dtype, layout, activation or None, training=chosen.direction != "inference"
-        )
+        training = chosen.direction != "inference"
+        workload = Workload(chosen.family, sizes, groups_or_dims, dtype, layout, activation or None, training=training)
         if prod(sizes) == 0:
             raise ValueError(f"shape: {sizes} has no elements to profile")
     where = output.chosen_device(device)

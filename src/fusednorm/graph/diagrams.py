@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.fusion import Operation, Remark
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.plans import ExecutionPlan
-from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.text import printable
 
 

@@ -3,10 +3,10 @@
 An operation is a norm with what is fused into it, or a pointwise node. The patterns:
 
 - norm, then an activation: the forward kernels apply it to z in registers.
-- an activation's backward, then a norm's backward: the backward kernels recompute z from x and the statistics, so the
-  node that made z must be a norm of the same x, scale and statistics (a forward in this graph, or a norm with given
-  statistics, as in hipDNN's batchnorm inference + activation backward + batchnorm backward). That node is then not run
-  unless something else needs it.
+- an activation's backward, then a norm's backward: the backward kernels recompute z from x and the statistics. So z
+  must come from a norm of the same x, scale and statistics: a forward in this graph, or a norm with given statistics,
+  as in hipDNN's batchnorm inference + activation backward + batchnorm backward. That norm runs only if something else
+  needs it.
 - norm, add, activation: not one kernel; the add and the activation run in the memory of the result.
 """
 
@@ -18,16 +18,16 @@ from dataclasses import dataclass, replace
 import torch
 
 from fusednorm.activations import Activation
-from fusednorm.dtypes import compute_dtype
-from fusednorm.graph.nodes import Node, group_count
-from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.dtypes import compute_dtype, dtype_name
+from fusednorm.graph.nodes import Node, by_operand, groups_or_dims_of
+from fusednorm.graph.tensors import TensorAttributes
 
 NO_POST_ADD = "the kernels have no addition between the norm and the activation"
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """One thing to run: a core node, the nodes fused into it, and the tensors it really reads and writes."""
+    """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that are read and written."""
 
     node: Node
     nodes: tuple[Node, ...]
@@ -38,6 +38,11 @@ class Operation:
     @property
     def label(self) -> str:
         return " + ".join(node.name for node in self.nodes)
+
+    @property
+    def operands(self) -> dict[str, TensorAttributes]:
+        """The inputs of a norm by the library's names of its operands."""
+        return by_operand(self.inputs)
 
     @property
     def is_norm(self) -> bool:
@@ -87,7 +92,7 @@ def _alone(node: Node) -> Operation:
 
 
 def _needed(operations: list[Operation]) -> tuple[Operation, ...]:
-    """The operations that something depends on, each with only the results that are outputs or read."""
+    """The operations on which an output depends, each with only the results that are outputs or read."""
     kept: list[Operation] = []
     read: set[TensorAttributes] = set()
     for operation in reversed(operations):
@@ -155,9 +160,9 @@ class _Search:
             return f"z comes from {origin.name}, which the kernel cannot recompute; it must be a norm's"
         x = node.inputs["x"]
         assert x.dims is not None
-        same_view = origin.kind.family == node.kind.family and group_count(origin, x.dims) == group_count(node, x.dims)
+        view, origins = ((one.kind.family, groups_or_dims_of(one, x.dims)) for one in (node, origin))
         same_scale = origin.inputs.get("scale") is node.inputs.get("scale")
-        if origin.inputs["x"] is not x or not same_view or not same_scale:
+        if origin.inputs["x"] is not x or view != origins or not same_scale:
             return f"z comes from {origin.name}, whose family, x or scale is not that of {node.name}"
         for port in ("mean", "inv_variance"):
             statistic = origin.inputs.get(port) or origin.outputs.get(port)
@@ -208,7 +213,7 @@ class _Search:
 
 
 def _too_wide(tensors: Sequence[TensorAttributes], x: TensorAttributes) -> str | None:
-    """Why values in the kernel's registers are not enough for virtual tensors of a wider dtype."""
+    """Why registers of the accumulation dtype cannot hold virtual tensors of a wider declared dtype; None if they can."""
     assert x.dtype is not None
     accumulation = compute_dtype(x.dtype)
     for tensor in tensors:

@@ -1,10 +1,10 @@
-"""From operations to a program: steps over slots, with what is virtual placed in one workspace.
+"""From operations to a program: steps over slots, with the virtual tensors in one workspace.
 
-A slot is a position in the list of tensors that a program runs on: first the tensors of the variant pack, then those of
-the workspace, last None for what is absent. Everything that does not depend on the data is done here, once.
+A program runs on a list of tensors, and a slot is a position in it: first come the tensors of the variant pack, then
+those of the workspace, last None, for an absent tensor. All that does not depend on the data is done here, once.
 
-A norm runs in one dtype, the widest of its data ports, because the kernels write what they read; a tensor of another
-dtype is converted through the workspace. A result whose strides are not those that the kernel writes goes the same way.
+A kernel writes the dtype that it reads, so a norm runs in the widest dtype of its data ports; a tensor of another dtype
+is converted through the workspace. So is a result in other strides than the kernel writes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph import pointwise
 from fusednorm.graph.fusion import Operation
-from fusednorm.graph.nodes import group_count
-from fusednorm.graph.tensors import Dims, TensorAttributes, dtype_name, same_strides
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand, groups_or_dims_of
+from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.graph.workspace import Scratch, place
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands, Results, Wanted
@@ -34,7 +35,7 @@ Values = list[Any]
 
 @dataclass(frozen=True)
 class Step:
-    """One launch: its name, and what it does with the slots."""
+    """One step: its name, and a function that runs it on the tensors by slot."""
 
     label: str
     run: Callable[[Values], Any]
@@ -42,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Program:
-    """What a built plan executes."""
+    """The steps that a built plan executes, and the tensors on which they run."""
 
     pack: tuple[TensorAttributes, ...]
     scratch: tuple[Scratch, ...]
@@ -53,7 +54,7 @@ class Program:
 
 @dataclass(frozen=True)
 class NormProblem:
-    """The problem of a norm operation, and the dtype that it runs in."""
+    """The problem of a norm operation, the dtype in which it runs, and the gradients that are wanted."""
 
     problem: Problem
     dtype: torch.dtype
@@ -83,30 +84,28 @@ def _widest(tensors: Sequence[TensorAttributes | None]) -> torch.dtype:
     return reduce(torch.promote_types, dtypes)
 
 
-def problem_of(operation: Operation, device: torch.device) -> NormProblem:
-    """The problem that the instances of a norm operation are asked about."""
-    given, results = operation.inputs, operation.outputs
-    x, scale, bias = given["x"], given.get("scale"), given.get("bias")
-    kind = operation.node.kind
+def problem_of_operation(operation: Operation, device: torch.device) -> NormProblem:
+    """The Problem of a norm operation, by which its instances are found."""
+    given, results, kind = operation.operands, operation.outputs, operation.node.kind
+    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
     assert kind.family is not None and x.dims is not None
-    groups_or_dims = group_count(operation.node, x.dims)
+    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
     if kind.operation != "backward":
         dtype = _widest([x, results.get("y")])
-        given_statistics = kind.operation == "inference" or "inv_variance" in given
-        # The kernels take the variance: eps is in an inverse deviation already.
-        eps = 0.0 if given_statistics and "variance" not in given else float(operation.node.attributes["epsilon"])
-        norm = norm_of(kind.family, groups_or_dims, 1, eps, operation.activation, not given_statistics)
-        problem = forward_problem(norm, Operands(_meta_of(x, dtype), _meta(scale), _meta(bias)))
+        # The kernels take the variance, and a given rstd contains eps already.
+        eps = 0.0 if "rstd" in given else float(operation.node.attributes["epsilon"])
+        training = kind.operation != "inference" and "rstd" not in given
+        norm = norm_of(kind.family, groups_or_dims, 1, eps, operation.activation, training)
+        problem = forward_problem(norm, Operands(_meta_of(x, dtype), _meta(weight), _meta(bias)))
         return NormProblem(replace(problem, device=device.type), dtype)
-    dtype = _widest([given["dy"], x, results.get("dx")])
+    grad_output = given["grad_output"]
+    dtype = _widest([grad_output, x, results.get("dx")])
     wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
-    weight = _meta(scale, None if not wanted[1] else _widest([scale, results["dscale"]]))
-    offset = _meta(bias, None if not wanted[2] or bias is None else _widest([bias, results["dbias"]]))
-    if wanted[2] and bias is None:
-        offset = _meta(results["dbias"])
-    dy, none = _meta_of(given["dy"], dtype), torch.empty(0, device="meta")
-    norm = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation)
-    operands = BackwardOperands(dy, _meta_of(x, dtype), none, none, weight, offset)
+    dscale, dbias = results.get("dscale"), results.get("dbias")
+    meta_weight = _meta(weight, None if dscale is None else _widest([weight, dscale]))
+    meta_bias = _meta(dbias) if bias is None else _meta(bias, None if dbias is None else _widest([bias, dbias]))
+    norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
+    operands = BackwardOperands(_meta_of(grad_output, dtype), _meta_of(x, dtype), none, none, meta_weight, meta_bias)
     problem = backward_problem(norm, operands, backward_direction(wanted))
     return NormProblem(replace(problem, device=device.type), dtype, wanted)
 
@@ -137,7 +136,7 @@ class Lowering:
         return Program(tuple(self.pack), tuple(self.scratch), tuple(self.steps), size, tuple(self.notes))
 
     def share(self, operations: Sequence[Operation]) -> None:
-        """Let a pointwise operation work in the memory of its result where what it reads is of no more use."""
+        """Let a pointwise operation read from the memory of its result, where nothing else reads that operand."""
         made = {tensor: operation for operation in operations for tensor in operation.outputs.values()}
         read = [tensor for operation in operations for tensor in set(operation.inputs.values())]
         for operation in reversed(operations):
@@ -189,7 +188,7 @@ class Lowering:
         self.emit(f"convert {what}", lambda values: values[target].copy_(values[source]), source, target)
 
     def written(self, tensor: TensorAttributes, strides: Dims, dtype: torch.dtype) -> tuple[int, bool]:
-        """Where a kernel writes a result, and whether it must be copied from there to its tensor."""
+        """The slot into which a kernel writes a result, and whether it must be copied from there to its tensor."""
         assert tensor.dims is not None and tensor.strides is not None
         if tensor.dtype == dtype and same_strides(tensor.dims, tensor.strides, strides):
             return self.slot(tensor), False
@@ -202,22 +201,22 @@ class Lowering:
     # --- operations ---
 
     def forward(self, operation: Operation, instance: str) -> None:
-        found = problem_of(operation, self.device)
+        found = problem_of_operation(operation, self.device)
         plan = dispatch.make_plan(found.problem, instance)
-        given, results = operation.inputs, operation.outputs
+        given, results = operation.operands, operation.outputs
         self.note_copies(operation, found.problem)
-        x = self.converted(given["x"], found.dtype)
-        weight, bias = self.slot(given.get("scale")), self.slot(given.get("bias"))
+        x = self.converted(given["input"], found.dtype)
+        weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
         y, copied = -1, False
         if "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
         label = f"{operation.label} on {instance}"
         used = [x, weight, bias, y]
         if found.problem.direction == "inference":
-            given_statistics, reads = self.given_statistics(operation, found.problem)
+            read_statistics, reads = self.bind_given_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
-                mean, var = given_statistics(values)
+                mean, var = read_statistics(values)
                 operands = Operands(values[x], values[weight], values[bias], mean=mean, var=var)
                 plan(operands, False, values[y])
 
@@ -228,7 +227,7 @@ class Lowering:
                 plan(Operands(values[x], values[weight], values[bias]), False, values[y])
 
         else:
-            mean, rstd, keep, writes = self.kept_statistics(operation, found.problem)
+            mean, rstd, keep, writes = self.bind_kept_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
                 operands = Operands(values[x], values[weight], values[bias])
@@ -241,37 +240,38 @@ class Lowering:
         if copied:
             self.finish(results["y"], y)
 
-    def given_statistics(
+    def bind_given_statistics(
         self, operation: Operation, problem: Problem
     ) -> tuple[Callable[[Values], tuple[Tensor, Tensor]], list[int]]:
-        """How to get the mean and variance of a norm with given statistics; the kernels take the variance."""
-        given = operation.inputs
-        mean, inverse, variance = (self.slot(given.get(port)) for port in ("mean", "inv_variance", "variance"))
-        if variance >= 0:
-            return lambda values: (values[mean], values[variance]), [mean, variance]
-        # In float64 the square overflows for no float32, and its inverse root is the number that was given.
+        """A function that reads the given mean and variance, which the kernels take, and the slots that it reads."""
+        given = operation.operands
+        mean, rstd, var = (self.slot(given.get(name)) for name in ("mean", "rstd", "var"))
+        if var >= 0:
+            return lambda values: (values[mean], values[var]), [mean, var]
+        # In float64 no float32's square overflows, and the kernel's rsqrt gives back the number that was given.
         if mean >= 0:
-            return lambda values: (values[mean], values[inverse].double().pow(-2)), [mean, inverse]
+            return lambda values: (values[mean], values[rstd].double().pow(-2)), [mean, rstd]
         zero = torch.zeros(problem.num_statistics, dtype=getattr(torch, problem.compute_dtype), device=self.device)
-        return lambda values: (zero, values[inverse].double().pow(-2)), [inverse]
+        return lambda values: (zero, values[rstd].double().pow(-2)), [rstd]
 
-    def kept_statistics(
+    def bind_kept_statistics(
         self, operation: Operation, problem: Problem
     ) -> tuple[int, int, Callable[[Values, Results], None] | None, list[int]]:
-        """The slots into which the kernels write mean and rstd, what is done with the statistics, and all its slots."""
+        """The slots into which the kernels write mean and rstd, a function that stores the statistics that they cannot
+        write in place, and all slots that this touches."""
         given, results = operation.inputs, operation.outputs
         direct, writes = [-1, -1], []
-        for index, (port, name) in enumerate((("mean", "mean"), ("inv_variance", "rstd"))):
-            tensor = results.get(port)
+        for index, name in enumerate(("mean", "rstd")):
+            tensor = by_operand(results).get(name)
             if tensor is not None and tensor.dtype == getattr(torch, problem.compute_dtype):
                 direct[index] = self.slot(tensor)
             elif tensor is not None:
                 writes.append((name, self.slot(tensor), tensor.dims or ()))
-        # The mean moves by the mean, the variance by the unbiased variance of the batch.
-        count = problem.reduced if problem.view.numel else 0
-        momentum = float(operation.node.attributes.get("momentum", 0.0)) if count else 0.0
+        # The running mean moves towards the batch's mean, the running variance towards its unbiased variance.
+        elements = problem.reduced if problem.view.numel else 0
+        momentum = float(operation.node.attributes.get("momentum", 0.0)) if elements else 0.0
         moves = []
-        for name, what, factor in (("mean", "mean", 1.0), ("var", "variance", count / max(count - 1, 1))):
+        for name, what, factor in (("mean", "mean", 1.0), ("var", "variance", elements / max(elements - 1, 1))):
             target = results.get(f"next_running_{what}")
             if target is not None:
                 source = self.slot(given[f"prev_running_{what}"])
@@ -295,48 +295,41 @@ class Lowering:
         return direct[0], direct[1], keep if writes or moves else None, touched
 
     def backward(self, operation: Operation, instance: str) -> None:
-        found = problem_of(operation, self.device)
+        found = problem_of_operation(operation, self.device)
         problem, wanted = found.problem, found.wanted
         plan = dispatch.make_plan(problem, instance)
-        given, results = operation.inputs, operation.outputs
+        given, results = operation.operands, operation.outputs
         self.note_copies(operation, problem)
-        dy, x = self.converted(given["dy"], found.dtype), self.converted(given["x"], found.dtype)
-        mean, rstd = self.slot(given.get("mean")), self.slot(given["inv_variance"])
+        dy, x = self.converted(given["grad_output"], found.dtype), self.converted(given["input"], found.dtype)
+        mean, rstd = self.slot(given.get("mean")), self.slot(given["rstd"])
         dx, copied = -1, False
         if wanted[0]:
             dx, copied = self.written(results["dx"], problem.output_strides, found.dtype)
-        parameters = [
-            self.parameter(given.get("scale"), problem.weight_dtype),
-            self.parameter(given.get("bias"), problem.bias_dtype),
-        ]
+        weight = self.parameter(given.get("weight"), problem.weight_dtype)
+        bias = self.parameter(given.get("bias"), problem.bias_dtype)
         if wanted[2] and "bias" not in given:
-            # dbias = sum dy needs no bias, but the kernels give a gradient only to what they were given.
-            dims, dtype = results["dbias"].dims, results["dbias"].dtype
-            assert dims is not None
-            zero = torch.zeros(dims, dtype=dtype, device=self.device)
-            parameters[1] = lambda values: zero
-        weight, bias = parameters
+            # dbias = sum dy needs no bias, but the kernels give a gradient only to a tensor that they were given.
+            zero = torch.zeros(results["dbias"].dims or (), dtype=results["dbias"].dtype, device=self.device)
+            bias = lambda values: zero  # noqa: E731
         writes = [
             (name, self.slot(results[port]), results[port].dims or ())
-            for name, port in (("weight", "dscale"), ("bias", "dbias"))
-            if port in results
+            for name, port in PORT_OF_GRADIENT.items()
+            if name != "input" and port in results
         ]
 
         def run(values: Values) -> None:
-            operands = BackwardOperands(
-                values[dy], values[x], values[mean], values[rstd], weight(values), bias(values)
-            )  # fmt: skip
+            operands = BackwardOperands(values[dy], values[x], values[mean], values[rstd], weight(values), bias(values))
             gradients = plan(operands, wanted, values[dx])
             for name, slot, dims in writes:
                 values[slot].copy_(getattr(gradients, name).view(dims))
 
-        inputs = [dy, x, mean, rstd, self.slot(given.get("scale")), self.slot(given.get("bias")), dx]
-        self.emit(f"{operation.label} on {instance}", run, *inputs, *(slot for _, slot, _ in writes))
+        used = [dy, x, mean, rstd, self.slot(given.get("weight")), self.slot(given.get("bias")), dx]
+        self.emit(f"{operation.label} on {instance}", run, *used, *(slot for _, slot, _ in writes))
         if copied:
             self.finish(results["dx"], dx)
 
     def parameter(self, tensor: TensorAttributes | None, dtype: str | None) -> Callable[[Values], Tensor | None]:
-        """A scale or bias in the dtype of the problem, which is that of its gradient where that is wider."""
+        """A function that reads a weight or bias in the problem's dtype, the wider of its own and its gradient's."""
         slot = self.slot(tensor)
         if tensor is None or dtype is None or tensor.dtype == getattr(torch, dtype):
             return lambda values: values[slot]
@@ -354,7 +347,7 @@ class Lowering:
         assert result.dims is not None and result.strides is not None
         dtype = _widest([*operands, result])
         if node.kind.operation == "arithmetic":
-            # torch computes in the widest dtype of the operands, so only a wider result needs one of them converted.
+            # torch computes in the widest dtype of the operands; only for a wider result is an operand converted.
             slots = [self.slot(tensor) for tensor in operands]
             if _widest(operands) != dtype:
                 slots[0] = self.converted(operands[0], dtype)

@@ -1,17 +1,17 @@
-"""Every kind of node in one table: its ports, its attributes and the formula that it stands for.
+"""Every kind of node in one table: its ports, attributes and formula.
 
 A port has a role, from which its dims follow:
 
 - ``data``: the dims of x.
 - ``parameter``: one element per channel, (1, C, 1, ...) or (C,); for layernorm and rmsnorm the normalized dims, alone
   or behind ones.
-- ``statistic``: one element per mean: batchnorm as a parameter; groupnorm (N, G, 1, ...) or (N, G); instancenorm
-  (N, C, 1, ...) or (N, C); layernorm and rmsnorm x's dims with ones for the normalized ones, or (rows, 1).
-- ``operand``: of pointwise nodes, whose result has the dims of its operands broadcast against each other.
+- ``statistic``: one element per mean. batchnorm: as a parameter; groupnorm: (N, G, 1, ...) or (N, G); instancenorm:
+  (N, C, 1, ...) or (N, C); layernorm and rmsnorm: the dims of x with 1 for each normalized one, or (rows, 1).
+- ``operand``: at pointwise nodes; the result's dims are those of the operands, broadcast.
 
-The ports of norms have cuDNN's names, which graphs on disk and callers use: ``scale`` is γ, the ``weight`` of the
-functional API, and ``inv_variance`` is rstd. The functional API's ``scale`` and ``shift``, a modulation of each sample
-and channel, are the ports of no node. :func:`by_operand` is where ports turn into the operands of the library.
+The ports of norms have cuDNN's names, which graphs on disk and callers use: ``scale`` is γ, the functional API's
+``weight``, and ``inv_variance`` is rstd. The functional API's ``scale`` and ``shift``, which modulate each sample and
+channel, have no ports. :func:`by_operand` alone translates ports into the library's operands.
 
 A node kind is one entry of :data:`KINDS`; validation, planning, serialization and the judge read it from there.
 """
@@ -26,7 +26,7 @@ from typing import Any, Literal, TypeVar
 
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.graph.tensors import Dims, TensorAttributes
-from fusednorm.norm import Family
+from fusednorm.norm import ROW_FAMILIES, Family
 from fusednorm.text import printable
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ Operation = Literal["forward", "inference", "backward", "activation", "activatio
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """An input or output of a node kind; an output may exist only together with an input (``along``)."""
+    """An input or output of a node kind; an output with ``along`` exists only where the input of that name is given."""
 
     name: str
     role: Role
@@ -47,7 +47,7 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A number or name that a node carries; ``wrong`` says None of a good value, else what was expected."""
+    """A number or name that a node carries; ``wrong(value)`` is None for a good value, else says what was expected."""
 
     name: str
     default: Any
@@ -84,7 +84,7 @@ class Node:
 
     @property
     def activation(self) -> Activation | None:
-        """The activation of a pointwise node, or whose derivative it takes."""
+        """The activation that a pointwise node applies or differentiates; None for any other node."""
         name = self.kind.name.removesuffix("_backward")
         if name not in FORMULAS or self.kind.family is not None:
             return None
@@ -104,7 +104,7 @@ def _wrong_count(value: Any) -> str | None:
 
 
 def _finite(value: Any) -> bool:
-    """Whether a value is a number that float64 holds; a file may have an integer of a thousand digits."""
+    """Whether float64 holds the value; a file may have an integer of a thousand digits, which it does not."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and isfinite(float(value))
     except OverflowError:
@@ -124,7 +124,7 @@ def _wrong_phase(value: Any) -> str | None:
     return None if value in ("training", "inference") else "'training' or 'inference'"
 
 
-def _wrong_parameter(value: Any) -> str | None:
+def _wrong_activation_parameter(value: Any) -> str | None:
     return None if value is None or _finite(value) else "a finite number, or None for the default"
 
 
@@ -138,28 +138,28 @@ EPSILON = Attribute("epsilon", 1e-5, _wrong_epsilon)
 MOMENTUM = Attribute("momentum", 0.1, _wrong_momentum)
 PHASE = Attribute("phase", "training", _wrong_phase)
 SHAPE = Attribute("normalized_shape", None, _wrong_shape)
-PARAMETER = Attribute("parameter", None, _wrong_parameter)
+ACTIVATION_PARAMETER = Attribute("parameter", None, _wrong_activation_parameter)
 
 # --- ports ---
 
 
-def _statistic(name: str, required: bool = True) -> Port:
+def _statistic_port(name: str, required: bool = True) -> Port:
     return Port(name, "statistic", required)
 
 
 X, DY, Y, DX = Port("x", "data"), Port("dy", "data"), Port("y", "data"), Port("dx", "data")
 SCALE, BIAS = Port("scale", "parameter", False), Port("bias", "parameter", False)
 DSCALE, DBIAS = Port("dscale", "parameter", along="scale"), Port("dbias", "parameter", along="scale")
-MEAN, INV = _statistic("mean"), _statistic("inv_variance")
-GIVEN = (_statistic("mean", False), _statistic("inv_variance", False))
+MEAN, INV = _statistic_port("mean"), _statistic_port("inv_variance")
+GIVEN = (_statistic_port("mean", False), _statistic_port("inv_variance", False))
 SAVED = (Port("mean", "statistic", training=True), Port("inv_variance", "statistic", training=True))
-PREVIOUS = (_statistic("prev_running_mean", False), _statistic("prev_running_variance", False))
+PREVIOUS = (_statistic_port("prev_running_mean", False), _statistic_port("prev_running_variance", False))
 NEXT = (
     Port("next_running_mean", "statistic", along="prev_running_mean"),
     Port("next_running_variance", "statistic", along="prev_running_variance"),
 )
 
-# The fields of Operands and BackwardOperands that the inputs of a norm are, and of Gradients that its outputs are.
+# The field of Operands or BackwardOperands for each port of a norm, and the port for each field of Gradients.
 OPERAND_OF_PORT = {
     "x": "input",
     "dy": "grad_output",
@@ -173,7 +173,7 @@ PORT_OF_GRADIENT = {"input": "dx", "weight": "dscale", "bias": "dbias"}
 
 
 def by_operand(given: Mapping[str, T]) -> dict[str, T]:
-    """The inputs of a norm by the names of the operands that they are; running statistics are operands of none."""
+    """A norm's tensors by the library's names of its operands; running statistics, which are none, are left out."""
     return {OPERAND_OF_PORT[port]: value for port, value in given.items() if port in OPERAND_OF_PORT}
 
 
@@ -199,7 +199,7 @@ def _norm(name: str, family: Family, *attributes: Attribute) -> tuple[Kind, Kind
 
 def _activation(name: str) -> tuple[Kind, Kind]:
     """An activation and its backward, dx = dy phi'(x)."""
-    attributes = (PARAMETER,) if FORMULAS[name].parameter else ()
+    attributes = (ACTIVATION_PARAMETER,) if FORMULAS[name].parameter else ()
     x, dy, y, dx = (Port(port, "operand") for port in ("x", "dy", "y", "dx"))
     return (
         Kind(name, "activation", f"y = {name}(x)", (x,), (y,), attributes),
@@ -212,7 +212,7 @@ def _arithmetic(name: str, sign: str) -> Kind:
     return Kind(name, "arithmetic", f"y = a {sign} b", (a, b), (y,))
 
 
-_VARIANCE = _statistic("variance", False)
+_VARIANCE = _statistic_port("variance", False)
 KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
@@ -261,9 +261,9 @@ def trailing(node: Node, dims: Dims) -> Dims | str:
     return shape
 
 
-def group_count(node: Node, dims: Dims) -> int:
-    """The ``groups_or_dims`` of the node's Norm: its groups, or the number of normalized trailing dims."""
-    if node.kind.family in ("layer_norm", "rms_norm"):
+def groups_or_dims_of(node: Node, dims: Dims) -> int:
+    """What the Norm of a node takes as ``groups_or_dims``: its groups, or the number of normalized trailing dims."""
+    if node.kind.family in ROW_FAMILIES:
         return len(trailing(node, dims))
     return int(node.attributes.get("num_groups") or 0)
 
@@ -273,7 +273,7 @@ def accepted_dims(node: Node, role: Role, dims: Dims) -> tuple[Dims, ...]:
     if role == "data":
         return (dims,)
     ones = (1,) * (len(dims) - 2)
-    if node.kind.family in ("layer_norm", "rms_norm"):
+    if node.kind.family in ROW_FAMILIES:
         shape = trailing(node, dims)
         assert not isinstance(shape, str)  # validation has looked
         lead = dims[: len(dims) - len(shape)]
@@ -282,5 +282,5 @@ def accepted_dims(node: Node, role: Role, dims: Dims) -> tuple[Dims, ...]:
         return (lead + (1,) * len(shape), (prod(lead), 1))
     if role == "parameter" or node.kind.family == "batch_norm":
         return ((1, dims[1], *ones), (dims[1],))
-    count = int(node.attributes["num_groups"]) if node.kind.family == "group_norm" else dims[1]
-    return ((dims[0], count, *ones), (dims[0], count))
+    num_groups = int(node.attributes["num_groups"]) if node.kind.family == "group_norm" else dims[1]
+    return ((dims[0], num_groups, *ones), (dims[0], num_groups))

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import VariantPackError
-from fusednorm.graph.tensors import TensorAttributes, dtype_name, extent, same_strides
+from fusednorm.graph.tensors import TensorAttributes, extent, same_strides
 from fusednorm.strides import is_dense
 
 VariantPack = Mapping[Any, Tensor]

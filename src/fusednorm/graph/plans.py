@@ -9,18 +9,18 @@ from itertools import islice, product
 import torch
 
 from fusednorm.choice import choose, forced, instances
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.fusion import Operation, OperationGraph
 from fusednorm.graph.logs import logger_of
-from fusednorm.graph.lowering import Lowering, NormProblem, Program, problem_of
+from fusednorm.graph.lowering import Lowering, NormProblem, Program, problem_of_operation
 from fusednorm.graph.nodes import Node
-from fusednorm.graph.tensors import TensorAttributes, dtype_name
+from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.text import printable
 
 logger = logger_of(__name__)
 
-MOST_COMBINATIONS = 32  # of supported instances for one operation graph; the heuristic's favourites come first
-TORCH = "torch"  # what a plan of pointwise nodes alone runs on
+MOST_COMBINATIONS = 32  # of supported instances for one operation graph, the first in heuristic order
+TORCH = "torch"  # the name of a plan that has pointwise nodes alone
 
 
 @dataclass(eq=False)
@@ -28,8 +28,8 @@ class ExecutionPlan:
     """One way to run a graph.
 
     ``reason`` is None, or why the plan cannot run here. ``accumulation`` is the dtype in which statistics and sums are
-    accumulated, ``deterministic`` says that the same tensors give the same bits, ``notes`` what else bears on the
-    numbers: where virtual tensors are kept, what is converted or copied.
+    accumulated. ``deterministic`` says that the same tensors give the same bits. ``notes`` say where virtual tensors
+    are kept, and what is converted or copied.
     """
 
     name: str
@@ -65,7 +65,7 @@ class _Choice:
 
 
 def _choice(operation: Operation, device: torch.device, compute: torch.dtype) -> _Choice:
-    found = problem_of(operation, device)
+    found = problem_of_operation(operation, device)
     named = forced()
     if named is not None:
         reason = next(one.reason for one in instances(found.problem) if one.instance.name == named)
@@ -88,7 +88,7 @@ def _choice(operation: Operation, device: torch.device, compute: torch.dtype) ->
 def create_plans(
     graphs: Sequence[tuple[str, OperationGraph]], device: torch.device, compute: torch.dtype
 ) -> list[ExecutionPlan]:
-    """The plans of each operation graph, by the prefix of their names: those that can run first, in heuristic order."""
+    """The plans of each operation graph, each with the prefix of its plans' names: those that can run first."""
     plans = [plan for prefix, operations in graphs for plan in _plans(prefix, operations, device, compute)]
     return sorted(plans, key=lambda plan: plan.reason is not None)
 
@@ -125,12 +125,12 @@ def _plans(
 
 
 def _notes(operations: OperationGraph) -> Iterator[str]:
-    """Where the virtual tensors are, and in which precision."""
+    """Where each virtual tensor is kept, and in which dtype."""
     present = {tensor for one in operations.operations for tensor in [*one.inputs.values(), *one.outputs.values()]}
     for operation in operations.operations:
         if not operation.is_norm or len(operation.nodes) == 1:
             continue
-        kept = dtype_name(compute_dtype(problem_of(operation, torch.device("cpu")).dtype))
+        kept = dtype_name(compute_dtype(problem_of_operation(operation, torch.device("cpu")).dtype))
         for tensor in _inner(operation.nodes):
             if tensor not in present:
                 assert tensor.dtype is not None
@@ -144,6 +144,6 @@ def _notes(operations: OperationGraph) -> Iterator[str]:
 
 
 def _inner(nodes: Sequence[Node]) -> list[TensorAttributes]:
-    """What one node of a fused operation hands to the next."""
+    """The tensors that one node of a fused operation hands to another."""
     read = {tensor for node in nodes for tensor in node.inputs.values()}
     return [tensor for node in nodes for tensor in node.outputs.values() if tensor in read]

@@ -33,24 +33,24 @@ _GRADIENTS: dict[str, Run] = {
 
 def value(activation: Activation) -> Run:
     """run(x, out) for y = phi(x)."""
-    parameter = activation.parameter
+    activation_parameter = activation.parameter
     native = _VALUES.get(activation.name)
-    if activation.name == "silu" and parameter == 1.0:
+    if activation.name == "silu" and activation_parameter == 1.0:
         return lambda x, out: aten.silu.out(x, out=out)
     if native is not None:
-        return lambda x, out: native(x, parameter, out)
-    return lambda x, out: out.copy_(VALUES[activation.name](_wide(x), parameter))
+        return lambda x, out: native(x, activation_parameter, out)
+    return lambda x, out: out.copy_(VALUES[activation.name](_wide(x), activation_parameter))
 
 
 def gradient(activation: Activation) -> Run:
     """run(dy, x, out) for dx = dy phi'(x)."""
-    parameter = activation.parameter
+    activation_parameter = activation.parameter
     native = _GRADIENTS.get(activation.name)
-    if activation.name == "silu" and parameter == 1.0:
+    if activation.name == "silu" and activation_parameter == 1.0:
         return lambda dy, x, out: aten.silu_backward.grad_input(dy, x, grad_input=out)
     if native is not None:
-        return lambda dy, x, out: native(dy, x, parameter, out)
-    return lambda dy, x, out: out.copy_(_wide(dy) * DERIVATIVES[activation.name](_wide(x), parameter))
+        return lambda dy, x, out: native(dy, x, activation_parameter, out)
+    return lambda dy, x, out: out.copy_(_wide(dy) * DERIVATIVES[activation.name](_wide(x), activation_parameter))
 
 
 def arithmetic(name: str) -> Run:
@@ -60,5 +60,5 @@ def arithmetic(name: str) -> Run:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    """A formula of several steps is evaluated in float32 at least, so that 16-bit data is rounded once."""
+    """The tensor in float32 at least, in which a formula of several steps rounds 16-bit data once."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import GraphError, GraphFormatError
-from fusednorm.graph.tensors import dtype_name
 from fusednorm.text import MOST_BYTES, read_bytes
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.strides import packed_strides
@@ -25,10 +26,6 @@ def as_dtype(value: torch.dtype | str, where: str) -> torch.dtype:
         raise InvalidGraphError(where, [mistake])
     dtype: torch.dtype = getattr(torch, name)
     return dtype
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _as_ints(value: Sequence[int], where: str, what: str) -> Dims:

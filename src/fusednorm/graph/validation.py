@@ -1,4 +1,4 @@
-"""What makes a graph right: every mistake with its place, value and remedy; and what follows for undeclared tensors."""
+"""Validation: it collects every mistake of a graph, and infers what its tensors do not declare."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.errors import Mistake
-from fusednorm.graph.nodes import Node, Port, accepted_dims, group_count, trailing
+from fusednorm.graph.nodes import Node, Port, accepted_dims, groups_or_dims_of, trailing
 from fusednorm.graph.tensors import (
     Dims,
     TensorAttributes,
-    dtype_name,
     extent,
     overlaps_itself,
     same_strides,
 )
-from fusednorm.norm import norm_of
+from fusednorm.norm import ROW_FAMILIES, norm_of
 from fusednorm.strides import MOST_DIMS, empty_output, packed_strides
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ STATISTIC_DTYPES = (torch.float32, torch.float64)
 
 
 class Validator:
-    """One validation: ``mistakes`` is empty afterwards where the graph is right, and ``order`` its nodes sorted."""
+    """One validation. ``run`` fills ``mistakes``, empty for a right graph, and ``order``, the nodes sorted."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -205,7 +204,7 @@ class Validator:
             value = "one of prev_running_mean and prev_running_variance is given"
             self.wrong(where, value, "both or neither", "give the other")
         if kind.operation == "forward" and "inv_variance" in given:
-            if kind.family not in ("rms_norm",) and "mean" not in given:
+            if kind.family != "rms_norm" and "mean" not in given:
                 self.wrong(where, "inv_variance is given without mean", "both or neither", "give mean=...")
             if node.attributes.get("phase") != "inference":
                 value = "mean and inv_variance are given in the training phase"
@@ -218,7 +217,7 @@ class Validator:
         where, family = f"node {node}, port x", node.kind.family
         before = len(self.mistakes)
         computes = node.kind.operation == "forward" and "inv_variance" not in node.inputs
-        if family in ("layer_norm", "rms_norm"):
+        if family in ROW_FAMILIES:
             shape = trailing(node, dims)
             if isinstance(shape, str):
                 remedy = f"give normalized_shape={dims[-1:]}, or a scale of these dims"
@@ -230,11 +229,11 @@ class Validator:
         channels, elements = dims[1], prod(dims)
         num_statistics = channels if family == "batch_norm" else dims[0] * channels
         if family == "group_norm":
-            groups = int(node.attributes["num_groups"])
-            if channels % groups:
-                value = f"the {channels} channels of {dims} cannot be divided into num_groups={groups}"
+            num_groups = int(node.attributes["num_groups"])
+            if channels % num_groups:
+                value = f"the {channels} channels of {dims} cannot be divided into num_groups={num_groups}"
                 self.wrong(where, value, f"a divisor of {channels}", "change num_groups; dims are (N, C, *)")
-            num_statistics = groups  # as torch, which takes one element per group of a larger batch
+            num_statistics = num_groups  # torch, too, takes one element per group where there are several samples
         if computes and elements and elements == num_statistics:
             value = f"dims {dims} leave one element for each statistic"
             self.wrong(where, value, "more than one", "use more samples or positions, or given statistics")
@@ -270,10 +269,10 @@ class Validator:
             dims = accepted_dims(node, port.role, main.dims)[0]
             if port.role == "data":
                 dtype = self.data_dtype(node, tensor)
-                count, family = group_count(node, main.dims), node.kind.family
+                family = node.kind.family
                 assert family is not None
                 meta = torch.empty_strided(main.dims, main.strides, dtype=dtype, device="meta")
-                strides = empty_output(norm_of(family, count), meta).stride()
+                strides = empty_output(norm_of(family, groups_or_dims_of(node, main.dims)), meta).stride()
             else:
                 source_dims = source.dims if source is not None and source.dims else dims
                 dims, strides = source_dims, packed_strides(source_dims)

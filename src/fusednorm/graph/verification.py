@@ -1,4 +1,4 @@
-"""The judge: a whole graph node by node through the reference on the CPU, and its results held against float64."""
+"""The judge: it runs a graph node by node through the reference on the CPU, and holds results against float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends import reference
-from fusednorm.graph.nodes import PORT_OF_GRADIENT, Node, by_operand, group_count
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, Node, by_operand, groups_or_dims_of
 from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands
@@ -22,7 +22,7 @@ Tensors = dict[TensorAttributes, Tensor]
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdict on every output by name; ``bool`` of it says whether all are right."""
+    """The verdict on every output by name; true where all are right."""
 
     verdicts: Mapping[str, Verdict]
 
@@ -45,7 +45,7 @@ class Verification:
 def evaluate(
     order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], dtype: torch.dtype, rounded: bool = False
 ) -> Tensors:
-    """Every tensor of a graph in ``dtype`` on the CPU; ``rounded``: nodes read results in their own dtypes."""
+    """Every tensor of a graph in ``dtype`` on the CPU; with ``rounded`` nodes read rounded results."""
     values: Tensors = {tensor: value.detach().cpu() for tensor, value in given.items()}
     read = dict(values)
     with torch.no_grad():
@@ -67,10 +67,10 @@ def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[s
         return _pointwise(node, {port: tensor.to(dtype) for port, tensor in given.items()})
     operands = by_operand(given)
     x, weight, mean, rstd = operands["input"], operands.get("weight"), operands.get("mean"), operands.get("rstd")
-    family, groups_or_dims = node.kind.family, group_count(node, tuple(x.shape))
+    family, groups_or_dims = node.kind.family, groups_or_dims_of(node, tuple(x.shape))
     if node.kind.operation == "backward":
         assert rstd is not None
-        bias = weight  # for the shape of dbias; no activation looks at the values of a bias
+        bias = weight  # gives dbias its shape; its values do not matter without an activation
         gradients = reference.backward(
             norm_of(family, groups_or_dims),
             BackwardOperands(operands["grad_output"], x, mean, rstd, weight, bias),
@@ -90,16 +90,16 @@ def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[s
     y, rstd, var = forward.output, forward.rstd, forward.var
     assert rstd is not None
     mean = torch.zeros_like(rstd) if forward.mean is None else forward.mean
-    if not x.numel():  # an empty batch has statistics of 0 in the library, where a mean would be NaN
+    if not x.numel():  # the library gives an empty batch statistics of 0, where a mean would be NaN
         mean, rstd = torch.zeros_like(mean), torch.zeros_like(rstd)
     results = {"y": y, "mean": mean, "inv_variance": rstd}
     if "prev_running_mean" in given:
-        momentum, count = float(node.attributes["momentum"]), x.numel() // x.shape[1] if x.numel() else 0
+        momentum, elements = float(node.attributes["momentum"]), x.numel() // x.shape[1] if x.numel() else 0
         assert var is not None
-        unbiased = var * (count / (count - 1)) if count else var
+        unbiased = var * (elements / (elements - 1)) if elements else var
         for what, value in (("mean", mean), ("variance", unbiased)):
             previous = given[f"prev_running_{what}"].to(dtype).reshape(-1)
-            results[f"next_running_{what}"] = torch.lerp(previous, value, momentum) if count else previous
+            results[f"next_running_{what}"] = torch.lerp(previous, value, momentum) if elements else previous
     return results
 
 
@@ -150,7 +150,7 @@ def _rstd(node: Node, values: Tensors) -> Tensor | None:
 
 
 def _offset(node: Node, values: Tensors) -> float:
-    """The largest |mean| in standard deviations of one node, by which a mean kept in float32 is off."""
+    """One node's largest |mean| in standard deviations, to which the rounding of a float32 mean is proportional."""
     mean = node.outputs.get("mean") or node.inputs.get("mean")
     rstd = _rstd(node, values)
     if mean is None or node.kind.family in (None, "rms_norm"):

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import VariantPackError
-from fusednorm.graph.tensors import Dims, dtype_name, extent
+from fusednorm.graph.tensors import Dims, extent
 
 ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and more than any vector load asks for
 

@@ -14,18 +14,12 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from fusednorm import problem
 from fusednorm.machine.timing import Call, Calls, timer_for
 from fusednorm.problem import Direction
 
 # The reads and writes of one element in each direction.
-TRANSFERS: dict[str, int] = {
-    "forward": 2,
-    "inference": 2,
-    "backward": 3,
-    "backward_data": 3,
-    "backward_gamma_beta": 2,
-    "forward_backward": 5,
-}
+TRANSFERS: dict[str, int] = {**problem.TRANSFERS, "forward_backward": 5}
 
 
 def _call_on(direction: Direction | str, first: Tensor, second: Tensor) -> Call:
