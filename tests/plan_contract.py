@@ -215,16 +215,17 @@ def memory_of_the_caller(subject: Subject) -> Iterator[str]:
     plan = _plan(subject, operands)
     right = plan(operands)
     nan = float("nan")
-    out, rstd_out = torch.full_like(right.output, nan), torch.full_like(right.rstd, nan)
-    mean_out = None if right.mean is None else torch.full_like(right.mean, nan)
-    found = plan(operands, True, out, mean_out, rstd_out)
-    for name, given in (("output", out), ("mean", mean_out), ("rstd", rstd_out)):
-        if given is None:
-            continue
-        if getattr(found, name).data_ptr() != given.data_ptr():
-            yield f"{name} is not in the memory that was given"
-        if not torch.equal(given, getattr(right, name)):
-            yield f"{name} in the memory that was given differs"
+    for statistics in (True, False):
+        out, rstd_out = torch.full_like(right.output, nan), torch.full_like(right.rstd, nan)
+        mean_out = None if right.mean is None else torch.full_like(right.mean, nan)
+        found = plan(operands, statistics, out, mean_out, rstd_out)
+        for name, given in (("output", out), ("mean", mean_out), ("rstd", rstd_out)):
+            if given is None:
+                continue
+            if getattr(found, name).data_ptr() != given.data_ptr():
+                yield f"{name} is not in the memory that was given, statistics {statistics}"
+            if not torch.equal(given, getattr(right, name)):
+                yield f"{name} in the memory that was given differs, statistics {statistics}"
     backward = _backward_operands(subject, operands)
     plan = _plan(subject, backward)
     if plan is None:
@@ -244,6 +245,43 @@ def another_eps(subject: Subject) -> Iterator[str]:
         yield from _check_forward(changed, operands, f"eps {eps}")
 
 
+def nothing_to_normalize(subject: Subject) -> Iterator[str]:
+    """Each size 0 in turn, and long rows: an output of the input's shape, given statistics, and gradients of 0."""
+    shapes = [tuple(0 if axis == place else size for axis, size in enumerate(subject.shape)) for place in range(2)]
+    if subject.norm.row_family:
+        shapes.append((0, 20000))
+    else:
+        shapes.append((*subject.shape[:-1], 0))
+    for shape in shapes:
+        empty = replace(subject, shape=shape)
+        operands = _operands(empty)
+        problem = forward_problem(empty.norm, operands)
+        if not any(one.instance.name == subject.instance and one.reason is None for one in instances(problem)):
+            continue
+        found = _plan(empty, operands)(operands)
+        if found.output.shape != shape:
+            yield f"an output of {tuple(found.output.shape)} from {shape}"
+        backward = BackwardOperands(
+            operands.input, operands.input, found.mean, found.rstd, operands.weight, operands.bias, operands.scale
+        )
+        plan = _plan(empty, backward)
+        if plan is not None:
+            gradients = plan(backward, EVERYTHING)
+            for name in ("weight", "bias", "scale"):
+                gradient = getattr(gradients, name)
+                if gradient is not None and gradient.count_nonzero():
+                    yield f"a gradient of {name} from {shape}"
+        if not subject.norm.per_batch:
+            continue
+        given = _operands(empty)
+        given.mean, given.var = torch.full((shape[1],), 3.0), torch.full((shape[1],), 4.0)
+        given.mean, given.var = given.mean.to(subject.device), given.var.to(subject.device)
+        alone = replace(empty, norm=norm_of("batch_norm", eps=0.0, training=False))
+        kept = _plan(alone, given)(given)
+        if not bool((kept.mean == 3.0).all() and (kept.rstd == 0.5).all()):
+            yield f"other statistics than those given from {shape}"
+
+
 def another_device(subject: Subject) -> Iterator[str]:
     """The tensors lie on the device after the current one."""
     other = replace(subject, device="cuda:1")
@@ -260,6 +298,7 @@ CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (
     wanted_or_not,
     memory_of_the_caller,
     another_eps,
+    nothing_to_normalize,
 )
 
 

@@ -350,6 +350,33 @@ def test_an_interrupted_call_waits_for_its_threads(monkeypatch: pytest.MonkeyPat
     assert finished == [True]
 
 
+def test_a_call_interrupted_as_it_starts_threads_waits_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that it has started write to memory that the caller frees."""
+    finished: list[bool] = []
+
+    def drive(data: int) -> None:
+        time.sleep(0.3)
+        finished.append(True)
+
+    pool = ThreadPoolExecutor(1)
+    starts = iter([lambda: pool])
+
+    def team(count: int) -> ThreadPoolExecutor:
+        start = next(starts, None)
+        if start is None:
+            raise KeyboardInterrupt
+        return start()
+
+    monkeypatch.setattr(threads, "openmp", lambda: None)
+    monkeypatch.setattr(threads, "_drive", lambda: (drive, 0))
+    monkeypatch.setattr(threads, "_helpers", team)
+    with_threads(3)
+    with pytest.raises(KeyboardInterrupt):
+        fusednorm.group_norm(torch.randn(3, 24, 4201), 8)
+    assert finished == [True]
+    pool.shutdown()
+
+
 AT_THE_END = """
     import atexit, json, os, threading, torch, fusednorm
     from fusednorm.backends.cpu import threads

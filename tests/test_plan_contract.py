@@ -9,9 +9,22 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_support import fresh_process
-from plan_contract import CHECKS, SUBJECTS, Subject, another_device, faults
+from plan_contract import (
+    CHECKS,
+    EVERYTHING,
+    SUBJECTS,
+    Subject,
+    _backward_operands,
+    _operands,
+    _plan,
+    another_device,
+    faults,
+)
 
-from fusednorm.choice import all_instances
+from fusednorm.choice import all_instances, instances
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands
+from fusednorm.problems import forward_problem
 
 CPU = [subject for subject in SUBJECTS if not subject.instance.startswith("triton.")]
 TRITON = [subject for subject in SUBJECTS if subject.instance.startswith("triton.")]
@@ -38,6 +51,33 @@ def test_of_another_dtype(dtype: torch.dtype) -> None:
     for subject in CPU:
         for check in CHECKS:
             assert faults(check, replace(subject, dtype=dtype)) == []
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 1), (3, 1, 1)], ids=str)
+def test_a_variance_where_the_norm_has_one(shape: tuple[int, ...]) -> None:
+    """instance_norm of one position is made of rows, whose kernels keep no variance."""
+    operands = Operands(torch.randn(shape))
+    problem = forward_problem(norm_of("instance_norm"), operands)
+    for candidate in instances(problem):
+        if candidate.reason is None:
+            for _ in range(3):  # the memory of a result that nobody wrote holds anything
+                garbage = torch.full((3, shape[1]), 7.0)
+                del garbage
+                found = candidate.instance.plan(problem)(operands)  # type: ignore[operator]
+                assert found.var is not None, candidate.instance.name
+                assert torch.equal(found.var, torch.zeros_like(found.var)), candidate.instance.name
+
+
+def test_a_plan_returns_no_gradient_beyond_its_direction() -> None:
+    """A backward_data of the CPU sums no parameters' gradients, whatever the call wants."""
+    for subject in CPU:
+        if subject.instance == "reference":
+            continue
+        operands = _backward_operands(subject, _operands(subject))
+        plan = _plan(subject, operands, (True, False, False, False, False))
+        found = plan(operands, EVERYTHING)
+        assert found.input is not None
+        assert (found.weight, found.bias, found.scale, found.shift) == (None,) * 4, subject.instance
 
 
 INTERPRETED = """

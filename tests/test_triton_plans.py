@@ -81,6 +81,16 @@ def test_what_differs_between_samples_keeps_them_apart() -> None:
         assert problem.folded is problem
 
 
+# --- what an instance refuses ---
+
+
+def test_rows_refuse_a_norm_that_returns_a_variance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """instance_norm of one channel and position is made of rows, whose kernels keep no variance."""
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    problem = forward_problem(norm_of("instance_norm"), Operands(torch.empty(3, 1, 1, device="meta")))
+    assert "variance" in (ROWS.supports(problem) or "")
+
+
 # --- tensors of another device than the current one ---
 
 

@@ -154,6 +154,8 @@ class RowsInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference" or problem.norm.per_batch:
             return "the statistics are not those of single rows"
+        if problem.norm.has_variance:
+            return "keeps no variance"
         if problem.view.spatial != 1:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated:

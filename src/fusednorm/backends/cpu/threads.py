@@ -16,6 +16,7 @@ import os
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -230,11 +231,9 @@ def _parallel(frame: Frame, threads: int) -> None:
         return
     helpers: list[Future[None]] = []
     try:
-        for _ in range(threads - 1):
-            helpers.append(_helpers(threads - 1).submit(_help, drive, frame))
-    except RuntimeError:  # the interpreter is shutting down, or the system has no more threads: do without
-        pass
-    try:
+        with suppress(RuntimeError):  # the interpreter is shutting down, or the system has no more threads: do without
+            for _ in range(threads - 1):
+                helpers.append(_helpers(threads - 1).submit(_help, drive, frame))
         drive(frame.address)
     finally:
         _join(helpers)

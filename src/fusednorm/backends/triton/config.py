@@ -139,8 +139,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
 def _plane(problem: Problem, elements: int) -> PassConfig:
     view = problem.view
     positions = min(power_of_two(view.spatial), elements)
-    within = view.group_channels & -view.group_channels  # the largest power of two that divides it
-    return PassConfig(min(within, elements // positions), positions)
+    within = view.group_channels & -view.group_channels  # the largest power of two that divides it, 0 for no channels
+    return PassConfig(max(1, min(within, elements // positions)), positions)
 
 
 def _planes_across(problem: Problem, elements: int) -> PassConfig:

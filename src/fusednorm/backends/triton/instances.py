@@ -105,6 +105,8 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
+        if problem.norm.has_variance:
+            return "keeps no variance"
         if view.spatial != 1 or view.groups != 1 or problem.modulated:
             return "takes rows, of one group and one position, without modulation"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):

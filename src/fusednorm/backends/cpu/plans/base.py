@@ -21,6 +21,7 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
+NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
 
 FORWARD, FORWARD_PLACE = writer("y", "shift")
@@ -115,7 +116,8 @@ class ForwardPlan(Plan):
 
     def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
         super().__init__(problem, pieces, piece)
-        self.has_variance, self.eps = problem.norm.has_variance, problem.norm.eps
+        norm = problem.norm
+        self.has_mean, self.has_variance, self.eps = norm.has_mean, norm.has_variance, norm.eps
         self.few = self.statistics <= DISCARDED
         # Statistics that nobody asked for go here, from every thread, and are never read: 2 us for small inputs.
         shape = (3 if self.few else 0, *self.statistics_shape)
@@ -124,6 +126,8 @@ class ForwardPlan(Plan):
         # empty_like is 0.5 us faster than empty.
         self.like_statistic = self.discarded[0] if self.few else None
         self.given = problem.direction == "inference"
+        # Given statistics are results even where there is nothing to normalize.
+        self.empty = self.tensor_bytes == 0 and not (self.given and self.statistics)
         loops = self.loops()
         if self.given:
             self.reserve(stats=2 * self.statistics)
@@ -150,23 +154,22 @@ class ForwardPlan(Plan):
     ) -> Results:
         input = operands.input
         output = self.output(input) if out is None else out
-        saved_mean, saved_rstd = mean_out, rstd_out
         variance = None
-        if statistics or not self.few:
-            if saved_rstd is None:
-                saved_rstd = self.statistic()
-            if saved_mean is None and self.problem.norm.has_mean:
-                saved_mean = self.statistic()
+        if statistics or not self.few or mean_out is not None or rstd_out is not None:
+            if rstd_out is None:
+                rstd_out = self.statistic()
+            if mean_out is None and self.has_mean:
+                mean_out = self.statistic()
             if self.has_variance:
                 variance = self.statistic()
-            saved = (_address(saved_mean), saved_rstd.data_ptr(), _address(variance))
+            saved = (_address(mean_out), rstd_out.data_ptr(), _address(variance))
         else:
             saved = self.discard
-        if self.tensor_bytes == 0:
-            for tensor in (saved_mean, saved_rstd, variance):
+        if self.empty:
+            for tensor in (mean_out, rstd_out, variance):
                 if tensor is not None:
                     tensor.zero_()
-            return Results(output, saved_mean, saved_rstd, variance)
+            return Results(output, mean_out, rstd_out, variance)
         # Operands are held until the kernels are done.
         weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
         scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
@@ -184,7 +187,7 @@ class ForwardPlan(Plan):
             GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), CODES[var.dtype])
         self.program.run(frame, threads)
         self.release(frame)
-        return Results(output, saved_mean, saved_rstd, variance)
+        return Results(output, mean_out, rstd_out, variance)
 
 
 class BackwardPlan(Plan):
@@ -216,7 +219,7 @@ class BackwardPlan(Plan):
         # Operands are held until the kernels are done; a gradient has its operand's dtype.
         weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
         scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
-        _, wants_weight, wants_bias, wants_scale, wants_shift = wanted
+        _, wants_weight, wants_bias, wants_scale, wants_shift = wanted if self.sums_parameters else NOTHING
         grad_weight = torch.empty_like(weight) if weight is not None and wants_weight else None
         grad_bias = torch.empty_like(bias) if bias is not None and wants_bias else None
         grad_scale = torch.empty_like(scale) if scale is not None and wants_scale else None

@@ -99,7 +99,7 @@ class LongRowsBackward(SummedRowsBackward):
         assert grad is not None and output is not None
         size = problem.view.channels
         blocks = -(-size // config.elements)
-        steps = -(-self.rows // max(1, config.programs // blocks))
+        steps = max(1, -(-self.rows // max(1, config.programs // blocks)))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter}

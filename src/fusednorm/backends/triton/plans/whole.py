@@ -24,7 +24,7 @@ class WholeForward(OneLaunchForward):
 
         programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
         compiled = view.spatial if view.spatial == power_of_two(view.spatial) else None
-        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // view.spatial))
+        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, view.spatial)))
         scalars = (problem.num_statistics, length, reciprocal, *group(problem.layout), *group(output))
         tile: dict[str, int | None] = {
             "G": view.groups,
