@@ -141,3 +141,19 @@ def test_all_that_is_kept_passes_through_the_hooks(name: str) -> None:
         flat = [each for value in kept for each in (value if isinstance(value, (tuple, list)) else (value,))]
         assert not any(isinstance(each, Tensor) for each in flat), flat
     assert any("Normalization" in type(node).__name__ for node in seen)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_other_tensors_than_were_saved_are_refused(name: str) -> None:
+    """A kernel would read and write past them."""
+
+    def gradients(unpack: Callable[[Tensor], Tensor]) -> None:
+        tensors = leaves(name)
+        with saved_tensors_hooks(lambda tensor: tensor, unpack):
+            output = CALLS[name][0](*tensors)
+        torch.autograd.grad(output.sum(), tensors)
+
+    with pytest.raises(TypeError, match=r"backward of \w+ under saved_tensors_hooks: grad_output has dtype"):
+        gradients(lambda tensor: tensor.half())
+    with pytest.raises(ValueError, match=r"backward of \w+ under saved_tensors_hooks: \w+ has shape .*; expected"):
+        gradients(lambda tensor: tensor[:1])

@@ -82,3 +82,25 @@ def test_a_named_instance_that_cannot_be_compiled_is_an_error(broken: list[Kerne
         fusednorm.use_instance("cpu.planes"),
     ):
         fusednorm.group_norm(torch.randn(2, 4, 5), 2)
+
+
+def test_a_kernel_whose_linking_was_interrupted_is_linked_by_the_next_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = compiler.llvm.JITLibraryBuilder.link
+
+    def interrupted(*arguments: Any) -> None:
+        link(*arguments)
+        raise KeyboardInterrupt  # a Ctrl-C that came while LLVM linked
+
+    monkeypatch.setattr(dispatch, "_plans", {})
+    name = Kernel("planes", "forward", "float32", "gelu").name
+    monkeypatch.delitem(compiler._libraries, name, raising=False)
+    x = torch.randn(2, 4, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(compiler.llvm.JITLibraryBuilder, "link", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fusednorm.group_norm(x, 2, activation="gelu")
+    expected = torch.nn.functional.gelu(torch.nn.functional.group_norm(x, 2))
+    torch.testing.assert_close(fusednorm.group_norm(x, 2, activation="gelu"), expected)
+    assert name in compiler._libraries

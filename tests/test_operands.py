@@ -242,3 +242,16 @@ def test_the_ops_under_vmap() -> None:
     torch.vmap(forward, (None, 1))(leaf, weights)[0].square().sum().backward()
     (wanted,) = torch.autograd.grad(sum(forward(leaf, weight)[0].square().sum() for weight in weights.T), leaf)  # type: ignore[arg-type]
     torch.testing.assert_close(leaf.grad, wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_an_alias_keeps_its_parameter() -> None:
+    called = {**FORWARD, "activation": "swish", "parameter": 2.0}
+    expected = fusednorm.group_norm(X, 4, C, C, activation=fusednorm.Activation("swish", 2.0))
+    for function in (op_of(called), function_of(called)):
+        torch.testing.assert_close(function(*called.values())[0], expected)
+
+
+@pytest.mark.parametrize("call", [FORWARD, BACKWARD], ids=["forward", "backward"])
+def test_a_parameter_of_none_is_refused(call: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=r"norm_\w+: parameter is None; expected a number"):
+        function_of(call)(*(call | {"parameter": None}).values())

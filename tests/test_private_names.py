@@ -296,6 +296,7 @@ OPTIONAL = (
     "torch:Tensor._is_zerotensor",
     "torch._C:_disabled_torch_function_impl",
     "torch._C:_set_grad_enabled",
+    "torch._C._autograd:_top_saved_tensors_default_hooks",
 )
 
 
@@ -503,6 +504,15 @@ def test_recording_is_switched(missing: bool, monkeypatch: pytest.MonkeyPatch) -
     finally:
         names.set_grad_enabled(True)
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_hooks_of_saved_tensors_are_seen(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "torch._C._autograd:_top_saved_tensors_default_hooks"
+    names = names_without(monkeypatch, path) if missing else torch_names
+    assert (names.saved_tensors_hooks(False) is None) != missing
+    with torch.autograd.graph.save_on_cpu():
+        assert names.saved_tensors_hooks(False) is not None
 
 
 #: Whether Function has an ``apply`` in Python, around the one in C: torch 2.15 has not.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fusednorm.activations import FORMULAS, Activation, resolve
+from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 
 Family = Literal["group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm"]
 FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
@@ -145,5 +145,5 @@ def activation_of(name: str, activation_parameter: float) -> Activation | None:
     """The Activation that an op's two arguments mean; None for the name ""."""
     if not name:
         return None
-    formula = FORMULAS.get(name)
+    formula = FORMULAS.get(ALIASES.get(name, name))
     return Activation(name, activation_parameter if formula is not None and formula.parameter else None)

@@ -112,6 +112,8 @@ def _check_kind(
     arguments.check_channel_dim(function, channel_dim)
     if not isinstance(activation, str):
         raise TypeError(f"{function}: activation is a {type(activation).__name__}; expected a name, or '' for none")
+    if activation_parameter is None:
+        raise TypeError(f"{function}: parameter is None; expected a number, 0 where the activation has none")
     activation_of(activation, activation_parameter)
 
 

@@ -106,6 +106,12 @@ below_autograd: Callable[[], AbstractContextManager[Any]] = find("torch._C", "_A
 #: torch.set_grad_enabled in 0.14 us, where the class of that name takes 1.3. Since 2.0. Without: that class.
 set_grad_enabled: Callable[[bool], Any] = find("torch._C", "_set_grad_enabled", torch.set_grad_enabled)
 
+#: The hooks, or None, through which tensors are saved now; its argument says whether a trace hides them. Since 2.8.
+#: Without: what was saved is checked in every backward.
+saved_tensors_hooks: Callable[[bool], Any] = find(
+    "torch._C._autograd", "_top_saved_tensors_default_hooks", lambda under_a_trace: True
+)
+
 
 def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     """``function.apply`` for calls outside of torch.func, which is 2 of its 5 us: the method of Function's C base.

@@ -14,6 +14,7 @@ object is never found, and each file starts with the digest of its content, so t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 import os
 import platform
@@ -65,6 +66,7 @@ _lock = threading.RLock()
 _loaded: dict[Kernel, int] = {}
 _failed: dict[Kernel, str] = {}
 _libraries: dict[str, Any] = {}  # a library that is collected takes its machine code with it
+_links = itertools.count()  # LLVM gives a library's name once, also where a Ctrl-C arrives before the library is kept
 
 
 def _hold_lock() -> None:
@@ -133,7 +135,7 @@ def link(code: bytes, symbol: str, name: str) -> int:
         library = _libraries.get(name)
         if library is None:
             builder = llvm.JITLibraryBuilder().add_object_img(code).export_symbol(symbol).add_current_process()
-            library = _libraries[name] = builder.link(_jit(), f"fusednorm-{name}")
+            library = _libraries[name] = builder.link(_jit(), f"fusednorm-{name}-{next(_links)}")
         return int(library[symbol])
 
 
