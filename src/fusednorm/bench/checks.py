@@ -60,7 +60,7 @@ def _workload(
 
 
 def covering_workloads() -> Iterator[Workload]:
-    """Each family with every dtype in every layout, and with every activation; modulated in half of the cases."""
+    """Each family with every dtype in every layout, and with every activation; half of the cases are modulated."""
     for family in FAMILIES:
         for index, (dtype, layout) in enumerate(product(DTYPE_BYTES, IMAGE_LAYOUTS)):
             modulated = family not in ROW_FAMILIES and index % 2 == 1

@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
 
 
 def picture_format(path: Path) -> str:
-    """The format of a picture, from its suffix; ValueError, before anything is measured for it, where it cannot be."""
+    """The format of a picture, from its suffix; ValueError for an unknown one, before anything is measured."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -79,8 +79,8 @@ def draw_plot(report: Report, picture: str) -> bytes:
 class Roofline:
     """Points (flops per byte, flops/s) by contender and direction, under the measured roofs of one device.
 
-    ``bandwidth`` is that of the fastest plain copy or sum beyond the caches, in bytes/s; ``peak_flops`` that of an fp32
-    matrix product, in flops/s.
+    ``bandwidth``, in bytes/s, is the speed of the fastest plain copy or sum beyond the caches; ``peak_flops``, in
+    flops/s, the speed of an fp32 matrix product.
     """
 
     device: str
@@ -90,9 +90,9 @@ class Roofline:
 
 
 def roofline_of(reports: Sequence[Report]) -> Roofline:
-    """The roofline of reports of one device; only rows that have a device's own time and large enough tensors.
+    """The roofline of reports of one device, from rows that have flops and an input of 64 MB or more.
 
-    Raises ValueError where the reports are of several devices, or say nothing that could be drawn.
+    Raises ValueError where the reports are of several devices, or no row can be drawn.
     """
     devices = sorted({report.machine.device for report in reports})
     if len(devices) != 1:

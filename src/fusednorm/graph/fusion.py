@@ -213,7 +213,7 @@ class _Search:
 
 
 def _too_wide(tensors: Sequence[TensorAttributes], x: TensorAttributes) -> str | None:
-    """Why registers of the accumulation dtype cannot hold virtual tensors of a wider declared dtype; None if they can."""
+    """Why registers of the accumulation dtype cannot hold the virtual tensors among these; None if they can."""
     assert x.dtype is not None
     accumulation = compute_dtype(x.dtype)
     for tensor in tensors:
