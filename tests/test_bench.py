@@ -20,7 +20,7 @@ from fusednorm.bench import peers as peer_modules
 from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
 from fusednorm.bench.judging import Asked, Judge, compute_saved_statistics
 from fusednorm.bench.markdown import report_markdown
-from fusednorm.bench.plot import save_plot
+from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
@@ -310,10 +310,9 @@ def test_markdown_tables_are_whole() -> None:
     assert "no \\| such layout" in contenders
 
 
-def test_plot_is_written(tmp_path: Path) -> None:
+def test_a_plot_has_the_format_of_its_suffix() -> None:
     pytest.importorskip("matplotlib")
-    save_plot(example_report(), tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert draw_plot(example_report(), picture_format(Path("report.png"))).startswith(b"\x89PNG")
 
 
 def test_this_machine_is_described() -> None:

@@ -39,11 +39,6 @@ def _saved(figure: Any, picture: str, dpi: int) -> bytes:
     return content.getvalue()
 
 
-def save_plot(report: Report, path: Path) -> None:
-    """The picture of :func:`draw_plot`, in a file, in the format of its suffix."""
-    path.write_bytes(draw_plot(report, picture_format(path)))
-
-
 def draw_plot(report: Report, picture: str) -> bytes:
     """Horizontal bars per workload, as a picture of this format."""
     from matplotlib.figure import Figure

@@ -21,7 +21,7 @@ PACKAGES = ("torch", "numba", "llvmlite", "numpy", "triton", "liger_kernel", "ja
 
 @dataclass(frozen=True)
 class Machine:
-    """Where, with what and how the rows were measured."""
+    """The machine, versions and command by which rows were measured."""
 
     cpu: str
     cores: int

@@ -62,7 +62,7 @@ class Row:
 
     @property
     def peak_fraction(self) -> float | None:
-        """The peak memory as a multiple of that of torch's norm without the activation."""
+        """The peak memory as a multiple of the peak of torch's norm without the activation."""
         return self.peak_bytes / self.plain_peak_bytes if self.peak_bytes and self.plain_peak_bytes else None
 
     @property

@@ -1,4 +1,4 @@
-"""Runs workloads: every contender is checked against fp64, and those that are right are timed side by side."""
+"""Runs workloads: checks every contender against fp64, and times the right ones side by side."""
 
 from __future__ import annotations
 

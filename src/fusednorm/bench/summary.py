@@ -136,7 +136,7 @@ def _over_fastest_peer(case: Case) -> str:
 
 
 def ratio_table(cases: Sequence[Case]) -> Table:
-    """One line per workload: fusednorm's time and what it gains over eager, torch.compile and the fastest peer."""
+    """One line per workload: fusednorm's time and its speedups over eager, torch.compile and the fastest peer."""
     columns: dict[str, Callable[[Case], str]] = {
         "workload": lambda case: case.first.workload,
         "direction": lambda case: case.first.direction,

@@ -1,4 +1,4 @@
-"""What the commands share: data to stdout, words to stderr, and the reading of arguments."""
+"""Shared by the commands: data to stdout, words to stderr, and the reading of arguments."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class UnknownPlanError(GraphError, ValueError):
 
 
 class VariantPackError(GraphError, ValueError):
-    """The tensors given to a graph, or its workspace, are not those that it was built for."""
+    """A graph was built for other tensors, or another workspace, than it was given."""
 
 
 class GraphFormatError(GraphError, ValueError):

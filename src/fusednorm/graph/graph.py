@@ -184,7 +184,7 @@ class Graph(GraphBuilder):
         return self
 
     def build_operation_graph(self) -> Graph:
-        """Finds what the library runs as one kernel."""
+        """Finds the nodes that the library runs as one kernel."""
         self._needs("build_operation_graph", "validate")
         self._reset_after("validate")
         fused, alone = fusion.fuse(self._order), fusion.node_by_node(self._order)
@@ -369,7 +369,7 @@ class Graph(GraphBuilder):
         return dict(zip(self.inputs, values, strict=False))
 
     def explain(self) -> Explanation:
-        """What was fused and what was not, and why; the plans, and the numerics of the chosen one. ``print`` it."""
+        """Each fusion made or not made, with its reason; the plans; the chosen plan's numerics. ``print`` it."""
         self._needs("explain", "build_operation_graph")
         operations = self._operations[0][1] if self._plan is None else self._plan.operations
         return Explanation(self.name, operations.operations, operations.remarks, tuple(self._plans), self._plan)

@@ -1,4 +1,4 @@
-"""Graphs as JSON: what was declared, under a version, and read back with every value checked.
+"""Graphs as JSON: their declarations, under a version, and read back with every value checked.
 
     {"format": "fusednorm.graph", "version": 1, "name": ..., "device": "cpu", "io_data_type": "float32", ...,
      "tensors": [{"uid": 1, "name": "x", "dims": [..], "strides": [..], "dtype": "float32", "virtual": false}, ...],

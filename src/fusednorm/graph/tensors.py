@@ -49,7 +49,7 @@ def channels_last_strides(dims: Sequence[int]) -> Dims:
 
 
 def same_strides(dims: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides mean the same memory; of one element, or of none, no stride means anything."""
+    """Whether two strides mean the same memory; the stride of a dimension of one element means nothing."""
     return 0 in dims or all(size == 1 or a == b for size, a, b in zip(dims, one, other, strict=True))
 
 

@@ -53,7 +53,7 @@ def driver_version(files: Iterable[Path] = _DRIVER_FILES) -> str:
 
 
 def gpu_facts(properties: Any, driver: str) -> dict[str, str]:
-    """A GPU in words, from what torch.cuda.get_device_properties says of it."""
+    """A GPU in words, from torch.cuda.get_device_properties and its driver's version."""
     hip = torch.version.hip
     facts = {
         "name": properties.name,

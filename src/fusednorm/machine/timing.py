@@ -86,10 +86,10 @@ def in_turns(turns: Mapping[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class CpuTimer:
-    """perf_counter around enough calls to make a sample; one set of inputs, so what fits the cache stays in it.
+    """perf_counter around enough calls to make a sample; one set of inputs, which stays in the cache if it fits.
 
     ``seconds`` bounds the time spent on one contender, as far as ``minimum_samples`` allow. A slow contender takes its
-    fewer turns spread evenly over those of the others.
+    fewer turns spread evenly over the others' turns.
     """
 
     sample_seconds: float = 0.01
