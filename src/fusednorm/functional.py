@@ -93,9 +93,10 @@ def group_norm(
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift):
         tensors = (input, weight, bias, scale, shift)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(
                 group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
@@ -142,9 +143,10 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(
                 instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -193,9 +195,10 @@ def layer_norm(
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias):
         tensors = (input, weight, bias)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
             )
@@ -233,9 +236,10 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight):
         tensors = (input, weight)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation)
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
@@ -282,9 +286,10 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(
                 batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
@@ -312,9 +317,10 @@ def counted_batch_norm(
 
     It is one function, since torch.fx records calls alone and would lose the change of a buffer.
     """
-    if type(input) is not Tensor or type(weight) is not Parameter:
+    unusual = type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = (input, running_mean, running_var, weight, bias)
-        if has_torch_function_variadic(*tensors) and _overloaded(*tensors):
+        if _overloaded(*tensors):
             return handle_torch_function(
                 counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training,
                 momentum, eps, activation, channel_dim,

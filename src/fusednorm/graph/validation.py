@@ -312,7 +312,7 @@ class Validator:
             self.wrong(where, value, "one place for each element", "leave strides out for a packed tensor")
 
     def data_dtype(self, node: Node, tensor: TensorAttributes) -> torch.dtype:
-        """An undeclared result's dtype: intermediate_data_type if virtual, else the dtype of the inputs from outside."""
+        """An undeclared result's dtype: intermediate_data_type if virtual, else that of the inputs from outside."""
         if tensor.is_virtual:
             return self.graph.intermediate_data_type
         roles = {port.name: port.role for port in node.kind.inputs}
