@@ -18,9 +18,9 @@ from fusednorm.backends import reference
 from fusednorm.bench import judging, summary
 from fusednorm.bench import peers as peer_modules
 from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
-from fusednorm.bench.judging import Asked, Judge, saved_statistics
+from fusednorm.bench.judging import Asked, Judge, compute_saved_statistics
 from fusednorm.bench.markdown import report_markdown
-from fusednorm.bench.plot import save_plot
+from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import run_workload
@@ -125,7 +125,7 @@ SLICED = [GROUP, Workload("layer_norm", (6, 5, 12), 1), Workload("rms_norm", (6,
 @pytest.mark.parametrize("workload", SLICED, ids=lambda workload: workload.family)
 def test_judging_in_slices_is_judging_at_once(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = draw(workload)
-    mean, rstd = saved_statistics(workload, inputs)
+    mean, rstd = compute_saved_statistics(workload, inputs)
     whole = [Judge(workload, inputs, "forward_backward"), Judge(workload, inputs, "backward", mean, rstd)]
     monkeypatch.setattr(judging, "_SLICE_ELEMENTS", 1)
     sliced = [Judge(workload, inputs, "forward_backward"), Judge(workload, inputs, "backward", mean, rstd)]
@@ -310,10 +310,9 @@ def test_markdown_tables_are_whole() -> None:
     assert "no \\| such layout" in contenders
 
 
-def test_plot_is_written(tmp_path: Path) -> None:
+def test_a_plot_has_the_format_of_its_suffix() -> None:
     pytest.importorskip("matplotlib")
-    save_plot(example_report(), tmp_path / "report.png")
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert draw_plot(example_report(), picture_format(Path("report.png"))).startswith(b"\x89PNG")
 
 
 def test_this_machine_is_described() -> None:

@@ -96,7 +96,7 @@ def check_channel_dim(function: str, channel_dim: int) -> None:
 
 
 def check_eps(function: str, eps: object) -> None:
-    """``eps`` is what torch takes: a number of any value, NaN and negative ones too, or a tensor of no dimensions."""
+    """``eps`` is, as in torch, any number, NaN and negative ones included, or a tensor of no dimensions."""
     scalar = eps.item() if getattr(eps, "ndim", None) == 0 and hasattr(eps, "item") else eps
     if not isinstance(scalar, (Real, torch.SymFloat, torch.SymInt)):
         raise TypeError(f"{function}: eps is a {type(eps).__name__}; expected a number such as 1e-5")

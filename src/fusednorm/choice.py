@@ -78,7 +78,7 @@ def use_instance(name: str) -> Iterator[None]:
 
 
 def backends() -> list[Backend]:
-    """Every backend, whether it can run here, and what it found."""
+    """Every backend, with the reason why it cannot run here, or None, and with details such as caches."""
     from fusednorm.backends.cpu import instances as cpu
 
     reason = cpu.unavailable()

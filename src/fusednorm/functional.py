@@ -53,7 +53,7 @@ def call_norm(
     activation: str | Activation | None,
     training: bool = True,
 ) -> Norm:
-    """The Norm of a public call, of which the activation alone is still to be checked."""
+    """The Norm of a public call whose arguments are checked; the activation is checked here."""
     if torch.compiler.is_dynamo_compiling():
         return traced_norm(family, int(groups_or_dims), channel_dim, float(eps), resolve(activation), training)
     return norm_of(family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training)
@@ -94,16 +94,13 @@ def group_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if (
-        unusual
-        and has_torch_function_variadic(input, weight, bias, scale, shift)
-        and _overloaded(input, weight, bias, scale, shift)
-    ):
+    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift):
         tensors = (input, weight, bias, scale, shift)
-        return handle_torch_function(
-            group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation, channel_dim=channel_dim,
-            scale=scale, shift=shift,
-        )  # fmt: skip
+        if _overloaded(*tensors):
+            return handle_torch_function(
+                group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation,
+                channel_dim=channel_dim, scale=scale, shift=shift,
+            )  # fmt: skip
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("group_norm", operands, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
@@ -147,16 +144,13 @@ def instance_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if (
-        unusual
-        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
-        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
-    ):
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-        return handle_torch_function(
-            instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
-            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
-        )  # fmt: skip
+        if _overloaded(*tensors):
+            return handle_torch_function(
+                instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
+                activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+            )  # fmt: skip
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("instance_norm", operands, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
@@ -202,11 +196,12 @@ def layer_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight, bias) and _overloaded(input, weight, bias):
+    if unusual and has_torch_function_variadic(input, weight, bias):
         tensors = (input, weight, bias)
-        return handle_torch_function(
-            layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
-        )
+        if _overloaded(*tensors):
+            return handle_torch_function(
+                layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
+            )
     operands = Operands(input, weight, bias)
     num_dims = arguments.check_trailing("layer_norm", operands, normalized_shape, eps)
     return normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands, False).output
@@ -242,10 +237,10 @@ def rms_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight) and _overloaded(input, weight):
-        return handle_torch_function(
-            rms_norm, (input, weight), input, normalized_shape, weight, eps, activation=activation
-        )
+    if unusual and has_torch_function_variadic(input, weight):
+        tensors = (input, weight)
+        if _overloaded(*tensors):
+            return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation)
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
     num_dims = arguments.check_trailing("rms_norm", operands, normalized_shape, eps)
@@ -292,16 +287,13 @@ def batch_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if (
-        unusual
-        and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift)
-        and _overloaded(input, running_mean, running_var, weight, bias, scale, shift)
-    ):
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift)
-        return handle_torch_function(
-            batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
-            activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
-        )  # fmt: skip
+        if _overloaded(*tensors):
+            return handle_torch_function(
+                batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
+                activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+            )  # fmt: skip
     return batch_norm_results(
         Operands(input, weight, bias, scale, shift), running_mean, running_var, training, momentum, eps, activation,
         channel_dim, False,
@@ -323,19 +315,16 @@ def counted_batch_norm(
 ) -> Tensor:
     """A module's :func:`batch_norm`, which then adds one to ``counter``; a momentum of None is a cumulative average.
 
-    Both are one function, since torch.fx records calls, and would lose the change of a buffer outside of one.
+    It is one function, since torch.fx records calls alone and would lose the change of a buffer.
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if (
-        unusual
-        and has_torch_function_variadic(input, running_mean, running_var, weight, bias)
-        and _overloaded(input, running_mean, running_var, weight, bias)
-    ):
+    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
         tensors = (input, running_mean, running_var, weight, bias)
-        return handle_torch_function(
-            counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training, momentum,
-            eps, activation, channel_dim,
-        )  # fmt: skip
+        if _overloaded(*tensors):
+            return handle_torch_function(
+                counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training,
+                momentum, eps, activation, channel_dim,
+            )  # fmt: skip
     share: float | Tensor = 0.0 if momentum is None else momentum
     if counter is not None and momentum is None and running_mean is not None:
         # A tensor, since a number would wait for the device and break a compiled graph.

@@ -18,7 +18,7 @@ def batched(operands: Operands | BackwardOperands) -> bool:
 
 
 def plain(tensor: Tensor) -> bool:
-    """True for a tensor of no subclass whose memory holds its values; that of torch.conj(c).imag is negated lazily."""
+    """True for a tensor of no subclass whose memory holds its values; torch.conj(c).imag is negated lazily."""
     return (type(tensor) is Tensor or type(tensor) is Parameter) and not tensor.is_neg()
 
 

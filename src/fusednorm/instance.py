@@ -1,4 +1,4 @@
-"""What a backend offers: instances, each one way to run a problem."""
+"""The contract of a backend: its instances, each a way to run a problem, and their plans."""
 
 from __future__ import annotations
 

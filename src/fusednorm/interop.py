@@ -1,4 +1,4 @@
-"""What torch's own tools do with the modules: tracing, folding, quantization, scripting.
+"""How torch's own tools treat the modules: tracing, folding, quantization, scripting.
 
 A tool that knows torch's class runs or rewrites a module without its ``forward``, and so without the activation. Here
 each such tool either keeps the activation or is refused with a remedy. Tools that compare types exactly leave the

@@ -1,4 +1,4 @@
-"""What the registered ops check of their operands before anything is read.
+"""The checks of the registered ops, made before any operand is read.
 
 The public functions check their arguments in the words of their own signatures. A program can call the ops without
 them, by torch.ops or from an edited exported graph, and a kernel reads as many bytes as shapes and dtypes promise.

@@ -46,8 +46,8 @@ class BackwardOperands:
 
 @dataclass(slots=True, eq=False)
 class Results:
-    """What a forward returns: output, mean, rstd and biased variance. A statistic is None where the family has none
-    or nobody asked for it."""
+    """The results of a forward; ``var`` is the biased variance. A statistic is None where the family has none or nobody
+    asked for it."""
 
     output: Tensor
     mean: Tensor | None = None
@@ -57,7 +57,7 @@ class Results:
 
 @dataclass(slots=True, eq=False)
 class Gradients:
-    """What a backward returns: a gradient for each operand; None where the operand is absent or no gradient wanted."""
+    """The gradients of a backward's operands; None where an operand is absent or its gradient not wanted."""
 
     input: Tensor | None = None
     weight: Tensor | None = None

@@ -81,7 +81,7 @@ def _user_cache_dir() -> str:
 def replace_file(path: Path, content: bytes) -> None:
     """Write <root>/<folder>/<name> as a whole, with its folders; an OSError leaves the old file and nothing else.
 
-    No reader ever sees half of it. Raises RefusedError where others could write.
+    No reader ever sees half a file. Raises RefusedError where others could write.
     """
     folder = _open_folder(path.parent, create=True)
     try:
@@ -174,7 +174,7 @@ def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> 
         raise RefusedError(errno.ENOSYS, f"{root}: on this system a file's owner cannot be checked")
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     place = _resolve(root, create)
-    _check_own(os.lstat(place), root, readonly)  # its error says more than that of os.open
+    _check_own(os.lstat(place), root, readonly)  # its error says more than os.open's
     parent = os.open(place, flags)
     try:
         _check_own(os.fstat(parent), root, readonly)

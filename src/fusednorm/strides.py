@@ -1,4 +1,4 @@
-"""Strides of torch tensors: contiguous ones, dense ones, and those of an output."""
+"""Strides of torch tensors: contiguous strides, dense strides, and an output's strides."""
 
 from __future__ import annotations
 

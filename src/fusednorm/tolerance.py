@@ -43,7 +43,7 @@ PEER = Allowance(factor=16.0, roundings=8.0, intermediates=True)
 
 @dataclass(frozen=True)
 class Verdict:
-    """A result's largest error against fp64, what was allowed, the plain computation's own error, and what is wrong."""
+    """A result's largest error against fp64, the allowed one, the plain computation's own, and the fault or None."""
 
     error: float
     allowed: float

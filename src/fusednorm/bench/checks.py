@@ -60,7 +60,7 @@ def _workload(
 
 
 def covering_workloads() -> Iterator[Workload]:
-    """Each family with every dtype in every layout, and with every activation; modulated in half of the cases."""
+    """Each family with every dtype in every layout, and with every activation; half of the cases are modulated."""
     for family in FAMILIES:
         for index, (dtype, layout) in enumerate(product(DTYPE_BYTES, IMAGE_LAYOUTS)):
             modulated = family not in ROW_FAMILIES and index % 2 == 1
@@ -124,7 +124,7 @@ def _table(title: str, header: tuple[str, ...], groups: dict[tuple[str, ...], li
 
 
 def check_tables(checks: Iterable[Check]) -> tuple[Table, Table]:
-    """The worst error as a share of what is allowed, by dtype and layout and by activation, and the first fault."""
+    """The worst error as a share of the allowed one, by dtype and layout and by activation, and the first fault."""
     by_layout: dict[tuple[str, ...], list[Check]] = {}
     by_activation: dict[tuple[str, ...], list[Check]] = {}
     for one in checks:

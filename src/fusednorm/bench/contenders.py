@@ -1,7 +1,7 @@
-"""What can run a workload: fusednorm, torch eager, torch.compile, and the peers that are installed.
+"""Contenders, which run a workload: fusednorm, torch eager, torch.compile, and the installed peers.
 
 A contender says why it cannot run a workload (:meth:`Contender.refusal`), prepares a call that takes no arguments, and
-turns what a call returned into torch tensors of the input's shape, so that it can be checked before it is timed.
+turns the call's result into torch tensors of the input's shape, to be checked before the call is timed.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from fusednorm.tolerance import OURS, PEER, Allowance
 
 @dataclass(frozen=True)
 class Prepared:
-    """A call without arguments, and the reading of what it returns.
+    """A call without arguments, and a function from its return value to named tensors.
 
-    ``public`` is the call of the public function whose host's time is reported beside: the call itself, and for a
-    backward the forward that records it.
+    ``public`` calls the public function whose host time is reported too: for a backward the forward that records it;
+    None for the call itself.
     """
 
     call: Call
@@ -125,7 +125,7 @@ def _with_gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared
 
 
 def _backward_alone(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared:
-    """The gradients of everything that has one, of a forward that ran once and is kept."""
+    """The gradients of everything that has one; the forward ran once and is kept."""
     leaves = inputs.requiring_grad()
     named = leaves.named_leaves()
     wanted = tuple(named.values())
@@ -166,7 +166,7 @@ class FusedNorm:
 
 
 class FusedNormPreallocated:
-    """The forward into an output that the caller keeps, as the copy does."""
+    """The forward into a kept output, as the plain copy writes."""
 
     name = "fusednorm out="
     allowance = OURS
@@ -197,7 +197,7 @@ class Eager:
 class Compiled(Eager):
     """torch.compile of torch.nn.functional, specialized to the shape; compiled once for all directions of a workload.
 
-    Its backward may not reuse saved tensors as scratch (donated buffers), since it is run again on the same ones.
+    Its backward may not reuse saved tensors as scratch (donated buffers), since each call runs it on the same tensors.
     """
 
     name = "compile"
@@ -220,7 +220,7 @@ class Compiled(Eager):
 def available(names: Collection[str] = (), device: str = "cpu") -> tuple[list[Contender], dict[str, str]]:
     """The contenders of these names (none given: all) that run on the device, and why the others are missing.
 
-    Only the peers that are asked for are imported. Raises ValueError for a name that nobody has.
+    Only the requested peers are imported. Raises ValueError for an unknown name.
     """
     from fusednorm.bench import peers
 
@@ -229,7 +229,7 @@ def available(names: Collection[str] = (), device: str = "cpu") -> tuple[list[Co
     unknown = [name for name in names if name not in known]
     if unknown:
         raise ValueError(f"contender: {', '.join(unknown)} unknown; expected {', '.join(known)}")
-    # Where an allocation costs nothing, an output that is kept shows nothing; it can be asked for.
+    # On a GPU an allocation costs nothing, so a kept output is measured only on request.
     found = [one for one in own if one.name in names or not (names or (device != "cpu" and one is own[1]))]
     missing: dict[str, str] = {}
     for name, peer in peers.PEERS.items():

@@ -1,4 +1,4 @@
-"""What a workload's result must be, in fp64, and what plain torch with fp32 statistics makes of it."""
+"""The judge of a workload's results: against fp64, with the errors of plain torch with fp32 statistics as measure."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _reference(
     }
 
 
-def saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
+def compute_saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor | None, Tensor]:
     """The mean and rstd that a forward saves, from fp64, rounded to the compute dtype."""
     results = _reference(workload, inputs, "inference" if inputs.mean is not None else "forward", torch.float64)
     dtype = torch.float64 if workload.dtype == "float64" else torch.float32
@@ -127,9 +127,9 @@ def gradients_by_name(gradients: Gradients) -> dict[str, Tensor | None]:
 class Judge:
     """Checks results of one workload and direction against fp64.
 
-    ``mean`` and ``rstd`` are the saved statistics that a backward on its own takes as inputs; without them its
-    gradients are judged with those of the fp64 forward. Without ``wants_statistics`` the forward's mean and rstd are
-    not asked for (a peer does not return them).
+    ``mean`` and ``rstd`` are the saved statistics that a backward takes as inputs; without them the judge takes those
+    of the fp64 forward. With ``wants_statistics`` it judges the forward's mean and rstd too, which a peer does not
+    return.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Judge:
         self.names = [name for name, value in self.expected.items() if name not in dropped and value.numel() > 0]
 
     def verdicts(self, results: Mapping[str, Tensor], allowance: Allowance = OURS) -> dict[str, Verdict]:
-        """The verdict on each result that was asked for; one that is missing is wrong."""
+        """The verdict on each wanted result; a missing result is wrong."""
         found = {}
         for name in self.names:
             if name not in results:
@@ -185,7 +185,7 @@ class Judge:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The verdict furthest beyond its allowance or nearest to it; a clean one for none."""
+    """The verdict with the largest share of its allowed error, faults first; a clean verdict where there is none."""
     return max(
         verdicts,
         key=lambda verdict: (not verdict.ok, verdict.error / max(verdict.allowed, 1e-300)),

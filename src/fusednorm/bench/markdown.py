@@ -11,7 +11,7 @@ from fusednorm.bench.sweep_summary import sweep_tables
 
 
 def report_markdown(reports: Sequence[Report], workloads: bool = False) -> str:
-    """Geometric means, for a sweep its own tables, on request a line for each workload, and where they come from."""
+    """Geometric means, for a sweep its own tables, on request a line for each workload, and the provenance of all."""
     drawn = [case for report in reports if report.suite == SWEEP for case in cases_of(report.rows)]
     listed = [case for report in reports if report.suite != SWEEP for case in cases_of(report.rows)]
     tables = [mean_table(listed)] if listed or not drawn else []

@@ -1,6 +1,6 @@
-"""What a measurement needs of memory and what there is, so that too large a shape is refused and not killed.
+"""The memory that a measurement needs and the memory that is free, to refuse a shape that is too large.
 
-Linux hands out more memory than there is and ends the process that uses it; an allocation that succeeds says nothing.
+Linux hands out more memory than there is and kills the process that uses it, so a successful allocation says nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class NotEnoughMemoryError(MemoryError):
-    """What was asked for does not fit."""
+    """The request needs more memory than is free."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -43,8 +43,8 @@ def require(needed: int, device: str, what: str, remedy: str = "") -> None:
 def workload_bytes(workload: Workload, *, sets: int, contenders: int, backward: bool, judged: bool) -> int:
     """About the most that a measurement of a workload holds at once, fitted to the peaks of both devices' benches.
 
-    Drawing takes float32 or float64 whatever the dtype. The judge has each result in float64, in plain torch and in the
-    reference's intermediates. Beyond that every contender has inputs and results of its own on each set.
+    Inputs are drawn in float32 or float64 whatever the dtype. The judge holds each result in float64 and in plain
+    torch, and the reference's intermediates. Each contender adds its inputs and results on each set.
     """
     size = DTYPE_BYTES[workload.dtype]
     least = 24 + 2 * size + (12 if backward else 0)
@@ -53,7 +53,7 @@ def workload_bytes(workload: Workload, *, sets: int, contenders: int, backward: 
 
 
 def available_bytes(device: str = "cpu") -> int | None:
-    """The bytes that this process may still take on a device; None where nothing says."""
+    """The bytes that this process may still take on a device; None where the system does not say."""
     if torch.device(device).type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -62,7 +62,7 @@ def available_bytes(device: str = "cpu") -> int | None:
 
 
 def _system() -> int | None:
-    """What the system can give without swapping."""
+    """The bytes that the system can give without swapping."""
     for name, value in _fields(Path("/proc/meminfo")):
         if name == "MemAvailable:":
             return value << 10
@@ -73,7 +73,7 @@ def _system() -> int | None:
 
 
 def _address_space() -> int | None:
-    """What ``ulimit -v`` leaves."""
+    """The bytes that ``ulimit -v`` leaves."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return None
@@ -85,9 +85,9 @@ def _address_space() -> int | None:
 
 
 def _cgroup_limits(root: Path = _CGROUPS, membership: Path = Path("/proc/self/cgroup")) -> Iterator[int]:
-    """What each control group around this process leaves, in version 2's files and in version 1's.
+    """The bytes that each control group around this process leaves, from the files of versions 1 and 2.
 
-    File pages that nobody used lately count as free, as they do for the kernel.
+    Inactive file pages count as free, as they do for the kernel.
     """
     try:
         lines = membership.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -22,7 +22,7 @@ def require_matplotlib() -> None:
 
 
 def picture_format(path: Path) -> str:
-    """The format of a picture, from its suffix; ValueError, before anything is measured for it, where it cannot be."""
+    """The format of a picture, from its suffix; ValueError for an unknown one, before anything is measured."""
     require_matplotlib()
     from matplotlib.figure import Figure
 
@@ -37,11 +37,6 @@ def _saved(figure: Any, picture: str, dpi: int) -> bytes:
     content = BytesIO()
     figure.savefig(content, dpi=dpi, format=picture)
     return content.getvalue()
-
-
-def save_plot(report: Report, path: Path) -> None:
-    """The picture of :func:`draw_plot`, in a file, in the format of its suffix."""
-    path.write_bytes(draw_plot(report, picture_format(path)))
 
 
 def draw_plot(report: Report, picture: str) -> bytes:
@@ -79,8 +74,8 @@ def draw_plot(report: Report, picture: str) -> bytes:
 class Roofline:
     """Points (flops per byte, flops/s) by contender and direction, under the measured roofs of one device.
 
-    ``bandwidth`` is that of the fastest plain copy or sum beyond the caches, in bytes/s; ``peak_flops`` that of an fp32
-    matrix product, in flops/s.
+    ``bandwidth``, in bytes/s, is the speed of the fastest plain copy or sum beyond the caches; ``peak_flops``, in
+    flops/s, the speed of an fp32 matrix product.
     """
 
     device: str
@@ -90,9 +85,9 @@ class Roofline:
 
 
 def roofline_of(reports: Sequence[Report]) -> Roofline:
-    """The roofline of reports of one device; only rows that have a device's own time and large enough tensors.
+    """The roofline of reports of one device, from rows that have flops and an input of 64 MB or more.
 
-    Raises ValueError where the reports are of several devices, or say nothing that could be drawn.
+    Raises ValueError where the reports are of several devices, or no row can be drawn.
     """
     devices = sorted({report.machine.device for report in reports})
     if len(devices) != 1:

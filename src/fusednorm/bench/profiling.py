@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fusednorm import choice
-from fusednorm.bench.judging import Judge, Results, gradients_by_name, saved_statistics
-from fusednorm.bench.memory import require, workload_bytes
+from fusednorm.bench.judging import Judge, Results, compute_saved_statistics, gradients_by_name
+from fusednorm.bench.memory import require
 from fusednorm.bench.operations import Operation, problem_of_workload
 from fusednorm.bench.results import Status
-from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of
+from fusednorm.bench.runner import COPY, Progress, first_line, measure_those_that_run, silent, status_of, workload_needs
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.instance import Candidate
 from fusednorm.machine.description import name_of
@@ -103,7 +103,7 @@ def _run(plan: Any, operation: Operation, inputs: Inputs, mean: Tensor | None, r
 
 @dataclass(frozen=True)
 class _Setting:
-    """What all instances share: the operation, its problem, inputs, the mean and rstd saved for each, and the judge."""
+    """What all instances share: operation, problem, sets of inputs with a mean and rstd saved for each, and judge."""
 
     operation: Operation
     problem: Problem
@@ -138,15 +138,14 @@ def _prepare(
 ) -> _Setting:
     progress("drawing inputs")
     count = timer.input_sets(TRANSFERS[operation.direction] * workload.bytes_per_transfer)
-    backward = operation.direction not in ("forward", "inference")
-    needed = workload_bytes(workload, sets=count, contenders=1, backward=backward, judged=verify)
+    needed = workload_needs(workload, operation.direction, 1, count, verify)
     remedy = "give a smaller shape" + (", or --no-verify" if verify else "")
     require(needed, device, f"{operation.name} of {workload.key}", remedy)
     sets = [draw(workload, init, seed, device) for seed in range(count)]
     problem = problem_of_workload(operation.direction, workload, sets[0])
     saved: list[tuple[Tensor | None, Tensor | None]] = [(None, None)] * len(sets)
     if problem.backward:
-        saved = [saved_statistics(workload, inputs) for inputs in sets]
+        saved = [compute_saved_statistics(workload, inputs) for inputs in sets]
     judge = None
     if verify:
         progress("computing the fp64 result")
@@ -165,7 +164,7 @@ def profile(
     timer: Timer | None = None,
     progress: Progress = silent,
 ) -> Profile:
-    """Tries every instance of the operation; one that fails its verification is not timed."""
+    """Tries every instance of the operation; an instance that fails its check is not timed."""
     timer = timer or timer_for(device)
     with timer.session():
         setting = _prepare(operation, workload, init, verify, device, timer, progress)
@@ -187,7 +186,7 @@ def profile(
 
 
 def _time(setting: _Setting, timer: Timer, admitted: dict[str, Calls], results: dict[str, InstanceResult]) -> float:
-    """Writes the times of the admitted into their results; returns that of the copy, in ms."""
+    """Writes the times of the admitted instances into their results; returns the copy's time in ms."""
     transferred = [inputs.transferred for inputs in setting.sets]
     calls = {**admitted, COPY: limit_calls(setting.operation.direction, transferred)}
     timings, failed = measure_those_that_run(timer, calls)

@@ -1,4 +1,4 @@
-"""Where rows come from: the machine, the versions and the revision of the sources that measured them."""
+"""The provenance of rows: machine, versions, and the revision of the sources."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PACKAGES = ("torch", "numba", "llvmlite", "numpy", "triton", "liger_kernel", "ja
 
 @dataclass(frozen=True)
 class Machine:
-    """Where, with what and how the rows were measured."""
+    """The machine, versions and command by which rows were measured."""
 
     cpu: str
     cores: int
@@ -33,7 +33,7 @@ class Machine:
     command: str
     date: str
     gpu: dict[str, str] = field(default_factory=dict)
-    peak_flops: float = 0.0  # of an fp32 matrix product on the device, measured; 0 where it was not
+    peak_flops: float = 0.0  # flops/s measured of an fp32 matrix product on the device; 0 where not measured
 
     def __str__(self) -> str:
         packages = ", ".join(f"{name} {version}" for name, version in self.versions.items())
@@ -65,7 +65,7 @@ def _revision() -> str:
         return done.stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # not the repository that an environment lies in
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # an installed package may lie in another repository
         revision = git("rev-parse", "--short", "HEAD")
         return f"{revision}+" if git("status", "--porcelain", "--untracked-files=no") else revision
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""What was measured: rows and the machine they come from, as JSON and as CSV."""
+"""Measured rows and their machine, as JSON and as CSV."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ Status = Literal["ok", "wrong", "skipped", "failed"]
 class Row:
     """One contender on one workload in one direction.
 
-    ``ms`` is the median time of a call and ``copy_ms`` that of the plain operation with the same transfers, measured in
-    the same turns; ``method`` says how, see :class:`~fusednorm.machine.timing.Timing`. A row that is not "ok" has a
-    note and no time, and one without an ``error`` was timed and not checked. On a GPU there are beside them
+    ``ms`` is the median time of a call, ``copy_ms`` the time of the plain operation with the same transfers in the same
+    turns; ``method`` says how they were taken, see :class:`~fusednorm.machine.timing.Timing`. A row that is not "ok"
+    has a note and no time; an "ok" row without ``error`` was not checked. Rows of a GPU also have
 
-    - ``host_ms``, the host's time per call of the public function, to its return: in a forward with gradients off, in a
-      backward that of the forward which records it, in forward_backward that of both;
-    - ``call_ms``, where ``ms`` is the device's alone: a forward's time in calls one after the other, the host's part
-      included;
+    - ``host_ms``, the host's time per call of the public function, to its return: for a forward with gradients off, for
+      a backward the forward that records it, for forward_backward both;
+    - ``call_ms``, where ``ms`` is the device's time alone: a forward's time in whole calls one after the other;
     - ``peak_bytes``, the most memory that forward and backward hold beyond the inputs, and ``plain_peak_bytes``, the
       same of torch's norm without the activation.
     """
@@ -63,7 +62,7 @@ class Row:
 
     @property
     def peak_fraction(self) -> float | None:
-        """The peak memory as a multiple of that of torch's norm without the activation."""
+        """The peak memory as a multiple of the peak of torch's norm without the activation."""
         return self.peak_bytes / self.plain_peak_bytes if self.peak_bytes and self.plain_peak_bytes else None
 
     @property
@@ -90,7 +89,7 @@ def row_of(workload: Workload, asked: Asked, contender: str, status: Status, **m
 
 
 _KNOWN = {"direction": tuple(TRANSFERS), "status": get_args(Status)}
-_MOST = 1 << 63  # of any number that is counted; more would overflow a float
+_MOST = 1 << 63  # of any count; a much larger one would overflow a float
 
 
 def _as(kind: type[Any], value: Any, where: str) -> Any:
@@ -100,7 +99,7 @@ def _as(kind: type[Any], value: Any, where: str) -> Any:
 
 
 def _read(kind: type[Any], entry: Any) -> Any:
-    """A row or machine from a file, with every value of its field's type, so that the tables can take it."""
+    """A row or machine from a file; raises TypeError or ValueError for a value that is not of its field's type."""
     entry = _as(dict, entry, kind.__name__.lower())
     hints = get_type_hints(kind)
     for name, value in entry.items():
@@ -124,7 +123,7 @@ def _read(kind: type[Any], entry: Any) -> Any:
 
 
 def _check_number(name: str, value: Any, whole: bool) -> None:
-    """Times and counts are finite and not negative; an error may be anything that a wrong result has."""
+    """Times and counts are finite and not negative; ``error`` and ``allowed`` may be any number."""
     _as(int if whole or isinstance(value, int) else float, value, name)
     if name not in ("error", "allowed") and not 0 <= value < (_MOST if isinstance(value, int) else math.inf):
         raise ValueError(f"{name} is {value!r}; expected a number of at least 0")
@@ -132,7 +131,7 @@ def _check_number(name: str, value: Any, whole: bool) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """A machine, its rows, and the suite that they belong to; a report from before suites were recorded has none."""
+    """A machine, its rows and their suite, which is "" in a report from before suites were recorded."""
 
     machine: Machine
     rows: tuple[Row, ...]

@@ -1,4 +1,4 @@
-"""Runs workloads: every contender is checked against fp64, and those that are right are timed side by side."""
+"""Runs workloads: checks every contender against fp64, and times the right ones side by side."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def first_line(error: Exception) -> str:
 
 
 def status_of(error: Exception) -> Status:
-    """What became of a contender that raised: for want of memory it says nothing of its results."""
+    """The status of a contender that raised: "skipped" for want of memory, which says nothing of its results."""
     return "skipped" if is_out_of_memory(error) else "failed"
 
 
 def measure_those_that_run(
     timer: Timer, calls: Mapping[str, Calls], whole: bool = False
 ) -> tuple[dict[str, Timing], dict[str, Exception]]:
-    """The times of all that can be called again and again, and what the others raised.
+    """The times of the contenders that can be called again and again, and the exceptions of the others.
 
-    A call that was right once may fail later, on another set of inputs or for want of memory. The timed calls are not
-    wrapped, which would cost time of its own: after a failure each contender is tried alone.
+    A call that was right once may fail later, on another set of inputs or for want of memory. To wrap the timed calls
+    would cost time, so after a failure each contender is tried alone.
     """
     failed: dict[str, Exception] = {}
     while True:
@@ -57,7 +57,7 @@ def measure_those_that_run(
 
 
 def _raised(timer: Timer, sets: Calls) -> Exception | None:
-    """What a contender raises when it is measured alone."""
+    """The exception that a contender raises when it is measured alone, or None."""
     try:
         timer.measure({"alone": sets})
     except Exception as error:
@@ -74,9 +74,9 @@ def workload_needs(workload: Workload, asked: Asked, contenders: int, sets: int,
 def _admit(
     contender: Contender, workload: Workload, asked: Asked, judge: Judge | None, sets: Sequence[Inputs]
 ) -> tuple[Row | None, list[Prepared], Verdict | None]:
-    """The prepared calls of a contender that is right, or the row that says why it is not timed.
+    """The prepared calls and verdict of a contender that is right, or the row that says why it is not timed.
 
-    Without a judge every contender that runs counts as right and has no verdict.
+    Without a judge every contender that runs counts as right, without a verdict.
     """
     try:
         refusal = contender.refusal(workload, asked)
@@ -158,7 +158,7 @@ def flops_of(workload: Workload, asked: Asked, inputs: Inputs) -> int:
 def _measure(
     workload: Workload, asked: Asked, admitted: Mapping[str, list[Prepared]], sets: Sequence[Inputs], timer: Timer
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Exception]]:
-    """The times of all contenders and of the plain copy, as the fields of their rows, and what the failing raised."""
+    """The times of the contenders and the plain copy, as fields of their rows, and the exceptions of the others."""
     calls: dict[str, Calls] = {name: [one.call for one in prepared] for name, prepared in admitted.items()}
     calls[COPY] = limit_calls(asked, [inputs.transferred for inputs in sets])
     whole = asked == "forward_backward"

@@ -1,4 +1,4 @@
-"""The ratios that rows amount to, and the tables made of them."""
+"""The ratios between rows, and tables of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fusednorm.machine.limits import TRANSFERS
 OURS, PREALLOCATED, EAGER, COMPILE = "fusednorm", "fusednorm out=", "eager", "compile"
 # The contenders that fusednorm is compared with as "the fastest peer"; eager has its own column.
 PEERS = (COMPILE, "jax", "onnxruntime", "openvino", "liger")
-# From here a tensor is beyond any cache, and the targets of a GPU ask for a share of the memory's speed.
+# From this size a tensor is beyond any cache, and a GPU's targets ask for a share of the memory's speed.
 LARGE_BYTES = 64 * 10**6
 
 
@@ -27,7 +27,7 @@ class Case:
 
     @property
     def group(self) -> tuple[str, str, str, str]:
-        """What a geometric mean is taken over: the same operation, dtype, layout and direction in several shapes."""
+        """Operation, dtype, layout and direction: a geometric mean is taken over the shapes that share them."""
         operation = self.first.workload.partition(" ")[0]
         return operation, self.first.dtype, self.first.layout, self.first.direction
 
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether a device was measured that runs beside the host."""
+        """Whether the device runs beside the host."""
         return any(row.host_ms is not None for row in self.rows.values())
 
     @property
@@ -136,7 +136,7 @@ def _over_fastest_peer(case: Case) -> str:
 
 
 def ratio_table(cases: Sequence[Case]) -> Table:
-    """One line per workload: fusednorm's time and what it gains over eager, torch.compile and the fastest peer."""
+    """One line per workload: fusednorm's time and its speedups over eager, torch.compile and the fastest peer."""
     columns: dict[str, Callable[[Case], str]] = {
         "workload": lambda case: case.first.workload,
         "direction": lambda case: case.first.direction,
@@ -167,7 +167,7 @@ def _most(values: Iterable[float | None]) -> float | None:
     return max(_present(values), default=None)
 
 
-# What is said of the shapes of one operation. Two columns are called "least": each belongs to the one before it.
+# The columns over the shapes of one operation. Each of the two columns "least" belongs to the column before it.
 _MEANS: tuple[tuple[str, Callable[[Sequence[Case]], str]], ...] = (
     ("shapes", lambda cases: str(len(cases))),
     ("vs eager", lambda cases: in_times(geometric_mean(case.speedup(EAGER) for case in cases))),

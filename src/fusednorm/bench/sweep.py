@@ -1,8 +1,8 @@
 """The suite that is drawn and not listed: shapes that models use beside shapes that nobody tuned a kernel for.
 
-What is drawn depends on the seed and on the limit of bytes alone, on every machine: of Python's generators only
-``random()`` gives the same numbers in every version, so that all else is made from it here. A longer sweep begins with
-the workloads of a shorter one.
+The draws depend on the seed and the limit of bytes alone, on every machine: since of Python's generators only
+``random()`` gives the same numbers in every version, all draws are made from it. A longer sweep begins with the
+workloads of a shorter one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ COUNT = 100
 MOST_COUNT = 100_000
 LEAST_BYTES = 1000
 MOST_BYTES = {"cpu": 64 * 10**6, "cuda": 512 * 10**6}
-# A judge in fp64 of larger tensors takes longer than all that is timed.
+# To judge larger tensors in fp64 takes longer than to time them.
 JUDGED_BYTES = 4 * 10**6
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -34,7 +34,7 @@ MOST_CHANNELS = 2560
 CHANNELS = (3, 16, 32, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 960, 1024, 1280, 2048, 2560)
 EXTENTS = (7, 8, 14, 16, 28, 32, 56, 64, 112, 128, 224, 256, 512, 1024)
 ROWS = (64, 128, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 5120, 8192, 11008, 12288, 16384, 28672, 65536)
-# Half of the workloads have none, and few others are drawn: on a GPU each is another kernel to compile.
+# Half of the workloads have none, and few kinds are drawn: on a GPU each is another kernel to compile.
 ACTIVATIONS = (*[None] * 8, "silu", "silu", "silu", "relu", "relu", "gelu", "gelu_tanh", "leaky_relu")
 LAYOUTS: tuple[LayoutName, ...] = ("nchw", "nhwc")
 
@@ -121,14 +121,14 @@ def _image(draws: _Draws, elements: int, rank: int) -> tuple[int, ...]:
         return (samples, channels, *[_extent(draws, positions ** (1 / axes))] * axes)
     extents = []
     for left in range(axes, 0, -1):
-        # No longer along one axis than twice its share, so that the last gets something too.
+        # Along one axis at most twice its share, so that the last axis gets positions too.
         extents.append(_extent(draws, positions ** (1 / left) * (draws.size(50, 200) / 100 if left > 1 else 1)))
         positions /= extents[-1]
     return samples, channels, *extents
 
 
 def _extent(draws: _Draws, near: float) -> int:
-    """An extent near a number: a usual one or a multiple of 8 below it, or in half of the draws an odd one."""
+    """An extent at most ``near``: a usual extent or a multiple of 8, or in half of the draws an odd number."""
     size = max(1, int(near))
     choice = draws.pick((EXTENTS, (size // 8 * 8,), (), ()))
     return max((extent for extent in choice if 0 < extent <= size < 2 * extent), default=size | 1)

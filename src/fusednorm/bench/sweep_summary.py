@@ -1,4 +1,4 @@
-"""What a sweep amounts to: how often torch is faster, how near the plain copy or sum comes, and the worst cases."""
+"""The tables of a sweep: how often torch is faster, the share of the plain copy's or sum's speed, the worst cases."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from fusednorm.bench.tables import Table, in_ms, in_percent, in_times
 from fusednorm.machine.limits import TRANSFERS
 
 WORST = 20
-# Slower by less is within what the clocks and the machine make of two equal calls.
+# Two equal calls differ by less, as clocks and machine vary.
 MARGIN = 1.05
-# From here the time of a call is that of its transfers; below, the start of a kernel counts as much.
+# Below this size the start of a kernel takes as long as the transfers.
 MEASURED_BY_COPY_BYTES = 4 * 10**6
 
 
@@ -25,7 +25,7 @@ def _faster_of_torch(case: Case) -> str:
 
 
 def _share_slower(speedups: Iterable[float | None]) -> str:
-    """How many of the cases that have a speedup are slower by more than the margin."""
+    """How many of the speedups that exist are below 1 by more than the margin."""
     present = [speedup for speedup in speedups if speedup is not None]
     if not present:
         return ""
@@ -73,7 +73,7 @@ def copy_table(cases: Sequence[Case]) -> Table:
 
 
 def _worst_table(title: str, cases: Iterable[Case], rank: Callable[[Case], float | None]) -> Table:
-    """The cases of the lowest rank, each with what it is measured against; those without a rank are left out."""
+    """The cases of the lowest rank, each beside torch and the plain operation; a case without a rank is left out."""
     ranked = [(value, place, case) for place, case in enumerate(cases) if (value := rank(case)) is not None]
     columns: dict[str, Callable[[Case], str]] = {
         "workload": lambda case: case.first.workload,
@@ -98,7 +98,7 @@ def _untimed_table(cases: Sequence[Case]) -> Table:
 
 
 def sweep_tables(cases: Sequence[Case]) -> tuple[Table, ...]:
-    """Shares against torch, means against the plain operation, the worst cases by each of the two, and the untimed.
+    """Shares against torch, means against the plain operation, the worst cases against either, and the untimed cases.
 
     A table without a line is left out.
     """

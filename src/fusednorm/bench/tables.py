@@ -17,7 +17,7 @@ class Table:
     words: tuple[str, ...]
 
     def without_empty_columns(self) -> Table:
-        """The table without the columns in which no line has anything, as on a machine that does not measure them."""
+        """The table without the columns that are empty in every line, as on a machine that does not measure them."""
         kept = [place for place in range(len(self.header)) if any(line[place] for line in self.lines)]
 
         def cut(line: tuple[str, ...]) -> tuple[str, ...]:

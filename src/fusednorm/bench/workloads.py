@@ -1,4 +1,4 @@
-"""Each workload once: what is normalized, in which shape, dtype and layout; used by tests, verify and benches alike."""
+"""Workloads: what is normalized, in which shape, dtype and layout, for tests, verify and benchmarks alike."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Workload:
 
     @property
     def key(self) -> str:
-        """A name that says everything, e.g. ``group_norm(32)+silu 2x320x64x64 float32 nchw``."""
+        """The name, such as ``group_norm(32)+silu 2x320x64x64 float32 nchw``."""
         name = f"group_norm({self.groups})" if self.family == "group_norm" else self.family
         parts = [name, "modulated" if self.modulated else None, self.activation, None if self.training else "inference"]
         words = ["+".join(part for part in parts if part), "x".join(map(str, self.shape)), self.dtype]
@@ -104,7 +104,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The tensors of a workload; what it has no use for is None."""
+    """The tensors of a workload; a tensor that it does not use is None."""
 
     input: Tensor
     weight: Tensor
@@ -117,17 +117,17 @@ class Inputs:
 
     @property
     def operands(self) -> Operands:
-        """Those of a forward."""
+        """The operands of a forward."""
         return Operands(self.input, self.weight, self.bias, self.scale, self.shift, self.mean, self.var)
 
     def backward_operands(self, mean: Tensor | None, rstd: Tensor) -> BackwardOperands:
-        """Those of a backward, with the statistics of its forward."""
+        """The operands of a backward, with the statistics of its forward."""
         parameters = (self.weight, self.bias, self.scale, self.shift)
         return BackwardOperands(self.grad_output, self.input, mean, rstd, *parameters)
 
     @property
     def transferred(self) -> tuple[Tensor, Tensor]:
-        """The tensors as large as the input that a backward reads, x and dy; a forward reads the first alone."""
+        """x and dy, the tensors as large as the input that a backward reads; a forward reads x alone."""
         return self.input.detach(), self.grad_output
 
     def named_leaves(self) -> dict[str, Tensor]:
@@ -281,7 +281,7 @@ SUITES: dict[str, tuple[Workload, ...]] = {
     "targets": (
         *_product([_group(*shape) for shape in _TARGET_SHAPES], ("float32", "bfloat16", "float16"), ("nchw", "nhwc")),
         *[_group(*shape, activation=None) for shape in _TARGET_SHAPES],
-        # So small that only the host's time per call is measured.
+        # So small that the host's time per call is all of its time.
         _group(1, 32, 8, 8, groups=8),
         *_rows(8192, 1024),
         *_rows(2048, 4096),

@@ -1,7 +1,7 @@
 """The command line: profile, bench, report, verify, run and doctor.
 
-What a command raises becomes an exit code in :mod:`fusednorm.cli.exits`; the commands themselves are imported at the
-first use, so that a missing package is answered there too.
+:mod:`fusednorm.cli.exits` turns an exception of a command into an exit code. The commands are imported at the first
+use, so that it answers a missing package too.
 """
 
 from __future__ import annotations

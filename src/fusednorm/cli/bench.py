@@ -115,7 +115,7 @@ def bench(
 
 
 def _check_suite(suite: str, seed: int | None, count: int | None) -> None:
-    """Raises ValueError for a suite that there is not, and for options that it has no use for."""
+    """Raises ValueError for an unknown suite, and for a seed or count with a suite that is not drawn."""
     if suite not in (*SUITES, SWEEP):
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join([*SUITES, SWEEP])}")
     if suite != SWEEP and not seed is count is None:
@@ -144,7 +144,7 @@ def _run(
     drawn: bool,
     to_stderr: bool,
 ) -> list[Row]:
-    """The rows of all jobs. A drawn suite has too many for a table of each, and is checked where that is quick."""
+    """The rows of all jobs. Of a drawn suite only small jobs are judged, and no job has a table of its own."""
     rows: list[Row] = []
     timer = timer_for(device, seconds, quick=drawn)
     with output.progress(len(jobs)) as show:

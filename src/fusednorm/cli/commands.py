@@ -51,7 +51,7 @@ def options(
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """What stands before a command."""
+    """The options before a command."""
 
 
 for command in (profile.profile, bench.bench, report.report, verify.verify, run.run, doctor.doctor):

@@ -1,4 +1,4 @@
-"""fusednorm doctor: what this machine has and which backends can run on it."""
+"""fusednorm doctor: versions and devices of this machine, and the backends that can run on it."""
 
 from __future__ import annotations
 

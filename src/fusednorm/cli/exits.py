@@ -25,7 +25,7 @@ def say(message: str) -> None:
 
 
 def guarded(command: Callable[[], object]) -> int:
-    """Runs a command to its end, that of its output included, and returns the exit code; says what went wrong."""
+    """Runs a command, flushes its output, and returns the exit code; says on stderr what went wrong."""
     try:
         result = command()
         sys.stdout.flush()
@@ -35,7 +35,7 @@ def guarded(command: Callable[[], object]) -> int:
 
 
 def ending(error: BaseException) -> int:
-    """The exit code of a command that raised; what it means stands on stderr afterwards."""
+    """The exit code of a command that raised; says on stderr what went wrong."""
     if isinstance(error, KeyboardInterrupt) or _is(error, "Abort"):
         return INTERRUPTED
     if isinstance(error, UnwritableError) and error.reader_gone:
@@ -57,7 +57,7 @@ def ending(error: BaseException) -> int:
 
 
 def _is(error: BaseException, name: str) -> bool:
-    """Whether an exception is one of typer's, which earlier releases took from click and later ones have themselves."""
+    """Whether an exception has this name in typer, or in click, from which earlier releases of typer took it."""
     return any(
         kind.__name__ == name and kind.__module__.split(".")[0] in ("click", "typer") for kind in type(error).__mro__
     )

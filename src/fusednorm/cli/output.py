@@ -1,4 +1,4 @@
-"""What the commands share: data to stdout, words to stderr, and the reading of arguments."""
+"""Shared by the commands: data to stdout, words to stderr, and the reading of arguments."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _DTYPE_ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "half
 
 
 class _Page(StringIO):
-    """Text on its way to a stream, whose encoding rich asks for: it draws other lines where that is narrow."""
+    """Text on its way to a stream, with the stream's encoding: rich draws plainer lines where that is narrow."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()
@@ -85,8 +85,8 @@ def print_json(value: Any) -> None:
 class Destination:
     """Where a file that was asked for goes, "-" being stdout.
 
-    It is opened before the work whose result it takes, so that a place that cannot be written is told first. What is
-    already there stays until then, and an empty file of ours goes if nothing comes.
+    It is opened before the work, so that a place that cannot be written is reported first. A file that is already there
+    keeps its content until :meth:`write`, and a new one is removed if nothing is written.
     """
 
     def __init__(self, path: str) -> None:
@@ -138,7 +138,7 @@ class Destination:
 
 @contextmanager
 def destinations(*paths: str | Path | None) -> Iterator[list[Destination | None]]:
-    """A destination for each path, None for none; two that are the same, stdout too, are a usage error."""
+    """A destination for each path, None for no path; the same path twice, stdout included, is a usage error."""
     given = [str(path) for path in paths if path]
     twice = sorted({path for path in given if given.count(path) > 1})
     if twice:
@@ -188,9 +188,9 @@ def chosen_device(choice: DeviceChoice) -> str:
 
 
 def set_threads(threads: int) -> None:
-    """torch's number of threads, which everything obeys; 0 leaves it as it is."""
+    """Sets torch's number of threads, which everything obeys; 0 leaves it as it is."""
     most = max(64, 4 * available_cores())
-    if threads > most:  # OpenMP ends the process where the system gives it no thread
+    if threads > most:  # OpenMP ends the process if the system refuses it a thread
         raise typer.BadParameter(f"threads: {threads} is more than {most}, which is enough for this machine")
     if threads:
         torch.set_num_threads(threads)

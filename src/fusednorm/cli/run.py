@@ -78,11 +78,12 @@ def _device(text: str) -> str | None:
 
 
 def _require_memory(graph: Graph) -> None:
-    """Refuses a graph too large for its device, or for the host, which draws its inputs and judges its outputs."""
+    """Refuses a graph too large for its device, or for the host, where inputs are drawn and outputs judged."""
     sizes = {one: extent(one.dims, one.strides) for one in graph.tensors if one.dims and one.strides}
     stored = sum(size * (4 if one.dtype is None else one.dtype.itemsize) for one, size in sizes.items())
     made = {tensor for node in graph.nodes for tensor in node.outputs.values()}
-    # The judge keeps each result in float64, rounded to its dtype and not, and in float32; and the reference's steps.
+    # The judge keeps each result three times, in float64, in float64 from rounded tensors and in float32, and the
+    # intermediates of the reference.
     judging = 28 * sum(size for one, size in sizes.items() if one in made) + 40 * max(sizes.values(), default=0)
     on_host = graph.device.type == "cpu"
     require(judging + (stored if on_host else 0), "cpu", f"graph {graph.name!r} with its judge", "use smaller tensors")

@@ -1,6 +1,6 @@
-"""The three standard streams of a process, whatever it was started with: closed, full, broken or of a narrow encoding.
+"""The standard streams of a process, whatever it was started with: closed, full, broken or of a narrow encoding.
 
-Data goes to stdout, and where that cannot be written the command ends with :class:`UnwritableError`. Words go to
+Data goes to stdout, and a command whose stdout cannot be written ends with :class:`UnwritableError`. Words go to
 stderr, and are dropped where nobody can read them.
 """
 
@@ -22,7 +22,7 @@ class UnwritableError(Exception):
 
 
 class _Data(io.TextIOWrapper):
-    """stdout; its errors are no OSError, of which typer and rich make an exit code of their own."""
+    """stdout; it raises no OSError, which typer and rich would turn into an exit code of their own."""
 
     def write(self, text: str) -> int:
         try:
@@ -57,7 +57,7 @@ class _Words(io.TextIOWrapper):
 
 
 def _discard(stream: io.TextIOWrapper) -> None:
-    """Send what a stream still holds, and what follows, to the null device: the interpreter flushes once more."""
+    """Send all that a stream holds, or is given later, to the null device: the interpreter flushes it once more."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, stream.fileno())
     os.close(null)
@@ -68,8 +68,8 @@ def install() -> bool:
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
-        except OSError:  # else the next file that is opened would take its number, and get what is printed
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, this one
+        except OSError:  # closed: the next file opened would take its number, and all that is printed
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this
     present = sys.stdout is not None
     if sys.stdin is None:
         sys.stdin = _null("r")
@@ -83,7 +83,7 @@ def _null(mode: str) -> io.TextIOWrapper:
 
 
 def _rewrapped(stream: object, kind: type[io.TextIOWrapper]) -> io.TextIOWrapper:
-    """The same stream, as line-buffered as before; what its encoding lacks is written as an escape."""
+    """The same stream, as line-buffered as before; characters that its encoding lacks are written as escapes."""
     if not isinstance(stream, io.TextIOWrapper):
         stream = _null("w")
     encoding, line_buffering = stream.encoding, stream.line_buffering

@@ -1,7 +1,7 @@
 """The graph API: describe normalizations and the operations around them once, plan, and execute many times.
 
 tensors.py         a graph's tensors            nodes.py          every kind of node, in one table
-building.py        tensors and nodes            validation.py     mistakes, and what is inferred
+building.py        tensors and nodes            validation.py     mistakes, and inferred values
 fusion.py          which nodes run as one       plans.py          the combinations of instances
 lowering.py        a plan as steps over slots   pointwise.py      the steps that torch runs
 packs.py           the tensors of an execution  workspace.py      the memory of virtual tensors

@@ -18,9 +18,9 @@ Handle = TensorAttributes
 class GraphBuilder:
     """Tensors and nodes; :class:`fusednorm.graph.Graph` adds the stages.
 
-    Every tensor is one of :class:`TensorAttributes`. A node's results are virtual until ``set_output()``. Dims are
-    (N, C, *) whatever the memory order; the strides say which it is. xhat = (x - mean) inv_variance, with
-    inv_variance = (variance + epsilon)^(-1/2); scale and bias are optional wherever they appear.
+    Every tensor is a :class:`TensorAttributes`. A node's results are virtual until ``set_output()``. Dims are (N, C, *)
+    whatever the memory order, which the strides give. xhat = (x - mean) inv_variance, with
+    inv_variance = (variance + epsilon)^(-1/2), and y = xhat scale + bias; scale and bias are optional everywhere.
     """
 
     name: str
@@ -30,7 +30,7 @@ class GraphBuilder:
         self.nodes: list[Node] = []
 
     def _changed(self) -> None:
-        """Something was declared; what follows from it is no longer true."""
+        """Called after each declaration: :class:`fusednorm.graph.Graph` then drops what it inferred."""
 
     # --- tensors ---
 
@@ -186,7 +186,7 @@ class GraphBuilder:
         *,
         name: str | None = None,
     ) -> tuple[Handle, Any, Any]:
-        """(dx, dscale, dbias) of batchnorm in training, from its saved statistics; the last two None without scale."""
+        """(dx, dscale, dbias) of batchnorm in training, from its saved statistics; dscale and dbias need scale."""
         return self._backward("batchnorm_backward", dy, x, scale, mean, inv_variance, name)
 
     def groupnorm(
@@ -204,7 +204,7 @@ class GraphBuilder:
     ) -> tuple[Handle, Any, Any]:
         """(y, mean, inv_variance), statistics over a group's channels and positions for each sample.
 
-        In the inference phase the last two are None, and given mean and inv_variance are applied where there are any.
+        In the inference phase mean and inv_variance are None among the results, and are applied where they are given.
         """
         inputs = {"x": x, "scale": scale, "bias": bias, "mean": mean, "inv_variance": inv_variance}
         return self._forward("groupnorm", inputs, phase, name, num_groups=num_groups, epsilon=epsilon)
@@ -220,7 +220,7 @@ class GraphBuilder:
         num_groups: int,
         name: str | None = None,
     ) -> tuple[Handle, Any, Any]:
-        """(dx, dscale, dbias) of groupnorm; what is neither an output nor read is not computed."""
+        """(dx, dscale, dbias) of groupnorm; a result that is neither an output nor read is not computed."""
         return self._backward("groupnorm_backward", dy, x, scale, mean, inv_variance, name, num_groups=num_groups)
 
     def instancenorm(
@@ -235,7 +235,7 @@ class GraphBuilder:
         inv_variance: Handle | None = None,
         name: str | None = None,
     ) -> tuple[Handle, Any, Any]:
-        """(y, mean, inv_variance), statistics over the positions of each sample and channel; as :meth:`groupnorm`."""
+        """(y, mean, inv_variance), statistics over the positions of a sample and channel; else as :meth:`groupnorm`."""
         inputs = {"x": x, "scale": scale, "bias": bias, "mean": mean, "inv_variance": inv_variance}
         return self._forward("instancenorm", inputs, phase, name, epsilon=epsilon)
 

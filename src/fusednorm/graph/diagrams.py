@@ -1,4 +1,4 @@
-"""A graph for people: what was fused and why not, and its picture as Mermaid text."""
+"""A graph for people: what was fused, what was not and why, and the picture as Mermaid text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fusednorm.text import printable
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a graph comes to; ``print`` it, or read the fields. ``plan`` is the one that execute runs, once built."""
+    """A graph's operations, fusions and plans; ``print`` it, or read the fields. ``plan`` is the built one, or None."""
 
     graph: str
     operations: tuple[Operation, ...]

@@ -1,4 +1,4 @@
-"""Inputs drawn for a graph by what its nodes take them for."""
+"""Inputs drawn for a graph, each by the port that reads it."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _POSITIVE = ("inv_variance", "variance", "prev_running_variance")
 def draw(graph: Graph, seed: int = 0) -> dict[str, Tensor]:
     """A variant pack for a validated graph: inputs from a seeded generator, alike on every device, and empty outputs.
 
-    Data is standard normal, a scale 1 ± 0.2, a bias and a mean ± 0.2, a variance or its inverse root 1 ± 0.1 and
-    positive.
+    Data is standard normal, a scale 1 ± 0.2, a bias and a mean 0 ± 0.2; a variance or its inverse root is positive,
+    |1 ± 0.1| + 0.1.
     """
     generator = torch.Generator("cpu").manual_seed(seed)
     taken = {tensor: port for node in graph.nodes for port, tensor in node.inputs.items()}

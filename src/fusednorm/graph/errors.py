@@ -1,4 +1,4 @@
-"""What a graph raises: GraphError and its kinds, each saying where, what came, what was expected and how to mend it."""
+"""GraphError and its kinds: each message says where, what came, what was expected and how to mend it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fusednorm.text import printable
 
 
 class GraphError(RuntimeError):
-    """Any error of the graph API: one line or several, in which what is not printable in a name is escaped."""
+    """Any error of the graph API: one line or several, with unprintable characters of names escaped."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n  ".join(printable(line, keep="") for line in lines))
@@ -38,7 +38,7 @@ class InvalidGraphError(GraphError, ValueError):
 
 
 class StageError(GraphError):
-    """A stage was asked for before the one that it needs."""
+    """A stage was asked for before the stage that it needs."""
 
 
 class UnsupportedGraphError(GraphError):
@@ -50,7 +50,7 @@ class UnknownPlanError(GraphError, ValueError):
 
 
 class VariantPackError(GraphError, ValueError):
-    """The tensors given to a graph, or its workspace, are not those that it was built for."""
+    """A graph was built for other tensors, or another workspace, than it was given."""
 
 
 class GraphFormatError(GraphError, ValueError):

@@ -51,7 +51,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class Remark:
-    """What became of some nodes: fused into one operation, or not, and why."""
+    """Whether some nodes were fused into one operation, and why or why not."""
 
     nodes: str
     fused: bool
@@ -63,7 +63,7 @@ class Remark:
 
 @dataclass(frozen=True)
 class OperationGraph:
-    """The operations in the order in which they run, and what was and was not fused."""
+    """The operations in the order in which they run, and remarks on fusion."""
 
     operations: tuple[Operation, ...]
     remarks: tuple[Remark, ...]

@@ -41,15 +41,15 @@ class Graph(GraphBuilder):
     Args:
         io_data_type: the dtype of tensors from outside that declare none; a torch dtype or its name.
         intermediate_data_type: the dtype of virtual tensors that declare none. A fused plan keeps them in registers, in
-            the accumulation dtype, and rounds them to nothing narrower; one that is declared wider than that is not
+            the accumulation dtype, and rounds them to nothing narrower; a tensor declared wider than that dtype is not
             fused. Node by node they lie in the workspace in this dtype.
         compute_data_type: the least precise dtype for statistics and sums. The kernels accumulate in float32, and in
-            float64 for float64 data; a plan that would accumulate in less than this says so in check_support.
+            float64 for float64 data; a plan that would accumulate in less cannot run, and check_support says why.
         name: for messages, logs and saved graphs.
-        device: where the graph runs; by default that of the first ``tensor_like``, else the CPU.
+        device: where the graph runs; by default the device of the first ``tensor_like``, else the CPU.
 
     Raises:
-        GraphError: every error of a graph is one: InvalidGraphError, StageError, UnsupportedGraphError,
+        GraphError: every error of a graph is a subclass: InvalidGraphError, StageError, UnsupportedGraphError,
             UnknownPlanError, VariantPackError, GraphFormatError.
 
     >>> import torch, fusednorm
@@ -184,7 +184,7 @@ class Graph(GraphBuilder):
         return self
 
     def build_operation_graph(self) -> Graph:
-        """Finds what the library runs as one kernel."""
+        """Finds the nodes that the library runs as one kernel."""
         self._needs("build_operation_graph", "validate")
         self._reset_after("validate")
         fused, alone = fusion.fuse(self._order), fusion.node_by_node(self._order)
@@ -227,7 +227,7 @@ class Graph(GraphBuilder):
         return reasons
 
     def build_plans(self, plan: str | None = None) -> Graph:
-        """Builds the named plan for execute to run; by default that of a saved graph, else the first that can run.
+        """Builds the named plan for execute to run; by default the saved graph's plan, else the first that can run.
 
         Raises:
             UnknownPlanError: there is no plan of this name.
@@ -265,7 +265,7 @@ class Graph(GraphBuilder):
         self._workspace = Workspace(self.name, program.scratch, program.workspace_bytes, self.device)
 
     def _rank(self, seconds: dict[str, float]) -> None:
-        """Tuned plans first, from the fastest; those without a time keep their order behind them."""
+        """Put timed plans first, from the fastest; plans without a time keep their order behind them."""
         ranked = [name for name in seconds if any(plan.name == name for plan in self._plans)]
         place = {name: index for index, name in enumerate(ranked)}
         self._plans.sort(key=lambda plan: (plan.reason is not None, place.get(plan.name, len(place))))
@@ -303,7 +303,7 @@ class Graph(GraphBuilder):
             else:
                 for step in program.steps:
                     step.run(values)
-            # Kernels write behind autograd's back: a tensor that it saved must not change unseen.
+            # Autograd does not see the kernels write: the counters tell it where a tensor that it saved has changed.
             written = [values[slot] for slot in self._reader.outputs]
             _increment_version([tensor for tensor in written if not tensor.is_inference()])
         finally:
@@ -317,7 +317,7 @@ class Graph(GraphBuilder):
     def autotune(
         self, variant_pack: VariantPack, workspace: Tensor | None = None, *, refresh: bool = False
     ) -> dict[str, float]:
-        """Seconds of every plan that can run, from the fastest, which becomes the plan; outputs are written.
+        """Seconds of every plan that can run, the fastest first, which execute then runs; outputs are written.
 
         The ranking is kept in the tuning cache on disk, for this graph, device, number of threads and version, and a
         later call takes it from there unless ``refresh``. ``workspace`` serves the plans that it is large enough for.
@@ -369,7 +369,7 @@ class Graph(GraphBuilder):
         return dict(zip(self.inputs, values, strict=False))
 
     def explain(self) -> Explanation:
-        """What was fused and what was not, and why; the plans, and the numerics of the chosen one. ``print`` it."""
+        """Each fusion made or not made, with its reason; the plans; the chosen plan's numerics. ``print`` it."""
         self._needs("explain", "build_operation_graph")
         operations = self._operations[0][1] if self._plan is None else self._plan.operations
         return Explanation(self.name, operations.operations, operations.remarks, tuple(self._plans), self._plan)
@@ -379,7 +379,7 @@ class Graph(GraphBuilder):
         return mermaid(self.name, self.nodes, self.tensors)
 
     def to_json(self) -> str:
-        """The graph as JSON, with the chosen plan's name where there is one; what was inferred is not in it."""
+        """The graph as JSON, without inferred values, with the chosen plan's name where there is one."""
         from fusednorm.graph.serialization import to_json
 
         return to_json(self)

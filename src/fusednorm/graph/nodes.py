@@ -56,7 +56,7 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What every node of one kind shares."""
+    """A kind of node: its formula, ports and attributes."""
 
     name: str
     operation: Operation
@@ -244,7 +244,7 @@ POINTWISE = tuple(name for name, kind in KINDS.items() if kind.family is None)
 
 
 def trailing(node: Node, dims: Dims) -> Dims | str:
-    """The normalized dims of a layernorm or rmsnorm node, or what is wrong with them."""
+    """The normalized dims of a layernorm or rmsnorm node, or a message where there are none."""
     given = node.attributes.get("normalized_shape")
     scale = node.inputs.get("scale")
     if given is not None:
@@ -262,14 +262,14 @@ def trailing(node: Node, dims: Dims) -> Dims | str:
 
 
 def groups_or_dims_of(node: Node, dims: Dims) -> int:
-    """What the Norm of a node takes as ``groups_or_dims``: its groups, or the number of normalized trailing dims."""
+    """The ``groups_or_dims`` of a node's Norm: its groups, or the number of normalized trailing dims."""
     if node.kind.family in ROW_FAMILIES:
         return len(trailing(node, dims))
     return int(node.attributes.get("num_groups") or 0)
 
 
 def accepted_dims(node: Node, role: Role, dims: Dims) -> tuple[Dims, ...]:
-    """The dims that a port of this role may have where x has ``dims``; the first is what an output gets."""
+    """The dims that a port of this role may have where x has ``dims``; an output gets the first of them."""
     if role == "data":
         return (dims,)
     ones = (1,) * (len(dims) - 2)

@@ -22,7 +22,7 @@ class PackReader:
     """Turns variant packs into the tensors of a graph, in the order of ``tensors``."""
 
     def __init__(self, graph: str, tensors: Sequence[TensorAttributes], outputs: int, device: torch.device) -> None:
-        """``tensors`` ends with so many ``outputs``."""
+        """The last ``outputs`` of the tensors are outputs."""
         self.graph, self.tensors, self.device = graph, tuple(tensors), device
         self.slots: dict[Any, int] = {}
         for slot, tensor in enumerate(tensors):
@@ -32,14 +32,14 @@ class PackReader:
         ]
         self.empty: list[Any] = [None] * len(self.tensors)
         self.outputs = range(len(self.tensors) - outputs, len(self.tensors))
-        self.apart: list[int] = []  # addresses that were found to be apart; the sizes are always the same
+        self.apart: list[int] = []  # addresses of the last tensors found apart; their sizes never change
         self.bytes = [
             extent(tensor.dims or (), tensor.strides or ()) * (tensor.dtype.itemsize if tensor.dtype else 0)
             for tensor in tensors
         ]
 
     def read(self, pack: VariantPack, *, outputs: bool = True) -> list[Any]:
-        """The tensors by slot. Without ``outputs`` those may be absent, as None."""
+        """The tensors by slot; without ``outputs`` the outputs may be absent, as None."""
         values = self.empty.copy()
         slots, device = self.slots, self.device
         try:
@@ -174,7 +174,7 @@ class _Bytes:
 
 
 def _share_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors whose ranges of memory meet have a byte in common; where that is hard to say, they do."""
+    """Whether two tensors whose ranges of memory meet share a byte; True where that is too hard to find out."""
     if is_dense(one) and is_dense(other):
         return True
     try:

@@ -1,12 +1,12 @@
-"""Graphs as JSON: what was declared, under a version, and read back with every value checked.
+"""Graphs as JSON: their declarations, under a version, and read back with every value checked.
 
     {"format": "fusednorm.graph", "version": 1, "name": ..., "device": "cpu", "io_data_type": "float32", ...,
      "tensors": [{"uid": 1, "name": "x", "dims": [..], "strides": [..], "dtype": "float32", "virtual": false}, ...],
      "nodes": [{"kind": "groupnorm", "name": ..., "inputs": {"x": 0}, "outputs": {"y": 1}, "attributes": {..}}, ...],
      "plan": "fused:cpu.planes"}
 
-Nodes name tensors by their place in the list. What was inferred is left out, and inferred again. Reading makes numbers,
-words, lists and dicts, and nothing else: there is no code in a file that could run.
+Nodes name tensors by their place in the list. Inferred values are left out, and inferred again. Reading makes numbers,
+words, lists and dicts, and nothing else: no code in a file can run.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def as_dict(graph: Graph) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> str:
-    """The text of a file; raises GraphFormatError for one that cannot be a graph, OSError as open does."""
+    """The text of a file; raises GraphFormatError where it cannot be a graph, OSError as open does."""
     return decoded(read_bytes(path), str(path))
 
 
 def decoded(content: bytes, where: str) -> str:
-    """The text of a graph's bytes; raises GraphFormatError for what cannot be a graph."""
+    """The text of a graph's bytes; raises GraphFormatError where it cannot be a graph."""
     if len(content) > MOST_BYTES:
         raise GraphFormatError(f"{where}: more than {MOST_BYTES} bytes; expected a graph of at most as many")
     try:
@@ -81,7 +81,7 @@ def decoded(content: bytes, where: str) -> str:
 
 
 def from_json(text: str, device: torch.device | str | None = None) -> Graph:
-    """The graph of a text; raises GraphFormatError with the place of what is wrong."""
+    """The graph of a text; raises GraphFormatError, which names the place of the mistake."""
     from fusednorm.graph.graph import Graph
 
     root = _Place(_parse(text), "the file")

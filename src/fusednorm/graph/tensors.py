@@ -1,4 +1,4 @@
-"""The tensors of a graph: what is declared of each, and what validation inferred."""
+"""The tensors of a graph: their declared attributes, and those that validation inferred."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def channels_last_strides(dims: Sequence[int]) -> Dims:
 
 
 def same_strides(dims: Sequence[int], one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two strides mean the same memory; of one element, or of none, no stride means anything."""
+    """Whether two strides mean the same memory; the stride of a dimension of one element means nothing."""
     return 0 in dims or all(size == 1 or a == b for size, a, b in zip(dims, one, other, strict=True))
 
 
@@ -71,9 +71,8 @@ def overlaps_itself(dims: Sequence[int], strides: Sequence[int]) -> bool:
 class TensorAttributes:
     """A tensor of a graph: dims, strides, dtype, uid and name, virtual or not.
 
-    What is not declared is inferred by ``Graph.validate``. A virtual tensor lives inside the graph; any other is given
-    at execution in the variant pack. The setters return the tensor, so that they chain; each takes the graph back to
-    its first stage.
+    ``Graph.validate`` infers what is not declared. A virtual tensor lives inside the graph; the variant pack gives any
+    other at execution. The setters return the tensor, so that they chain; each takes the graph back to its first stage.
     """
 
     def __init__(
@@ -121,7 +120,7 @@ class TensorAttributes:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What was declared and not inferred."""
+        """The attributes that were declared and not inferred."""
         return dict(self._declared)
 
     def set_output(self, is_output: bool = True) -> TensorAttributes:
@@ -146,11 +145,11 @@ class TensorAttributes:
         return self._declare(dtype=dtype)
 
     def infer(self, **values: Any) -> None:
-        """Keep what validation worked out, wherever nothing was declared."""
+        """Keep values that validation worked out; a declared value takes precedence."""
         self._inferred.update(values)
 
     def forget(self, *kept: str) -> None:
-        """Drop what was inferred but the named values."""
+        """Drop the inferred values, but for the named ones."""
         self._inferred = {name: value for name, value in self._inferred.items() if name in kept}
 
     def _value(self, name: str) -> Any:

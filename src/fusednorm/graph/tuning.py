@@ -1,7 +1,7 @@
 """Timing the plans of a graph, and the rankings kept on disk.
 
-A ranking is a file of its own, named by a digest of all that it depends on, and replaced as a whole: readers see the
-old one or the new one. A damaged file is ignored with a warning.
+Each ranking has a file of its own, named by a digest of all that it depends on, and replaced as a whole: a reader sees
+the old ranking or the new. A damaged file is ignored with a warning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logger_of(__name__)
 
 VERSION = 1
-SECONDS = 0.1  # of timing for each plan
+SECONDS = 0.1  # spent on timing each plan
 
 
 def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -> dict[str, float]:
@@ -48,7 +48,7 @@ def measure(graph: Graph, variant_pack: VariantPack, workspace: Tensor | None) -
         def run(memory: Tensor | None = memory) -> None:
             graph.execute(variant_pack, memory)
 
-        run()  # what compiles at the first launch
+        run()  # the first launch may compile
         timer = Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
         seconds[plan.name] = timer.blocked_autorange(min_run_time=SECONDS).median
         logger.info("graph %s: autotune: %s takes %.4g ms", graph.name, plan.name, seconds[plan.name] * 1e3)

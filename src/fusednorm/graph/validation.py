@@ -60,7 +60,7 @@ class Validator:
     # --- names and connections ---
 
     def identities(self) -> None:
-        """uids and names that were not declared, and those declared twice."""
+        """Infers uids and names that were not declared, and finds those declared twice."""
         tensors = self.graph.tensors
         taken = {tensor.declared["uid"] for tensor in tensors if "uid" in tensor.declared}
         free = (uid for uid in range(1, len(tensors) + len(taken) + 1) if uid not in taken)
@@ -139,7 +139,7 @@ class Validator:
             self.unknown.add(tensor)
 
     def shape(self, where: str, tensor: TensorAttributes) -> bool:
-        """Whether dims and strides can be those of a tensor."""
+        """Whether a tensor can have these dims and strides."""
         dims, strides = tensor.dims, tensor.strides
         assert dims is not None and strides is not None
         before = len(self.mistakes)
@@ -240,7 +240,7 @@ class Validator:
         return len(self.mistakes) == before
 
     def port(self, node: Node, port: Port, tensor: TensorAttributes, main: Dims) -> None:
-        """The dims, strides and dtype of one connected port."""
+        """Checks the dims, strides and dtype of one connected port."""
         where = f"node {node}, port {port.name}"
         accepted = accepted_dims(node, port.role, main)
         dims, strides, dtype = tensor.dims, tensor.strides, tensor.dtype
@@ -312,7 +312,7 @@ class Validator:
             self.wrong(where, value, "one place for each element", "leave strides out for a packed tensor")
 
     def data_dtype(self, node: Node, tensor: TensorAttributes) -> torch.dtype:
-        """An undeclared result's dtype: the intermediate one if virtual, else that of the inputs from outside."""
+        """An undeclared result's dtype: intermediate_data_type if virtual, else that of the inputs from outside."""
         if tensor.is_virtual:
             return self.graph.intermediate_data_type
         roles = {port.name: port.role for port in node.kind.inputs}

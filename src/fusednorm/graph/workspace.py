@@ -1,4 +1,4 @@
-"""The workspace: where each virtual tensor lies in one block of memory, and the views of a block that was given."""
+"""The workspace: where each virtual tensor lies in one block of memory, and its view of a given block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import VariantPackError
 from fusednorm.graph.tensors import Dims, extent
 
-ALIGNMENT = 256  # bytes; what CUDA's allocator gives, and more than any vector load asks for
+ALIGNMENT = 256  # bytes; as CUDA's allocator aligns, and more than any vector load needs
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Scratch:
 
 
 def place(scratch: Sequence[Scratch]) -> int:
-    """Offsets in the workspace, shared by what is never alive at once; the bytes that it needs."""
+    """Sets the offsets, which tensors never alive at once may share; returns the bytes of the workspace."""
     placed: list[Scratch] = []
     for one in sorted(scratch, key=lambda one: -one.bytes):
         one.offset = 0
@@ -56,7 +56,7 @@ class Workspace:
         self.last: tuple[Tensor | None, int, list[Any]] = (None, 0, [])
 
     def views(self, workspace: Tensor | None) -> list[Any]:
-        """The tensors by slot after those of the pack, then None for what is absent."""
+        """The virtual tensors by slot, then None for an absent tensor."""
         if not self.scratch:
             return [None]
         kept, address, views = self.last

@@ -1,1 +1,1 @@
-"""The machine at hand: what it is, its clocks, and what it can do at best."""
+"""The machine at hand: its description, its clocks, and its limits."""

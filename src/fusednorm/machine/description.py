@@ -1,4 +1,4 @@
-"""What a machine is: its processor, its cores and its GPUs, and which of them a choice of device means."""
+"""The machine: its processor, cores and GPUs, and the device that a user's choice means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 DeviceChoice = Literal["auto", "cpu", "cuda"]
-# What a driver of each vendor says of itself.
+# Where the driver of each vendor gives its version.
 _DRIVER_FILES = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 
 
@@ -53,7 +53,7 @@ def driver_version(files: Iterable[Path] = _DRIVER_FILES) -> str:
 
 
 def gpu_facts(properties: Any, driver: str) -> dict[str, str]:
-    """A GPU in words, from what torch.cuda.get_device_properties says of it."""
+    """A GPU in words, from torch.cuda.get_device_properties and its driver's version."""
     hip = torch.version.hip
     facts = {
         "name": properties.name,

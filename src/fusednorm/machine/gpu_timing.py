@@ -1,11 +1,11 @@
 """Device time by graph replay with a cold L2, and the host's time per call, for every GPU that torch calls "cuda".
 
-That name is AMD's too: torch's ROCm builds answer to torch.cuda, and its graphs are HIP's there.
+AMD's GPUs have that name too: torch's ROCm builds answer to torch.cuda, and its graphs there are HIP's.
 
-**Device time.** A graph holds calls on all sets of inputs in turn, each into an output of its own, so that what a call
-reads was last touched at least twice the L2 before. Where even the largest rotation is smaller than that, a graph goes
-through its sets once. Before each replay a buffer larger than the L2 is read, which leaves it clean and full of other
-data, and gives the host the time to have the replay queued when the device reaches it.
+**Device time.** A graph holds calls on all sets of inputs in turn, each into an output of its own, so that between two
+uses of a set the other sets move at least twice the L2. Where the most sets allowed move less, a graph goes through
+them once. Before each replay a buffer larger than the L2 is read: it leaves the L2 clean and full of other data, and
+the host queues the replay meanwhile.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ HOST_CALLS = 20
 
 
 def sets_beyond(l2_bytes: int, bytes_per_set: int, most_sets: int = MOST_SETS) -> int:
-    """The least number of sets so that between two uses of one, the others are twice the L2; at most ``most_sets``."""
+    """The fewest sets, up to ``most_sets``, with twice the L2's bytes in the others between two uses of a set."""
     return min(most_sets, 1 + max(1, math.ceil(2 * l2_bytes / max(1, bytes_per_set))))
 
 
 def rounds_in_graph(sets: int, seconds_per_call: float, most_sets: int = MOST_SETS) -> int:
     """How often one graph goes through all sets.
 
-    Once with ``most_sets`` of them: they may fit the L2, and only the first round after the flush is cold.
+    Once where there are ``most_sets``: these may fit the L2, and then only the first round after the flush is cold.
     """
     if sets >= most_sets:
         return 1
@@ -69,10 +69,10 @@ def l2_bytes() -> int:
 
 @dataclass(frozen=True)
 class GpuTimer:
-    """Medians of interleaved samples; ``seconds`` bounds the time per contender, as far as the samples' number allows.
+    """Medians of interleaved samples; ``seconds`` bounds the time per contender, as far as ``minimum_samples`` allow.
 
-    Calls that are captured must have been prepared in :meth:`session`: autograd runs a backward on the stream of its
-    forward, which has to be the captured one.
+    Prepare calls in :meth:`session`: autograd runs a backward on the stream of its forward, and only work on the
+    session's stream is captured.
     """
 
     seconds: float = 1.0
@@ -134,7 +134,7 @@ class GpuTimer:
 
 @dataclass(frozen=True)
 class _Run:
-    """So many calls enqueued at once; ``graph`` and ``kept`` hold the memory that they write."""
+    """``enqueue`` starts that many ``calls`` at once; ``kept`` holds the memory that they write."""
 
     enqueue: Callable[[], Any]
     calls: int
@@ -195,17 +195,17 @@ def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> _Run:
 
 
 def _captured(calls: Calls, rounds: int) -> _Run:
-    """The graph of all calls, so many times over; the last outputs of each set are kept, so that no two sets share one.
+    """A graph of all calls, ``rounds`` times; each set's last output is kept, so that no two share memory.
 
-    capture_begin rather than torch.cuda.graph, which first collects garbage and empties the allocator's cache: with
-    hundreds of graphs that is most of a benchmark's time.
+    Not by torch.cuda.graph, which first collects garbage and empties the allocator's cache: with hundreds of graphs
+    that is most of a benchmark's time.
     """
     graph, kept = torch.cuda.CUDAGraph(), deque[Any](maxlen=len(calls))
     torch.cuda.synchronize()
     collecting = gc.isenabled()
     gc.disable()  # a tensor or graph that is freed during a capture can end it
     try:
-        # Other threads may allocate meanwhile; autograd's launch into the captured stream, which is seen all the same.
+        # Other threads may allocate meanwhile. Autograd's threads launch into the captured stream and are captured too.
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             for _ in range(rounds):

@@ -1,9 +1,9 @@
-"""What this machine can do at best: a plain copy of the same bytes, and the flops of a matrix product.
+"""The limits of this machine: the speed of a plain copy of the same bytes, and of a matrix product.
 
-The limit of a forward is y.copy_(x) (one read, one write); that of a backward torch.add(x, dy, out=z) (two reads, one
-write). On a GPU they run on the very inputs of the contenders; on a CPU, where torch's sum of 16-bit values is bound by
-their conversion, on fp32 buffers of the same bytes. The backward of gamma and beta reads two tensors and writes none:
-it is held against the copy too, which it may beat where a write costs more.
+The limit of a forward is y.copy_(x) (one read, one write), the limit of a backward torch.add(x, dy, out=z) (two reads,
+one write). On a GPU they run on the contenders' own inputs, on a CPU on fp32 buffers of the same bytes, since there
+torch's sum of 16-bit values is bound by their conversion. The backward of gamma and beta reads two tensors and writes
+none: its limit is the copy, which it may beat where a write costs more than a read.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def _buffer(nbytes: int, device: str) -> Tensor:
 
 
 def copy_calls(nbytes: int, sets: int, device: str = "cpu") -> Calls:
-    """Copies of ``nbytes``, one read and one write of them, on as many sets of buffers as a timer rotates through."""
+    """Copies of ``nbytes``, each byte read once and written once, on ``sets`` buffers for a timer to rotate through."""
     buffers = [_buffer(nbytes, device) for _ in range(sets)]
     return [_call_on("forward", buffer, buffer) for buffer in buffers]
 
 
 def limit_calls(direction: Direction | str, pairs: Sequence[tuple[Tensor, Tensor]]) -> Calls:
-    """The plain operation with the transfers of a direction, once for each pair of an input and a gradient of it."""
+    """The plain operation with the transfers of a direction, for each pair of an input and its gradient."""
     calls = []
     for first, second in pairs:
         if first.device.type == "cpu":

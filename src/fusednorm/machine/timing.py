@@ -1,8 +1,8 @@
 """Side-by-side timing: contenders take turns, so that drift of the machine meets all of them alike.
 
-A timer measures named :class:`Calls`. What differs between devices stays inside the timer: how many sets of inputs it
-wants to rotate through (:meth:`Timer.input_sets`), how a call is repeated, and how time is read. The timer of GPUs is
-in :mod:`fusednorm.machine.gpu_timing`.
+A timer measures named :class:`Calls`. It alone knows its device: how many sets of inputs to rotate through
+(:meth:`Timer.input_sets`), how to repeat a call, and how to read time. The timer of GPUs is in
+:mod:`fusednorm.machine.gpu_timing`.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ class Timer(Protocol):
         """How many sets of inputs each contender should be prepared on; its calls rotate through them."""
 
     def session(self) -> AbstractContextManager[Any]:
-        """What calls must be prepared in if their device time is to be measured, with all that they start."""
+        """The context in which to prepare calls, and all that they start, so that their device time can be measured."""
 
     def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
-        """The time of each contender; its calls are equal but for the set of inputs.
+        """The time of each contender, whose calls differ in the set of inputs alone.
 
-        An asynchronous device's own time, or with ``whole`` that of calls one after the other as a program makes them.
+        It is an asynchronous device's own time, or with ``whole`` the time of whole calls one after the other.
         """
 
     def host_seconds(self, contenders: Mapping[str, Call]) -> dict[str, float]:
         """The host's seconds per call, from the call to its return; empty where the device is the host."""
 
     def peak_bytes(self, call: Call) -> int | None:
-        """The most memory that a call holds beyond what there was before it; None where it is not known."""
+        """The most bytes that a call holds beyond those held before it; None where nothing tells."""
 
 
 def turns_within(seconds: float, seconds_per_sample: float, least: int, most: int) -> int:
@@ -71,7 +71,7 @@ def turns_within(seconds: float, seconds_per_sample: float, least: int, most: in
 
 
 def in_turns(turns: Mapping[str, int]) -> Iterator[str]:
-    """Names in the order to sample them: a rotating order, and who has fewer turns has them spread over the others'."""
+    """Names in the order to sample them: it rotates, and a name with fewer turns has them spread over the others'."""
     taken = dict.fromkeys(turns, 0)
     rounds = max(turns.values(), default=0)
     order = list(turns)
@@ -86,10 +86,10 @@ def in_turns(turns: Mapping[str, int]) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class CpuTimer:
-    """perf_counter around enough calls to make a sample; one set of inputs, so what fits the cache stays in it.
+    """perf_counter around enough calls to make a sample; one set of inputs, which stays in the cache if it fits.
 
     ``seconds`` bounds the time spent on one contender, as far as ``minimum_samples`` allow. A slow contender takes its
-    fewer turns spread evenly over those of the others.
+    fewer turns spread evenly over the others' turns.
     """
 
     sample_seconds: float = 0.01
@@ -137,7 +137,7 @@ def _warm_up(call: Call) -> float:
 
 
 def _sample(call: Call, iterations: int) -> float:
-    """Seconds per call; a short call runs once untimed, since the contender before left its own data in the cache."""
+    """Seconds per call; a short call first runs once untimed, since the last contender left its data in the cache."""
     if iterations > 1:
         call()
     start = time.perf_counter()

@@ -1,1 +1,1 @@
-"""Private and undocumented names of other libraries, one module per library, and what happens without each name."""
+"""Private and undocumented names of other libraries: a module for each library, a substitute for each name."""

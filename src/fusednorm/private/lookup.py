@@ -1,4 +1,4 @@
-"""How a private name is looked up: the library's object, a substitute, or an ImportError that names the versions."""
+"""The look-up of a private name: it gives the library's object or a substitute, or raises an ImportError."""
 
 from __future__ import annotations
 

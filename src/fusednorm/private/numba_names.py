@@ -25,12 +25,12 @@ INLINED = {"forceinline": True}
 #: In 0.63 to 0.68. Without: such a kernel passes the check, and linking it fails with the symbol's name.
 RUNTIME_PREFIXES = ("NRT_", "numba_", "Py", "_Py")
 
-#: What a C callback whose signature returns nothing returns in Numba's IR: a null pointer. In 0.63 to 0.68. Without:
+#: The type that a C callback without a result returns in Numba's IR, as a null pointer. In 0.63 to 0.68. Without:
 #: LLVM's error at the first compilation, and the reference runs.
 VOID_RESULT = "ptr"
 
-#: Settings of ``numba.core.config`` that would change the kernels' code, or make it need Numba's runtime, at their
-#: defaults. Each is left out where Numba has no setting of that name.
+#: Settings of ``numba.core.config``, at their defaults, that would otherwise change the kernels' code or make it need
+#: Numba's runtime. Without: a setting that Numba does not have is left alone.
 SETTINGS = {
     "DISABLE_JIT": 0,
     "CPU_NAME": None,
@@ -47,12 +47,12 @@ SETTINGS = {
 }
 #: The setting of the level of optimization, a number of a type of its own; 3 is the default.
 OPTIMIZATION = "OPT"
-#: How the names of settings begin that print to stdout, amid the program's own output.
+#: How the names of the settings begin that print amid the program's own output on stdout.
 TALK = ("DEBUG", "DUMP_")
 
 
 def void_value(context: Any) -> Any:
-    """What an intrinsic without a result returns: ``BaseContext.get_dummy_value``, in 0.63 to 0.68.
+    """The value that an intrinsic without a result returns: ``BaseContext.get_dummy_value``, in 0.63 to 0.68.
 
     Without: AttributeError at the first compilation, and the reference runs.
     """
@@ -93,7 +93,7 @@ def bfloat() -> Any:
 def own_settings() -> Iterator[None]:
     """Numba as the kernels need it, whatever NUMBA_OPT and its like say for the program's own functions.
 
-    The program's functions are compiled in other threads before or after, by Numba's own lock, and as they were.
+    Numba's own lock keeps other threads from compiling the program's functions meanwhile, so these keep its settings.
     """
     config = find("numba.core", "config")
     with _compiler_lock():

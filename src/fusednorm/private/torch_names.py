@@ -1,8 +1,8 @@
 """Every private or undocumented name of torch that fusednorm uses, each once.
 
 Each name says what it is for, the oldest version of torch in which it was found (2.0.1, 2.4.1, 2.8.0, 2.10.0, 2.11.0,
-2.13.0 and 2.15.0 were searched), and what happens without it. What every operation calls is torch's own function, bound
-to a constant, so that it costs what it costs in torch.
+2.13.0 and 2.15.0 were searched), and what happens without it. A function that every operation calls is torch's own,
+bound to a constant, and costs what it costs in torch.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ swap_memory: Any = find("torch", "UntypedStorage._swap_data_ptr_", None)
 
 # --- modules ---
 
-#: The base of BatchNorm1d, 2d and 3d and of SyncBatchNorm, which torch's tools ask isinstance for, and the base of
+#: The base of BatchNorm1d, 2d and 3d and SyncBatchNorm, by which torch's tools know batch norms; and the base of
 #: InstanceNorm1d, 2d and 3d. Since 2.0. Without: the first base of BatchNorm1d, and of InstanceNorm1d.
 try:
     from torch.nn.modules.batchnorm import _BatchNorm
@@ -219,8 +219,8 @@ def fuser_methods(loaded: dict[str, Any]) -> dict[Any, Callable[..., nn.Module]]
 
 _MKLDNN = "makes an MKL-DNN batch norm of it"
 #: Functions of torch that take a module apart and read its eps, by module and qualified name, each with what it makes
-#: of the module. Inductor's since 2.4, the others 2.0; the class of MKL-DNN's stands in a function since 2.15 (2.13 has
-#: it not so). Without: a function under another name drops the activation unseen, so a test looks for each.
+#: of the module. Inductor's since 2.4, the others 2.0; since 2.15 (not in 2.13) the MKL-DNN class is defined inside a
+#: function. Without: a function under another name drops the activation unseen, so a test looks for each.
 FOLDS = {
     ("torch.nn.utils.fusion", "fuse_conv_bn_eval"): "folds it into the convolution",
     ("torch.nn.utils.fusion", "fuse_linear_bn_eval"): "folds it into the linear layer",
@@ -229,9 +229,9 @@ FOLDS = {
     ("torch.utils.mkldnn", "MkldnnBatchNorm.__init__"): _MKLDNN,
     ("torch.utils.mkldnn", "_get_mkldnn_classes.<locals>.MkldnnBatchNorm.__init__"): _MKLDNN,
 }
-#: The one of them that takes the last dimension for the channels.
+#: The fold that takes the last dimension for the channels.
 FOLD_ALONG_THE_LAST = ("torch.nn.utils.fusion", "fuse_linear_bn_eval")
-#: Functions that take a module's weights for a kernel of their own if two norms have one eps, and else call the
+#: Functions that compare the eps of two norms: if equal they give the weights to a kernel of torch's, and else call the
 #: modules. Since 2.0. Without: as FOLDS.
 COMPARISONS = {
     ("torch.nn.modules.transformer", "TransformerEncoderLayer.forward"),
@@ -243,7 +243,7 @@ COMPARISONS = {
 
 
 def kept_buffers() -> AbstractContextManager[Any]:
-    """A context in which torch.compile makes backwards that may run again on the same saved tensors.
+    """A context in which torch.compile makes backwards that can run again on the same saved tensors.
 
     ``torch._functorch.config.donated_buffer`` since 2.8. Without: nothing to switch off.
     """

@@ -23,15 +23,15 @@ Start = Callable[[int, list[int | None]], Any]
 
 
 def start_of(compiled: Any, programs: int, addresses: list[int | None], tail: tuple[Any, ...]) -> Start | None:
-    """The shortest way to start what Triton's launch of a kernel returned; None where there is none.
+    """The shortest way to start ``compiled``, which Triton's launch of a kernel returned; None where there is none.
 
     ``compiled.run``, ``compiled.function`` and ``compiled.packed_metadata``, in 3.6 to 3.9, are called as run(x, y, z,
     stream, function, metadata, launch_metadata, enter_hook, exit_hook, \\*arguments). ``run`` wraps a launcher in C,
-    ``launch``, whose arguments it works out anew each time, in 1 us. They are kept here wherever what it passes on has
-    a known form: in 3.6 the kernel's arguments come last, from 3.7 on the last argument is a tuple of them.
+    ``launch``, and takes 1 us to work out its arguments anew in each call. Here they are kept if they have a known
+    form: in 3.6 the kernel's arguments come last, from 3.7 on the last argument is a tuple of them.
 
-    Without a known form of ``launch``, as HIP's, which takes the grid later: ``run`` is called. Without one of the
-    three, or with other parameters of ``run``: None, and every call goes through Triton's launch.
+    With another form of ``launch``, such as HIP's, which takes the grid later: ``run`` is called. Without one of the
+    three names, or with other parameters of ``run``: None, and every call goes through Triton's launch.
     """
     try:
         run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
@@ -53,9 +53,9 @@ def start_of(compiled: Any, programs: int, addresses: list[int | None], tail: tu
 
 
 def _passed_on(run: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What a kernel's launcher passes on to the one in C, which is not called; () where that is not to be seen.
+    """The arguments that ``run`` passes on to its launcher in C, which is not called; () where they cannot be seen.
 
-    A kernel that needs scratch memory gets new memory each time, so nothing of it can be kept.
+    A kernel that needs scratch memory gets new memory in each call, so none of its arguments can be kept.
     """
     found: list[tuple[Any, ...]] = []
     if getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1):

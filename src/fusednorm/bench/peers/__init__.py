@@ -36,7 +36,7 @@ def _liger() -> Contender:
 
 @dataclass(frozen=True)
 class Peer:
-    """The device type on which a library is measured, and what imports it; an ImportError says that it is missing."""
+    """The device type on which a library is measured, and a function that imports it, or raises ImportError."""
 
     device: str
     load: Callable[[], Contender]

@@ -1,4 +1,4 @@
-"""The 4-D view of a workload for libraries that see plain arrays: channels_last is an NHWC-shaped one."""
+"""The 4-D view of a workload for libraries of plain arrays, in which channels_last is an NHWC-shaped array."""
 
 from __future__ import annotations
 

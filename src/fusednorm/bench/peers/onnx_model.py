@@ -25,7 +25,7 @@ OPSET = 23
 
 
 class _Graph:
-    """Nodes and constants under names that it makes up."""
+    """The nodes and constants of a model, under generated names."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -132,11 +132,11 @@ def build(workload: Workload, inputs: Inputs) -> ModelProto:
 
 
 def to_numpy(tensor: Tensor) -> Any:
-    """A view as numpy, which has no bf16: its bits as uint16."""
+    """A view as numpy, which has no bf16: such a tensor becomes its bits as uint16."""
     return tensor.view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def from_numpy(array: Any, dtype: torch.dtype) -> Tensor:
-    """A copy in torch of what a runtime returned; bf16 comes as its bits."""
+    """A copy in torch of a runtime's result; a bf16 result comes as its bits."""
     copied = torch.from_numpy(np.array(array))
     return copied.view(torch.bfloat16) if dtype == torch.bfloat16 else copied
