@@ -136,7 +136,7 @@ class ForwardPlan(Plan):
         self.program = Program(loops)
 
     def loops(self) -> list[Loop]:
-        """The loops of a call, with their workspace reserved; given statistics are in ``stats`` before the loops run."""
+        """The loops of a call, with their workspace reserved; ``stats`` holds given statistics before they run."""
         raise NotImplementedError
 
     def statistic(self) -> Tensor:

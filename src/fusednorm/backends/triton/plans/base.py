@@ -86,11 +86,6 @@ def contiguous_in(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return tensor.to(dtype).contiguous()
 
 
-def _on_its_device(call: Any, tensor: Tensor, arguments: tuple[Any, ...]) -> Any:
-    with torch.cuda.device(tensor.device):
-        return call(*arguments)
-
-
 class ForwardPlan(Plan):
     """A :class:`~fusednorm.instance.ForwardPlan`.
 
@@ -119,7 +114,8 @@ class ForwardPlan(Plan):
     ) -> Results:
         o, mean, var = operands, operands.mean, operands.var
         if self.elsewhere(o.input):
-            return _on_its_device(self, o.input, (operands, statistics, out, mean_out, rstd_out))
+            with torch.cuda.device(o.input.device):
+                return self(operands, statistics, out, mean_out, rstd_out)
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         saved_var: Tensor | None = None
         if statistics or self.keeps_statistics:
@@ -179,7 +175,8 @@ class BackwardPlan(Plan):
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         o = operands
         if self.elsewhere(o.input):
-            return _on_its_device(self, o.input, (operands, wanted, out))
+            with torch.cuda.device(o.input.device):
+                return self(operands, wanted, out)
         grad_input = None
         if self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
