@@ -140,7 +140,6 @@ class TilesBackward(BackwardPlan):
 
     def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
-        self.training = problem.norm.training
         view = problem.view
         reduction, output = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
         per_batch = problem.norm.per_batch
@@ -159,7 +158,7 @@ class TilesBackward(BackwardPlan):
             },
             reduction.warps,
         )  # fmt: skip
-        self.units = problem.num_statistics if self.wants_input and self.training else 0
+        self.units = problem.num_statistics if self.wants_input and problem.norm.training else 0
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
