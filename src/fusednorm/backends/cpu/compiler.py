@@ -31,7 +31,7 @@ except ImportError:  # then instances.unavailable says so, and nothing here is c
     llvm = None
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
-from fusednorm.backends.cpu.frame import ARGUMENTS, PLACES
+from fusednorm.backends.cpu.frame import ARGUMENTS, FORMATS, PLACES
 from fusednorm.instance import CompilationError
 from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings
 from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
@@ -39,15 +39,14 @@ from fusednorm.storage import cache_root, contents, problem, readonly_root, repl
 
 logger = logging.getLogger(__name__)
 
-_IR_TYPES = dict.fromkeys(("element", "compute", "operand", "double", "geometry"), "ptr")
-_IR_TYPES |= {"float": "double", "integer": "i64"}
+_IR_TYPES = {"Q": "ptr", "d": "double", "q": "i64"}
 
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """One specialization of a kernel: where it is built, for which dtype and activation.
 
-    The activation has its default parameter, which the compiler then knows, unless the kernel is ``parametric``.
+    A ``parametric`` kernel takes the activation's parameter as an argument; others have the default compiled in.
     """
 
     module: str
@@ -90,7 +89,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 def load(kernel: Kernel) -> int:
     """The address of a kernel's run: from this process, from the disk, or compiled now.
 
-    Raises CompilationError where that fails, for which no call is at fault.
+    Raises CompilationError where compiling fails, which no argument of a call can cause.
     """
     address = _loaded.get(kernel)
     if address is None:
@@ -196,11 +195,11 @@ def _compile(kernel: Kernel) -> tuple[str, bytes]:
 
 
 def _entry(symbol: str, function: str, names: tuple[str, ...]) -> str:
-    """The IR of run(frame, start, stop, worker) around a compiled kernel, which returns a pointer to nothing."""
+    """The IR of run(frame, start, stop, worker), which reads a compiled kernel's arguments and calls the kernel."""
     lines, operands = [], []
     for name in names:
         if name in ARGUMENTS:
-            kind = _IR_TYPES[ARGUMENTS[name]]
+            kind = _IR_TYPES[FORMATS[ARGUMENTS[name]]]
             lines.append(f"  %p.{name} = getelementptr i64, ptr %frame, i64 {PLACES[name]}")
             lines.append(f"  %a.{name} = load {kind}, ptr %p.{name}")
             operands.append(f"{kind} %a.{name}")

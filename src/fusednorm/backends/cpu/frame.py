@@ -1,8 +1,8 @@
 """The frame of a call: the arguments of all its kernels, each at a fixed place, and the workspace that they share.
 
-A kernel finds an argument by the name of its parameter (:data:`ARGUMENTS`), so that one vector serves all kernels of a
-call. Frames are kept by their plan and used again: a call writes the addresses of its tensors into one, which takes
-0.5 us, where a vector for each kernel and a new workspace took 2 us or more.
+A kernel's function names its arguments as :data:`ARGUMENTS` does, so one frame serves all kernels of a call. A plan
+keeps its frames and uses them again: a call writes the addresses of its tensors into a frame, which takes 0.5 us; a
+vector for each kernel and a new workspace took 2 us or more.
 """
 
 from __future__ import annotations
@@ -66,27 +66,28 @@ ARGUMENTS = {
 #: An argument's place in words.
 PLACES = {name: HEAD + index for index, name in enumerate(ARGUMENTS)}
 WORDS = HEAD + len(ARGUMENTS)
-_FORMATS = dict.fromkeys(("element", "compute", "operand", "double", "geometry"), "Q") | {"float": "d", "integer": "q"}
+#: Each kind's format in struct's terms.
+FORMATS = dict.fromkeys(("element", "compute", "operand", "double", "geometry"), "Q") | {"float": "d", "integer": "q"}
 
 
 def writer(first: str, last: str) -> tuple[Callable[..., None], int]:
     """(write, place): write(frame.words, place, first, ..., last) puts the arguments between two names into a frame."""
     names = list(ARGUMENTS)
     names = names[names.index(first) : names.index(last) + 1]
-    layout = struct.Struct("".join(_FORMATS[ARGUMENTS[name]] for name in names))
+    layout = struct.Struct("".join(FORMATS[ARGUMENTS[name]] for name in names))
     return layout.pack_into, 8 * PLACES[first]
 
 
 def template(constants: Mapping[str, float]) -> bytes:
-    """The words of a new frame: some arguments, zeros, and workspace nowhere."""
+    """The words of a new frame: the constant arguments, and zeros."""
     words = bytearray(8 * WORDS)
     for name, value in constants.items():
-        struct.pack_into(_FORMATS[ARGUMENTS[name]], words, 8 * PLACES[name], value)
+        struct.pack_into(FORMATS[ARGUMENTS[name]], words, 8 * PLACES[name], value)
     return bytes(words)
 
 
 class Frame:
-    """The memory of one call at a time."""
+    """The arguments and the workspace of one call at a time."""
 
     __slots__ = ("_pin", "address", "block", "room", "words")
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import platform
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
 from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
 from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
-from fusednorm.instance import Plan
+from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
@@ -180,10 +179,10 @@ PLANES, PLANES_SPLIT = PlanesInstance(), PlanesSplitInstance()
 INSTANCES = (PLANES, PLANES_SPLIT, SLABS, SLABS_SPLIT, ROWS)
 
 
-def choose(problem: Problem) -> Any:
+def choose(problem: Problem) -> Instance:
     """The instance for a problem that this backend can run.
 
-    Few units would leave threads idle and are split, unless the input is too small to be worth a second thread. A
+    Few units would leave threads idle, so they are split, unless the input is too small to be worth a second thread. A
     channels_last sample beyond the cache gains nothing from staying with one thread.
     """
     view = problem.view

@@ -4,10 +4,11 @@ The C library returns a large block to the system when it is freed, so the next 
 for the first time again: 33 ms for 32 MB in pages of 4 KB, against 5 ms for the norm itself. Large outputs here come in
 huge pages where the system allows them, and the next output of the same size takes the memory of a dead one.
 
-All memory is torch's own, so an output grows, shrinks and moves to shared memory as any tensor does. What is kept is a
-reference to its storage beside the user's. No finalizer tells when the user's are gone, since a Ctrl-C that arrives in
-one is lost: the next request of that size looks at the counts of references. A block serves its exact size alone,
-because torch.save writes whole storages and torch cannot shrink one in place.
+All memory is torch's own, so an output grows, shrinks and moves to shared memory as any tensor does. The library holds
+a reference to the storage of each output beside the user's references. The next request of the same size looks at the
+counts of references to see whether the user's are gone; a finalizer cannot tell, since a Ctrl-C that arrives in a
+finalizer is lost. A block serves its exact size alone, because torch.save writes whole storages and torch cannot shrink
+a storage in place.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DEFAULT_MEGABYTES = 512
 
 
 class Block:
-    """A storage that was lent, with its memory as it was then."""
+    """A storage that was lent, with the address and size of its memory at that time."""
 
     __slots__ = ("address", "size", "storage")
 
@@ -44,11 +45,11 @@ class Block:
         self.size = storage.nbytes()
 
     def counts(self) -> tuple[int, int]:
-        """References of tensors and all else to the storage, and to the Python object that stands for it.
+        """The number of references to the storage, and to the Python object that stands for the storage.
 
         No bytecode runs between the two readings, and the second allocates nothing that could start the garbage
-        collector: no other thread can turn one kind of reference into the other there, by taking a tensor's storage
-        and dropping the tensor.
+        collector. So no other thread can turn one kind of reference into the other between them, by taking a tensor's
+        storage and dropping the tensor.
         """
         first, second = map(operator.call, _COUNTERS, (storage_handle(self.storage), self.storage))
         return first, second
@@ -61,8 +62,8 @@ class Block:
 
 _COUNTERS: Any = (storage_use_count, sys.getrefcount)
 
-# Changed by atomic operations alone and under no lock, which a fork could leave locked for ever in the child. The block
-# that was lent first comes first.
+# Changed by atomic operations alone, since a fork could leave a lock locked for ever in the child. The block that was
+# lent first comes first.
 _blocks: deque[Block] = deque()
 
 
@@ -106,9 +107,9 @@ def empty_cache() -> None:
 
 @cache
 def _idle_counts() -> tuple[int, int] | None:
-    """The counts of a block that nothing else holds; None where a trial shows that they do not tell.
+    """The counts of a block that nothing else holds; None where a trial shows that counts or moves do not work here.
 
-    They come from private functions of torch, and from torch 2.12 on memory can move from one storage to another.
+    The counts come from private functions of torch, and memory moves from one storage to another from torch 2.12 on.
     """
     try:
         tensor = torch.empty(64, dtype=torch.uint8, device="cpu")
@@ -133,7 +134,7 @@ def _idle_counts() -> tuple[int, int] | None:
 def _move(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """A new storage that takes the memory of an old one.
 
-    What still knows the old one by a weak reference, or what was set on it as an attribute, never meets the new one.
+    A weak reference to the old storage never finds the new one, which has none of the old one's attributes either.
     """
     new = torch.empty(0, dtype=torch.uint8, device="cpu").untyped_storage()
     swap_memory(new, storage)
@@ -155,7 +156,7 @@ def _take(size: int) -> torch.UntypedStorage | None:
     for block in reversed(tuple(_blocks)):
         if block.size != size or block.counts() != idle or not _forget(block):
             continue
-        # Nobody can come by the storage any more, save by a weak reference, hence the second look.
+        # Only a weak reference can still lead to the storage, hence the second look at the counts.
         if block.unchanged() and block.counts() == idle:
             return _move(block.storage)
     return None

@@ -3,10 +3,10 @@
 Tasks are claimed in shares from one counter by native code (DRIVER), so a slow thread holds nobody up; a task's result
 does not depend on who ran it.
 
-torch's threads are used because they are there: after an operator of torch they spin for a while in wait of the next,
-and a thread beside them would share their cores (2 times slower on 2 cores). A team starts in 2 us, a Python thread in
-40. OpenMP does not survive a fork, so a forked child uses threads of its own. Numba's layers are not used: omp dies
-after fork, tbb is often not found, workqueue aborts when two threads call it.
+After an operator torch's threads spin for a while in wait of the next one, so other threads would have to share cores
+with them (2 times slower on 2 cores). A team of torch's starts in 2 us, a Python thread in 40. OpenMP does not survive
+a fork, so a forked child uses threads of its own. Numba's layers are not used: omp dies after fork, tbb is often not
+found, workqueue aborts when two threads call it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -153,7 +152,7 @@ class Program:
         return 1 if self.serial else torch.get_num_threads()
 
     def run(self, frame: Frame, threads: int) -> None:
-        """Run the loops on a frame; of a loop that is worth it each of so many threads takes shares."""
+        """Run the loops on a frame; so many threads share each loop that is large enough."""
         if threads == 1:
             self.run_serially(frame.address, self.whole_address)
             return
@@ -182,7 +181,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
 
 
 @cache
-def _drive() -> tuple[Callable[[Any], None], int]:
+def _drive() -> tuple[Callable[[int], None], int]:
     """The driver, callable and as an address."""
     address = link(assemble(DRIVER, "fusednorm_drive"), "fusednorm_drive", "driver")
     return ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address), address
@@ -216,7 +215,7 @@ def _helpers(count: int) -> ThreadPoolExecutor:
     global _pool, _pool_size
     pool = _pool
     if pool is None or _pool_size < count:
-        # A pool that is replaced finishes what it was given and ends when its last user lets go of it.
+        # A pool that is replaced finishes its tasks, and ends when its last user drops it.
         pool = _pool = ThreadPoolExecutor(count, thread_name_prefix="fusednorm")
         _pool_size = count
     return pool
@@ -239,12 +238,12 @@ def _parallel(frame: Frame, threads: int) -> None:
         _join(helpers)
 
 
-def _help(drive: Callable[[Any], None], frame: Frame) -> None:
+def _help(drive: Callable[[int], None], frame: Frame) -> None:
     drive(frame.address)
 
 
 def _join(helpers: Sequence[Future[None]]) -> None:
-    """Wait for helpers whatever a signal's handler raises: they write to memory that the caller then frees."""
+    """Wait for the threads whatever a signal's handler raises: they write to memory that the caller then frees."""
     interruption: BaseException | None = None
     for helper in helpers:
         while not helper.done():

@@ -6,28 +6,30 @@ from dataclasses import dataclass, replace
 
 from fusednorm.problem import Problem
 
-#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. The pass that writes
-#: takes two halves of one, the second on its way while the first is stored: 100 us, not 105, on (1, 256, 512, 512).
+#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. In the pass that writes a
+#: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
+#: (1, 256, 512, 512).
 TILE = 4096
-#: A unit so large is read in tiles of twice the size, since its partials should stay few.
+#: From this size on a unit is read in tiles of twice the size, which keeps its partials few.
 LARGE_UNIT = 1 << 20
-#: The backward reads dy and x in tiles of 2 KB, or 8 KB of a plane of so many positions, three of them on their way to
-#: shared memory, a whole plane to a program where so many programs remain; and once more in tiles of 4 KB, two to a
-#: program. One tile of 8 KB to a program took 30.7 us, not 27.3, on (2, 320, 128, 128), and 168, not 161, on
-#: (32, 512, 64, 64). A plane's one pair of partials is what torch's backward has too.
+#: The first pass of the backward reads dy and x in tiles of 2 KB, or of 8 KB where a plane has LARGE_PLANE positions,
+#: with PLANE_STAGES tiles on their way to shared memory. A program takes a whole plane, but no more of a large one than
+#: leaves PLANE_PROGRAMS programs; one pair of partials for a plane is what torch's backward has too. The second pass
+#: reads tiles of 4 KB, two to a program. One tile of 8 KB to a program took 30.7 us, not 27.3, on (2, 320, 128, 128),
+#: and 168, not 161, on (32, 512, 64, 64).
 LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 256, 3
-#: Partials of a unit that every program of the pass that writes merges for itself; beyond that one more launch does it,
-#: at 3 us. The backward's are merged with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
+#: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
+#: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
 
-#: channels_last: the tiles of the passes that read are rows of 64 channels, and of those that write of 128 where the
-#: channels divide by them. 256 bytes of bf16 reach 93 % of a copy and 128 bytes 86, but a thread that sums keeps a mean
-#: and an M2, or p and q, of each of its channels.
+#: channels_last: tiles are rows of 64 channels in a pass that reads, and of 128 in a pass that writes where 128 divides
+#: the channels. Rows of 256 bytes of bf16 reach 93 % of a copy's speed and rows of 128 bytes 86 %, but a thread that
+#: sums keeps a mean and an M2, or p and q, of each of its channels.
 READ_CHANNELS, WRITE_CHANNELS = 64, 128
-#: What the passes over channels_last that read have on its way to shared memory, in tiles. With few warps and deep
-#: stages they took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
+#: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
+#: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
-#: Multiprocessors of the device that all this was measured on.
+#: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
 
@@ -38,8 +40,8 @@ def power_of_two(number: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PassConfig:
-    """One pass's tiles, of so many channels and positions; how many to a chunk; warps to a program; tiles that are in
-    flight together."""
+    """A pass over tiles of so many channels and positions: tiles to a chunk, warps to a program, and how many tiles are
+    in flight together."""
 
     channels: int
     positions: int
@@ -50,7 +52,7 @@ class PassConfig:
 
 @dataclass(frozen=True, slots=True)
 class TilesConfig:
-    """The tiles of the pass that reads and of the one that writes."""
+    """The pass that reads, and the pass that writes."""
 
     reduction: PassConfig
     output: PassConfig
@@ -77,7 +79,7 @@ class RowsBackwardConfig:
     """A backward of rows: rows to a step, warps, programs that share the rows, steps that are in flight together, and
     whether a step loads its rows twice."""
 
-    units: int
+    rows: int
     warps: int
     programs: int
     stages: int = 1
@@ -86,8 +88,8 @@ class RowsBackwardConfig:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
-    """A backward of long rows: elements of a row to a step of its totals, and warps; columns to a program of the second
-    pass, warps, and about so many programs."""
+    """A backward of long rows. The pass for totals: elements to a step, warps. The pass by columns: columns to a
+    program, warps, and about how many programs."""
 
     row_elements: int
     row_warps: int
@@ -97,17 +99,17 @@ class ColumnsBackwardConfig:
 
 
 def passes_for(problem: Problem) -> TilesConfig:
-    """The passes of a problem whose samples are folded where they can be."""
+    """The passes of a problem; :attr:`Problem.folded`, where samples can be folded."""
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
 
 def merged(problem: Problem) -> int:
-    """Partials of a unit that every program of the pass that writes merges for itself."""
+    """How many partials of a unit every program of the pass that writes merges itself, at most."""
     return MERGED_BACKWARD if problem.backward else MERGED
 
 
 def _planes(problem: Problem) -> TilesConfig:
-    """channels_first: tiles long in the positions, of so many small channels of one group as fit."""
+    """channels_first: tiles of many positions; where these are few, of as many channels of one group as fit."""
     if problem.backward:
         return _planes_backward(problem)
     view, share = problem.view, 4 if problem.dtype == "float64" else 1
@@ -178,14 +180,14 @@ def _block_of_channels(channels: int) -> int:
 
 
 def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
-    """Tiles of each program that sums ``columns`` times ``count`` of them: enough for 1000 programs, which fill the
-    device, and at least 8, so that the first ones' way from memory is not all that a program does."""
+    """Tiles to a program, where the pass has ``columns`` times ``count``: few enough for 1000 programs, which fill the
+    device, and at least 8, so that a program does more than wait for its first tiles."""
     return _shares(count, min(most, max(8, columns * count // 1000)))
 
 
 def _shares(count: int, most: int) -> int:
-    """Equal shares of so many tiles where that is possible: a share without a remainder needs no masks, 47 us against
-    57 on (16, 320, 64, 64)."""
+    """The size of a share of ``count`` tiles, at most ``most``. Equal shares, where there are any of half that size,
+    need no masks: 47 us against 57 on (16, 320, 64, 64)."""
     most = max(1, min(most, count))
     even = next(tiles for tiles in range(most, 0, -1) if count % tiles == 0)
     return even if 2 * even >= most else most
@@ -206,9 +208,9 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
-    """16 elements a thread, beside their sums of p and q: with 32 the rows of 16384 elements took 350 us, read again
-    from the L1 155. Steps of 16-bit rows on their way to shared memory gain up to 14 %; wider ones would fill it. Rows
-    of all programs next to each other take 101 us where each program's own take 107, on 16384 x 4096."""
+    """16 elements a thread, beside the sums of p and q. Rows of 16384 elements took 350 us with 32 elements a thread,
+    and 155 loaded twice. Several steps in flight gain up to 14 % on 16-bit rows; wider rows would fill
+    shared memory. On 16384 x 4096 steps over neighbouring rows take 101 us, and programs with rows of their own 107."""
     block = power_of_two(problem.view.channels)
     if problem.dtype == "float64":
         elements = max(block, 2048)
@@ -226,6 +228,6 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
-    """8 elements a thread, and eight programs to a multiprocessor. Reckoned, not measured."""
+    """8 elements a thread, and eight programs to a multiprocessor. Estimated, not measured."""
     wide = problem.dtype == "float64"
     return ColumnsBackwardConfig(2048 if wide else 4096, 16, 512 if wide else 1024, 4, 8 * PROCESSORS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 from fusednorm.backends.triton.config import (
     columns_backward_for,
@@ -14,7 +13,7 @@ from fusednorm.backends.triton.config import (
     rows_forward_for,
     whole_forward_for,
 )
-from fusednorm.instance import Plan
+from fusednorm.instance import Instance, Plan
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
@@ -22,7 +21,7 @@ MOST_ROW = 16384  # elements of a row in the registers of a backward's program, 
 #: A program takes a row at 25 KB a microsecond, tiles take rows at 30 ps an element. So many rows, or rows so short,
 #: are faster with a program each: 92 rows of 12288 in bf16 took 2.9 us, and 33 in tiles.
 FEWEST_ROWS, SHORT_ROW = 4, 1 << 16
-STEPPED_ROW = 4096  # a row of 16-bit elements from which two reads, the second from the L1, are faster than one
+STEPPED_ROW = 4096  # from this length on, two reads of a 16-bit row, the second from the L1, are faster than one
 SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
 
 
@@ -41,7 +40,7 @@ def unavailable() -> str | None:
 
 
 def _interpreted() -> bool:
-    """True under Triton's interpreter, where a test may force these instances on the CPU."""
+    """True under Triton's interpreter, in which tests run these instances on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -144,11 +143,12 @@ TILES, WHOLE, ROWS = TilesInstance(), WholeInstance(), RowsInstance()
 INSTANCES = (WHOLE, ROWS, TILES)
 
 
-def choose(problem: Problem) -> Any:
-    """The instance for a problem that this backend can run: one read of rows where they are many, and of tiny units.
+def choose(problem: Problem) -> Instance:
+    """The instance for a problem that this backend can run: tiny units and rows are read by one program each,
+    other units in tiles, twice.
 
-    A larger unit of several positions pays more for an affine per element than for its second read: (32, 256, 56, 56)
-    in bf16 took 86 us whole and 53 in tiles.
+    For a larger unit of several positions an affine per element costs more than a second read: (32, 256, 56, 56) in
+    bf16 took 86 us whole and 53 in tiles.
     """
     row = problem.view.spatial == 1 and (problem.num_statistics >= FEWEST_ROWS or problem.reduced <= SHORT_ROW)
     single = row or problem.reduced <= SMALL_UNIT

@@ -9,7 +9,7 @@ from torch import Tensor
 from fusednorm.private.torch_names import current_raw_stream
 from fusednorm.private.triton_names import DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
 
-#: What a kernel gets by value: integers, and floats, which its signature says to be of float64.
+#: The numbers that a kernel gets by value: integers, and floats, which its signature declares as float64.
 Scalars = tuple[int | float, ...]
 #: What a compiled kernel was specialized for: the device, and for each tensor None or its dtype, followed by UNALIGNED
 #: where its address is no multiple of 16 bytes.
@@ -18,16 +18,16 @@ UNALIGNED = "unaligned"
 
 
 class Launch:
-    """A kernel whose parameters are, in this order, pointers, the first of them never None, scalars and constants.
+    """A kernel takes pointers, of which the first is never None, then scalars, then constants.
 
-    Triton's own launch binds and specializes every argument each time. Here two calls can differ by their device and,
-    for each tensor, by whether it is None, its dtype and its alignment. A case is all of that, whatever the plan above
-    knows of it, and each case's compiled kernel is kept and started directly, with addresses in place of tensors:
-    Triton asks the driver about each tensor's memory, and believes an address. A kernel whose constants say OVERLAP and
-    that ``follows`` another one starts before that has ended.
+    Triton's own launch binds and specializes every argument at every call. Two calls of a Launch differ by their case
+    alone: the device and, for each tensor, whether it is None, its dtype and its alignment. The compiled kernel of each
+    case is kept and started with addresses in place of tensors, since Triton asks the driver about each tensor's
+    memory, and about no address. A kernel that ``follows`` another one, and has OVERLAP among its constants, starts
+    before the other one has ended.
 
-    Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chooses for itself fuses a
-    product into the exchange between the threads of a sum, and then each thread has another last bit of it.
+    Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chose for itself would fuse
+    a product into the exchange between the threads of a sum, and the threads would differ in the sum's last bit.
     """
 
     def __init__(

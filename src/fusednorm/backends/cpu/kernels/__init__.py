@@ -30,7 +30,7 @@ def build(kernel: Kernel) -> tuple[Callable[..., None], tuple[str, ...]]:
 
 
 def numba_signature(names: tuple[str, ...], dtype: str) -> Any:
-    """The Numba signature of parameters with these names, each a :data:`frame.ARGUMENTS` or worker, start or stop."""
+    """The Numba signature of parameters with these names: :data:`frame.ARGUMENTS`, worker, start and stop."""
     kinds = {
         "element": types.CPointer(POINTEE[dtype]),
         "compute": types.CPointer(types.float64 if dtype == "float64" else types.float32),

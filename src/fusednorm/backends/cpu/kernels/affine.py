@@ -1,4 +1,4 @@
-"""What every memory order shares: the affine of a channel, the inverse deviation, the gradients of the parameters."""
+"""What every memory order shares: the affine of a channel, storing statistics, the gradients of the parameters."""
 
 from __future__ import annotations
 
@@ -33,10 +33,8 @@ def reduced_count(geometry):
 
 @cache
 def affine(element: Element):
-    """affine(weight, bias, scale, shift, geometry, n, c): A = weight (1 + scale) and B = bias (1 + scale) + shift.
-
-    They are those of channel c in sample n, in float64, from operands rounded to the compute dtype.
-    """
+    """affine(weight, bias, scale, shift, geometry, n, c): A = weight (1 + scale) and B = bias (1 + scale) + shift of
+    channel c in sample n, in float64, from operands rounded to the compute dtype."""
     rounded = rounded_number(element)
 
     @exact
@@ -61,15 +59,16 @@ def affine(element: Element):
 def normalized(deviation, a, b):
     """z of x - mean, with a = A rstd and b = B.
 
-    Every forward and backward calls this one function, with the mean and rstd that the forward saves: the backward then
-    has the forward's z to the bit, and its derivative of the activation is that of the output which the user saw.
+    Every forward and backward calls this function with the mean and rstd that the forward saves. So the backward has
+    the forward's z to the bit, and takes the activation's derivative at the z of the output which the user saw.
     """
     return deviation * a + b
 
 
 @cache
 def publish(element: Element):
-    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) keeps a statistic, and returns both as kept."""
+    """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) stores a unit's statistics, and returns mean and
+    rstd as stored."""
     T = element.compute
 
     @exact
@@ -87,9 +86,9 @@ def publish(element: Element):
 
 
 def build_given(element: Element, value, pullback):
-    """Statistics that were given: rstd from the variance, which is not rounded before.
+    """mean and rstd from given mean and variance.
 
-    In float32 the square root of a float64 variance could be 0 or infinite.
+    The variance is not rounded before its root: a float64 variance could be 0 or infinite in float32.
     """
     T = element.compute
 

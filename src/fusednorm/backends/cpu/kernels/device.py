@@ -3,8 +3,8 @@
 Such a function is only ever inlined into a kernel, so it gets no wrappers to be called from Python or C: they would
 double the time to compile it. Divisions follow IEEE, and products are contracted with sums into fma.
 
-What several kernels share is built once for its arguments (``cache``): Numba then compiles it once, and a process's
-later kernels take half the time.
+A function that several kernels share is built once (``cache``): Numba then compiles it once, and the later kernels of a
+process take half the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _compile = partial(njit, error_model="numpy", **UNWRAPPED)
 #: For element-wise work: what is written is what is computed.
 exact = _compile(fastmath={"contract"})
 
-#: The same for the functions of activations: LLVM would call a long one, and a call ends all vector code around it.
+#: The same for the functions of activations, always inlined: a call would end all vector code around it.
 inlined = _compile(fastmath={"contract"}, **INLINED)
 
 #: For the values of activations, which are well conditioned: z * (1 / d) becomes z / d.

@@ -1,8 +1,8 @@
 """How a kernel reads and writes elements: loads that widen to the compute dtype, stores that round.
 
 Each access tells LLVM which memory it cannot overlap (LangRef, "noalias and alias.scope metadata"): inputs never
-overlap anything that a kernel writes, and each accumulator has a scope of its own. Without it the run-time overlap
-checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar.
+overlap anything that a kernel writes, and each accumulator has a scope of its own. Without these marks the run-time
+overlap checks of a loop over six pointers exceed LLVM's limit and the loop stays scalar.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _BITS = {64: (ir.DoubleType(), ir.IntType(64)), 32: (ir.FloatType(), ir.IntType(
 
 
 class Element(NamedTuple):
-    """The accesses of one dtype, compiled functions all.
+    """The accesses of one dtype, all of them compiled functions.
 
     ``load(p, i)`` and ``store(p, i, v)`` move elements of the input's dtype, ``read(p, i)`` those of the compute dtype;
-    ``round(v)`` gives the nearest number that the input's dtype holds.
-    ``add_first(p, i, v)`` and ``add_second(p, i, v)`` accumulate into arrays of the compute dtype; ``scratch()`` is an
-    array of SCRATCH elements on the stack. ``keep(p, i, v)`` and ``recall(p, i)`` write and read one such array, which
-    is none of the others.
+    ``round(v)`` gives the nearest number that the input's dtype holds. ``add_first(p, i, v)`` and
+    ``add_second(p, i, v)`` accumulate into arrays of the compute dtype; ``scratch()`` is an array of SCRATCH elements
+    on the stack. ``keep(p, i, v)`` and ``recall(p, i)`` write and read an array of the compute dtype that overlaps none
+    of the others.
     """
 
     compute: type
@@ -59,7 +59,7 @@ def _scopes(builder, names):
 
 
 def _mark(builder, instruction, scope=None):
-    """Say that an access is to the written memory `scope` (None: to memory that is only read) and to no other."""
+    """Say that an access touches no written memory but ``scope`` (None: memory that is only read)."""
     if scope is not None:
         instruction.set_metadata("alias.scope", _scopes(builder, [scope]))
     instruction.set_metadata("noalias", _scopes(builder, [name for name in WRITTEN if name != scope]))
@@ -88,8 +88,8 @@ def _bfloat_to_float(builder, bits):
 
 
 def _float_to_bfloat_native(builder, value):
-    """One instruction of AVX512-BF16, which takes subnormal numbers for zero: a sum with a number whose last place is
-    theirs rounds those, so that the bits are those of every other processor."""
+    """AVX512-BF16's instruction flushes subnormal numbers to zero. Adding and subtracting ``large``, whose last place
+    is the least subnormal bfloat16, rounds these numbers to the bits of every other processor."""
     i16, i32 = ir.IntType(16), ir.IntType(32)
     bits = builder.bitcast(value, i32)
     large = ir.Constant(ir.FloatType(), 1.5 * 2.0**-110)
@@ -101,7 +101,7 @@ def _float_to_bfloat_native(builder, value):
 
 
 def _float_to_bfloat(builder, value):
-    """Round to nearest, ties to even; a NaN stays a NaN (the rounding could carry it into infinity)."""
+    """Round to nearest, ties to even; a NaN stays a NaN, which the rounding could carry into infinity."""
     i32 = ir.IntType(32)
     bits = builder.bitcast(value, i32)
     odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))

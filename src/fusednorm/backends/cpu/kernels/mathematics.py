@@ -28,19 +28,19 @@ from fusednorm.backends.cpu.kernels.elements import from_bits, to_bits
 F = np.float32
 _SQRT_HALF, _PDF_AT_0 = math.sqrt(0.5), 1.0 / math.sqrt(2.0 * math.pi)
 _LOG2E = 1.4426950408889634
-# log2(e) in float32, what it lacks, and its neighbour, for the product that is rounded anyway: of the same two numbers,
-# LLVM would share one product between both uses, and then contract neither into an fma.
+# log2(e) in float32, the rest of log2(e), and the neighbouring float32. The neighbour serves the product that is
+# rounded to an integer anyway: LLVM would share one product between two uses, and then contract neither into an fma.
 _LOG2E_HIGH, _LOG2E_LOW, _LOG2E_NEAR = F(1.442695), F(1.925963e-08), F(1.4426951)
 # log(2) in two parts, the first with low bits zero so that its product with the integer n is exact.
 _LN2_HIGH, _LN2_LOW = 6.93147180369123816490e-01, 1.90821492927058770002e-10
-# A sum with one rounds to an integer n and leaves n plus the exponent's bias in the low bits: shifted up, they are
-# 2**n, and 0 for the least n, at which exponentials are held.
+# Adding such a number rounds to an integer n and leaves n plus the exponent's bias in the low bits. Shifted up, these
+# bits are 2**n, and 0 for the least n, below which no exponent goes (_MOST_32, _MOST_64).
 _ROUND_32, _ROUND_64 = F(1.5 * 2**23 + 127), 1.5 * 2.0**52 + 1023
 _MOST_32, _MOST_64 = F(127 * math.log(2.0)), 1023 * math.log(2.0)
 
 # Minimax fits of (2**f - 1) / f on [-1/2, 1/2] by Lawson's iteration, highest power first. 2**f is off by 9e-9, 9e-8,
-# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives have the first; where a result is rounded to the
-# 11 or 8 bits of a dtype, the last two are 1/80 and 1/20 of that rounding.
+# 3e-6 or 1e-4. A bias adds up where terms are summed, so derivatives take the first fit. The errors of the last two are
+# 1/80 and 1/20 of the rounding to the 11 and 8 bits of fp16 and bf16.
 _EXP2 = {
     "derivative": (0.0001545316295, 0.001339086336, 0.009618082557, 0.05550357114, 0.2402265076, 0.693147188),
     "float32": (0.001326472707, 0.009671512649, 0.05550733744, 0.2402224209, 0.6931469776),
@@ -52,7 +52,7 @@ _INVERSE_FACTORIALS = tuple(1.0 / math.factorial(k) for k in range(13, -1, -1))
 
 @inlined
 def at_least(bound, x):
-    """One instruction on x86, NaN included; both bounds of one number would become three."""
+    """One instruction on x86, NaN included; with both bounds on one number LLVM makes three."""
     return bound if x < bound else x
 
 
@@ -86,7 +86,7 @@ def _decay_32(precision):
     def decay(y):
         """exp(-y) for y >= -89, a few units in its last place; 0 above 87.7, infinity below -88.4; NaN stays NaN.
 
-        The power of two is a factor and no sum of bits, which would make numbers of NaNs with a payload.
+        The power of two is a factor: adding n to the exponent's bits would make numbers of NaNs with a payload.
         """
         y = at_most(_MOST_32, y)
         shifted = _ROUND_32 - y * _LOG2E_NEAR
@@ -116,14 +116,14 @@ def _sigmoid(decay, number):
 
     @rewritten
     def sigmoid(z):
-        """By an exponential that may be infinite: the fewest operations."""
+        """sigmoid in the fewest operations; the exponential may be infinite."""
         return one / (one + decay(at_least(least, z)))
 
     return sigmoid
 
 
 def _sigmoid_and_slope(decay, number):
-    """The same from exp(-|z|) and an inverse that a derivative's two functions share."""
+    """sigmoid and its slope from exp(-|z|) and 1 / (1 + exp(-|z|)), which LLVM computes once for both."""
     zero, one = number(0.0), number(1.0)
 
     @inlined
@@ -150,7 +150,7 @@ def _tanh_32(decay):
         """An odd polynomial below 0.625, where 1 - 2 e / (1 + e) would cancel (Cephes, tanhf)."""
         size = abs(z)
         square = z * z
-        e = decay(abs(F(2.0) * z))  # as the slope of 2 z in the derivative has it: LLVM then computes it once
+        e = decay(abs(F(2.0) * z))  # a derivative's slope of 2 z has the same: LLVM computes it once
         large = F(1.0) - F(2.0) * (e * (F(1.0) / (F(1.0) + e)))
         small = polynomial(square) * square * size + size
         return from_bits(np.int32(to_bits(large if size >= F(0.625) else small) | (to_bits(z) & sign)))
@@ -163,7 +163,7 @@ _tanh_top, _tanh_bottom = _polynomial(TANH_64_TOP, float), _polynomial(TANH_64_B
 
 @inlined
 def _tanh_64(z):
-    """The same with a rational function (Cephes, tanh), and one division for both."""
+    """tanh with a rational function below 0.625 (Cephes, tanh), and one division for both ranges."""
     size = abs(z)
     square = z * z
     e = _decay_64(abs(2.0 * z))

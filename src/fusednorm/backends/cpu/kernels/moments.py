@@ -2,8 +2,8 @@
 
 M2 is the sum of squared deviations from the mean. A chunk takes its deviations from a pivot, the mean of its first
 sixteenth: one read, and no cancellation. With a fraction f of a chunk under the pivot, (pivot - mean)**2 is at most
-(1 - f) / f = 15 times the variance of the chunk whatever the data, so M2 keeps all but four bits; taking E[x**2] -
-E[x]**2 instead loses everything where |mean| >> std. The pivot is rounded to the input's dtype, which makes the
+(1 - f) / f = 15 times the variance of the chunk whatever the data, so M2 keeps all but four bits. E[x**2] - E[x]**2
+would lose everything where |mean| >> std. The pivot is rounded to the input's dtype, which makes the
 deviations of 16-bit inputs exact. Partials merge by Chan's formula (Chan, Golub, LeVeque 1983).
 """
 
@@ -17,8 +17,8 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
-HEAD = 16  # a chunk's pivot is the mean of its first 1/16,
-FEWEST = 64  # but of this many elements at least: with few, the typical (pivot - mean)**2 nears the worst
+HEAD = 16  # a chunk's pivot is the mean of its first 1/16
+FEWEST = 64  # and of at least so many elements: with fewer, the typical (pivot - mean)**2 comes near the worst
 
 
 @exact
@@ -68,7 +68,7 @@ def moments(element: Element):
 
 @cache
 def strided_moments(element: Element):
-    """strided_moments(x, offset, step, n, rms): the same of elements ``step`` apart, one by one in float64."""
+    """strided_moments(x, offset, step, n, rms): the moments of elements ``step`` apart, summed in float64."""
     load = element.load
 
     @exact

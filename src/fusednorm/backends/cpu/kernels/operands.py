@@ -1,8 +1,8 @@
 """Operands of any dtype: weight, bias, scale, shift and given statistics, and the gradients of the first four.
 
-A kernel is not compiled for their dtypes: codes in its geometry name them, and each access branches on one. That is
-cheap for one number per channel. Where a loop runs along the operands, their numbers are converted first, once for all
-rows (:func:`widening`), and gradients last (:func:`narrow`); LLVM makes vector code of these two, a loop per dtype.
+A kernel is not compiled for their dtypes: codes in its geometry name the dtypes, and each access branches on a code,
+which is cheap for one number per channel. Where a loop runs along the operands, :func:`widening` first converts them
+once for all rows, and :func:`narrow` rounds the gradients last; LLVM makes vector code of both, a loop per dtype.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def wanted(typing_context, p):
 
 @exact
 def number(operand, i, dtype):
-    """Element i in float64, of an operand whose dtype has this code."""
+    """Element i in float64 of an operand whose dtype has this code."""
     if dtype == FLOAT32:
         return _load_float32(operand, i)
     if dtype == FLOAT64:
@@ -104,7 +104,7 @@ def number(operand, i, dtype):
 
 @exact
 def put_number(gradient, i, value, dtype):
-    """Round a float64 once, to the dtype with this code."""
+    """Store a float64, rounded once, to the dtype with this code."""
     if dtype == FLOAT32:
         _store_float32(gradient, i, value)
     elif dtype == FLOAT64:
@@ -129,7 +129,7 @@ def rounded_number(element: Element):
 
 @cache
 def widening(element: Element):
-    """widen(operand, dtype, wide, start, stop): these elements of an operand, in the compute dtype."""
+    """widen(operand, dtype, wide, start, stop) converts elements of an operand to the compute dtype, if need be."""
     T, code = element.compute, DTYPE_CODES[element.compute.__name__]
 
     @exact
@@ -163,7 +163,7 @@ def widened(element: Element):
 
 @exact
 def narrow(totals, first, gradient, dtype, start, stop):
-    """Elements start to stop of a gradient, each rounded once, from float64 totals of which its own start at first."""
+    """Round elements start to stop of a gradient once, from float64 totals; element 0 is totals[first]."""
     if not wanted(gradient):
         return
     for c in range(start, stop):

@@ -1,8 +1,8 @@
 """Kernels of the channels_first order, where each channel of each sample is a contiguous row of S elements.
 
-A unit is what one statistic covers: the D rows of a group, or for batch_norm the N rows of a channel. Where there are
-units enough, one kernel takes a unit from its statistics to its result while the unit lies in cache. Where there are
-few, the work is cut into pieces of rows, and the statistics of all pieces are combined before the second pass.
+A unit is what one statistic covers: the D rows of a group, or for batch_norm the N rows of a channel. With enough units
+one kernel takes each unit from its statistics to its result while the unit lies in cache. With few units rows are cut
+into pieces, and the statistics of all pieces are combined before the second pass.
 """
 
 from __future__ import annotations
@@ -64,32 +64,33 @@ def _apply_row(element: Element, value):
     load, store, T = element.load, element.store, element.compute
 
     @exact
-    def apply_row(x, i, y, j, n, mean, rstd, gain, offset, parameter):
+    def apply_row(x, i, y, j, n, mean, rstd, gain, offset, activation_parameter):
         centre, a, b = T(mean), T(gain * rstd), T(offset)
-        p = T(parameter)
+        alpha = T(activation_parameter)
         for k in range(n):
-            store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), p))
+            store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), alpha))
 
     return apply_row
 
 
 @cache
 def _pullbacks(element: Element, pullback, kept: bool):
-    """How the first pass over a row makes dz and how the second has it again: made once more, or kept meanwhile."""
+    """The functions by which the two passes over a row get dz: the second computes dz again, or reads what the first
+    kept."""
     load, keep, recall = element.load, element.keep, element.recall
 
     @exact
-    def made(grad, g, k, r, z, parameter):
-        return pullback(load(grad, g), z, parameter)
+    def made(grad, g, k, r, z, alpha):
+        return pullback(load(grad, g), z, alpha)
 
     @exact
-    def made_and_kept(grad, g, k, r, z, parameter):
-        dz = pullback(load(grad, g), z, parameter)
+    def made_and_kept(grad, g, k, r, z, alpha):
+        dz = pullback(load(grad, g), z, alpha)
         keep(k, r, dz)
         return dz
 
     @exact
-    def recalled(grad, g, k, r, z, parameter):
+    def recalled(grad, g, k, r, z, alpha):
         return recall(k, r)
 
     return (made_and_kept, recalled) if kept else (made, made)
@@ -101,24 +102,22 @@ def _row_sums(element: Element, make):
     load, T = element.load, element.compute
 
     @reassociated
-    def chunk_sums(grad, g, x, i, keep, r, n, centre, rstd, a, b, parameter):
+    def chunk_sums(grad, g, x, i, keep, r, n, centre, rstd, a, b, alpha):
         p, q = T(0), T(0)
         for k in range(n):
             deviation = load(x, i + k) - centre
-            dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), parameter)
+            dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
             p += dz
             q += dz * (deviation * rstd)
         return np.float64(p), np.float64(q)
 
     @exact
-    def row_sums(grad, g, x, i, keep, r, n, centre, rstd, gain, offset, parameter):
+    def row_sums(grad, g, x, i, keep, r, n, centre, rstd, gain, offset, activation_parameter):
         p, q = 0.0, 0.0
-        a, b = T(gain * np.float64(rstd)), T(offset)
+        a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
         for start in range(0, n, CHUNK):
             m = min(CHUNK, n - start)
-            chunk_p, chunk_q = chunk_sums(
-                grad, g + start, x, i + start, keep, r + start, m, centre, rstd, a, b, T(parameter)
-            )
+            chunk_p, chunk_q = chunk_sums(grad, g + start, x, i + start, keep, r + start, m, centre, rstd, a, b, alpha)
             p += chunk_p
             q += chunk_q
         return p, q
@@ -131,25 +130,27 @@ def _gradient_row(element: Element, make):
     """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3.
 
     With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
-    Where the statistics were given it is a dz alone, since 0 xhat would be NaN where x is infinite.
+    Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
     """
     load, store, T = element.load, element.store, element.compute
 
     @exact
-    def gradient_row(grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, parameter, mean_p, mean_q, training):
+    def gradient_row(
+        grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, activation_parameter, mean_p, mean_q, training
+    ):
         inverse = np.float64(rstd)
         a, b = T(gain * inverse), T(offset)
         c2, c3 = T(-inverse * mean_q), T(-inverse * mean_p)
-        p = T(parameter)
+        alpha = T(activation_parameter)
         if training:
             for k in range(n):
                 deviation = load(x, i + k) - centre
-                dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), p)
+                dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
                 store(dx, o + k, a * dz + (c2 * (deviation * rstd) + c3))
         else:
             for k in range(n):
                 z = normalized(load(x, i + k) - centre, a, b)
-                store(dx, o + k, a * make(grad, g + k, keep, r + k, z, p))
+                store(dx, o + k, a * make(grad, g + k, keep, r + k, z, alpha))
 
     return gradient_row
 
@@ -229,7 +230,7 @@ def build_moments(element: Element, value, pullback):
 
 
 def build_statistics(element: Element, value, pullback):
-    """The statistics of units start to stop from those of their pieces, merged in order."""
+    """The statistics of units start to stop from their pieces' statistics, merged in order."""
     keep = publish(element)
 
     def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):

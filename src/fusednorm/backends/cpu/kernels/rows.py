@@ -1,15 +1,15 @@
 """Kernels for one position per channel: a sample is a contiguous row of G groups of D channels, the affine per element.
 
-layer_norm and rms_norm are this case, and any norm of a 2-D input, without modulation. Loops run along weight and bias,
-so these are read where they lie if they have the compute dtype, and otherwise from ``wide_weight`` and ``wide_bias``:
-``widen`` has converted them, or the plan holds ones and zeros there for those that the user did not give. The forward
-takes each row from its statistics to its output; the backward does so too and sums the gradients of the parameters
-over fixed segments of rows.
+layer_norm and rms_norm are this case, and any norm of a 2-D input, without modulation. Loops run along weight and bias.
+Operands of the compute dtype are read where they lie. Others are read from ``wide_weight`` and ``wide_bias``, where
+``widen`` has put the converted numbers, or the plan ones and zeros for an absent operand. The forward takes each row
+from its statistics to its output. The backward takes each row from its sums to its gradient, and sums the parameters'
+gradients over fixed segments of rows.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -38,7 +38,7 @@ FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
 @exact
 def scaled(gain, inverse):
-    """A rstd, to the bit what the other kernels have from float64: the product of two floats is exact there."""
+    """A rstd, with the bits of the other kernels: these round a float64 product, which is exact for two float32s."""
     return gain * inverse
 
 
@@ -48,12 +48,12 @@ def build_forward(element: Element, value, pullback):
     row_moments, as_read = moments(element), widened(element)
 
     @exact
-    def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, parameter):
+    def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, activation_parameter):
         """y = value(weight xhat + bias)."""
-        centre, inverse, p = T(mean), T(rstd), T(parameter)
+        centre, inverse, alpha = T(mean), T(rstd), T(activation_parameter)
         for k in range(n):
             z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
-            store(y, j + k, value(z, p))
+            store(y, j + k, value(z, alpha))
 
     def forward(
         x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
@@ -77,17 +77,17 @@ def build_forward(element: Element, value, pullback):
 
 @cache
 def _group_sums(element: Element, pullback, accumulate: bool):
-    """P and Q of one group of one row; with accumulate, the gradients of the parameters are summed on the way."""
+    """P and Q of one group of one row; with ``accumulate`` the parameters' gradients are summed too."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second = element.add_first, element.add_second
 
     @reassociated
-    def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, parameter, sums, ps, qs):
+    def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, alpha, sums, ps, qs):
         total_p, total_q = T(0), T(0)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
             xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
-            dz = pullback(load(grad, g + k), z, parameter)
+            dz = pullback(load(grad, g + k), z, alpha)
             if accumulate:
                 add_first(sums, ps + first + k, dz)
                 add_second(sums, qs + first + k, dz * xhat)
@@ -103,21 +103,20 @@ def _gradient_group(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def gradient_group(grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, parameter, mean_p, mean_q):
+    def gradient_group(grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q):
         """dx = rstd (weight dz - (P + xhat Q) / K)."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
             xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
-            dz = pullback(load(grad, g + k), z, parameter)
+            dz = pullback(load(grad, g + k), z, alpha)
             store(dx, o + k, inverse * (gain * dz - (p + xhat * q)))
 
     return gradient_group
 
 
-@cache
-def _build_backward(element: Element, pullback, accumulate: bool):
-    """Segments start to stop of PIECE rows each."""
+def build_backward(element: Element, value, pullback, accumulate=True):
+    """The input's gradient, and with ``accumulate`` the parameters' per segment, of segments of PIECE rows each."""
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
     group_sums, gradient_group = _group_sums(element, pullback, accumulate), _gradient_group(element, pullback)
 
@@ -128,9 +127,9 @@ def _build_backward(element: Element, pullback, accumulate: bool):
         gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
-        channels, p = groups * length, T(activation_parameter)
+        channels, alpha = groups * length, T(activation_parameter)
         for segment in range(start, stop):
-            # The segment's running sums in the compute dtype, and what was flushed from them.
+            # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them.
             ps, qs = 2 * segment * channels, (2 * segment + 1) * channels
             last = min((segment + 1) * geometry[PIECE], geometry[SAMPLES])
             if accumulate:
@@ -146,7 +145,7 @@ def _build_backward(element: Element, pullback, accumulate: bool):
                     for k in range(0, length, CHUNK):
                         chunk_p, chunk_q = group_sums(
                             grad, g + k, x, i + k, min(CHUNK, length - k), centre, inverse, gains, offsets,
-                            first + k, p, running, ps, qs,
+                            first + k, alpha, running, ps, qs,
                         )  # fmt: skip
                         total_p += chunk_p
                         total_q += chunk_q
@@ -154,7 +153,7 @@ def _build_backward(element: Element, pullback, accumulate: bool):
                         mean_p, mean_q = 0.0 if geometry[RMS] else total_p / count, total_q / count
                         gradient_group(
                             grad, g, x, i, dx, n * geometry[OUTPUT_SAMPLE] + first, length, centre, inverse, gains,
-                            offsets, first, p, mean_p, mean_q,
+                            offsets, first, alpha, mean_p, mean_q,
                         )  # fmt: skip
                 if accumulate and ((n + 1) % FLUSH == 0 or n + 1 == last):
                     for c in range(2 * channels):
@@ -164,18 +163,8 @@ def _build_backward(element: Element, pullback, accumulate: bool):
     return backward
 
 
-def build_backward(element: Element, value, pullback):
-    """The input's gradient, and the parameters' per segment."""
-    return _build_backward(element, pullback, True)
-
-
-def build_backward_data(element: Element, value, pullback):
-    """The input's gradient alone."""
-    return _build_backward(element, pullback, False)
-
-
 def build_widen(element: Element, value, pullback):
-    """Weight and bias of channels start to stop in the compute dtype, where they have another."""
+    """Weight and bias of channels start to stop, converted to the compute dtype where they have another."""
     widen_operand = widening(element)
 
     def widen(weight, bias, wide_weight, wide_bias, geometry, start, stop):
@@ -211,7 +200,7 @@ def build_parameter_gradients(element: Element, value, pullback):
 BUILDERS = {
     "forward": build_forward,
     "backward": build_backward,
-    "backward_data": build_backward_data,
+    "backward_data": partial(build_backward, accumulate=False),
     "widen": build_widen,
     "parameter_gradients": build_parameter_gradients,
 }

@@ -2,9 +2,9 @@
 
 The work is cut into slabs of whole rows. A slab's statistics are kept per channel, so that every loop runs along
 contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Each kernel
-is called for all samples, or where samples are small all kernels for a few samples while these lie in cache.
+is called for all samples, or, where samples are small, all kernels for a few samples while these lie in cache.
 
-batch_norm without modulation is seen as one sample of N * S positions.
+batch_norm without modulation is one sample of N * S positions where the strides permit it (Problem.folded).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
 
 TILE = SCRATCH  # channels summed at a time
-FEWEST_ROWS = 16  # rows under a channel's pivot at least, where there are as many
+FEWEST_ROWS = 16  # a channel's pivot is the mean of at least so many rows, or of all
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
 
@@ -57,13 +57,13 @@ def statistic_unit(geometry, n, c):
 
 @cache
 def _slab_moments(element: Element):
-    """(mean, M2) per channel of one slab, written to its place in the partials; rms: (0, sum of squares)."""
+    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
     @reassociated
     def add_rows(x, i, step, rows, n, pivot, first, second):
-        """Add deviations and their squares; four rows at a time quarter the traffic on the sums."""
+        """Add deviations and their squares, by four rows, which quarters the traffic on the sums."""
         quads = rows - rows % 4
         for r in range(0, quads, 4):
             i0 = i + r * step
@@ -134,7 +134,7 @@ def _total(partials, first, n):
 
 @reassociated
 def _total_m2(partials, means, m2s, n, rows, centre):
-    """The sum of n channels' M2 about the mean of all."""
+    """The sum of n channels' M2 about the common mean, ``centre``."""
     m2, spread = 0.0, 0.0
     for c in range(n):
         delta = partials[means + c] - centre
@@ -197,9 +197,9 @@ def _apply_slab(element: Element, value):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def apply_slab(x, y, coefficients, geometry, parameter, task):
+    def apply_slab(x, y, coefficients, geometry, activation_parameter, task):
         n, first, rows = locate(geometry, task)
-        channels, p = channel_count(geometry), T(parameter)
+        channels, alpha = channel_count(geometry), T(activation_parameter)
         centre = n * COEFFICIENTS * channels
         a, b = centre + channels, centre + 2 * channels
         for r in range(first, first + rows):
@@ -208,7 +208,7 @@ def _apply_slab(element: Element, value):
             for c in range(channels):
                 deviation = load(x, i + c) - read(coefficients, centre + c)
                 z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
-                store(y, j + c, value(z, p))
+                store(y, j + c, value(z, alpha))
 
     return apply_slab
 

@@ -31,23 +31,23 @@ from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, loc
 
 @cache
 def _slab_sums(element: Element, pullback):
-    """p and q per channel of one slab, written to its place in the partials."""
+    """p and q per channel of one slab, written to the slab's place in the partials."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
     @reassociated
-    def add_row(grad, g, x, i, coefficients, k, channels, n, parameter, first, second):
+    def add_row(grad, g, x, i, coefficients, k, channels, n, alpha, first, second):
         for c in range(n):
             deviation = load(x, i + c) - read(coefficients, k + c)
             a, b = read(coefficients, k + channels + c), read(coefficients, k + 2 * channels + c)
-            dz = pullback(load(grad, g + c), normalized(deviation, a, b), parameter)
+            dz = pullback(load(grad, g + c), normalized(deviation, a, b), alpha)
             add_first(first, c, dz)
             add_second(second, c, dz * (deviation * read(coefficients, k + 3 * channels + c)))
 
     @exact
-    def slab_sums(grad, x, coefficients, partials, geometry, parameter, task):
+    def slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task):
         n, position, rows = locate(geometry, task)
-        channels = channel_count(geometry)
+        channels, alpha = channel_count(geometry), T(activation_parameter)
         i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
         g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
         first, second = scratch(), scratch()
@@ -62,7 +62,7 @@ def _slab_sums(element: Element, pullback):
                 for r in range(start, min(start + FLUSH, rows)):
                     add_row(
                         grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
-                        coefficients, n * COEFFICIENTS * channels + tile, channels, width, T(parameter), first, second,
+                        coefficients, n * COEFFICIENTS * channels + tile, channels, width, alpha, first, second,
                     )  # fmt: skip
                 for c in range(width):
                     partials[ps + c] += np.float64(first[c])
@@ -71,21 +71,17 @@ def _slab_sums(element: Element, pullback):
     return slab_sums
 
 
-@cache
-def _sample_sums(element: Element):
-    @exact
-    def sample_sums(partials, sums, geometry, n):
-        """p and q of each channel of a sample, from its slabs in order."""
-        channels, pieces = channel_count(geometry), geometry[PIECES]
+@exact
+def _sample_sums(partials, sums, geometry, n):
+    """p and q of each channel of a sample, from its slabs in order."""
+    channels, pieces = channel_count(geometry), geometry[PIECES]
+    for c in range(channels):
+        sums[2 * (n * channels + c)] = sums[2 * (n * channels + c) + 1] = 0.0
+    for task in range(n * pieces, (n + 1) * pieces):
         for c in range(channels):
-            sums[2 * (n * channels + c)] = sums[2 * (n * channels + c) + 1] = 0.0
-        for task in range(n * pieces, (n + 1) * pieces):
-            for c in range(channels):
-                i = 2 * (n * channels + c)
-                sums[i] += partials[2 * task * channels + c]
-                sums[i + 1] += partials[(2 * task + 1) * channels + c]
-
-    return sample_sums
+            i = 2 * (n * channels + c)
+            sums[i] += partials[2 * task * channels + c]
+            sums[i + 1] += partials[(2 * task + 1) * channels + c]
 
 
 @cache
@@ -124,9 +120,9 @@ def _gradient_slab(element: Element, pullback):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def gradient_slab(grad, x, dx, coefficients, geometry, parameter, task):
+    def gradient_slab(grad, x, dx, coefficients, geometry, activation_parameter, task):
         n, first, rows = locate(geometry, task)
-        channels, p = channel_count(geometry), T(parameter)
+        channels, alpha = channel_count(geometry), T(activation_parameter)
         k = n * COEFFICIENTS * channels
         training = geometry[TRAINING]
         for r in range(first, first + rows):
@@ -139,18 +135,18 @@ def _gradient_slab(element: Element, pullback):
                     z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
                     xhat = deviation * read(coefficients, k + 3 * channels + c)
                     c2, c3 = read(coefficients, k + 4 * channels + c), read(coefficients, k + 5 * channels + c)
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, p) + (c2 * xhat + c3))
+                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
             else:  # 0 times an infinite xhat would be NaN
                 for c in range(channels):
                     deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
                     z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, p))
+                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
 
     return gradient_slab
 
 
 def build_recall(element: Element, value, pullback):
-    """Statistics that the forward saved, in the form that the kernels here read."""
+    """The saved mean and rstd of units start to stop, put into ``stats`` in float64."""
     rounded = rounded_number(element)
 
     def recall(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, stats, geometry, start, stop):
@@ -174,17 +170,16 @@ def build_reduce(element: Element, value, pullback):
 
 def build_combine(element: Element, value, pullback):
     """p and q of samples start to stop from their slabs."""
-    sample_sums = _sample_sums(element)
 
     def combine(partials, sums, geometry, start, stop):
         for n in range(start, stop):
-            sample_sums(partials, sums, geometry, n)
+            _sample_sums(partials, sums, geometry, n)
 
     return combine
 
 
 def build_gradient_coefficients(element: Element, value, pullback):
-    """c2 and c3 under the statistics start to stop."""
+    """c2 and c3 of units start to stop."""
     unit_gradient = _unit_gradient(element)
 
     def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):

@@ -19,7 +19,7 @@ from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, W
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
-DISCARDED = 4096  # statistics at most that a plan keeps room for, when nobody asks for them
+DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
 NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
@@ -51,12 +51,12 @@ class Plan:
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
         self.samples, self.channels = view.samples, view.channels
-        self.statistics = problem.num_statistics
+        self.num_statistics = problem.num_statistics
         self.tensor_bytes = view.numel * DTYPE_BYTES[problem.dtype]
         self.statistics_shape = problem.statistics_shape
         self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
         self.tasks = view.samples * pieces
-        # For a dense input empty_like is the same and 0.4 us faster, but knows no kept blocks.
+        # For a dense input empty_like gives the same strides 0.4 us faster, but it takes no kept blocks.
         self.like_input = problem.dense and self.tensor_bytes < SMALLEST
         #: Arguments that are the same in all calls.
         self.constants = {
@@ -68,7 +68,7 @@ class Plan:
         self.idle: list[Frame] = []
 
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> int:
-        """A kernel's address; one that no activation enters is shared by all of them."""
+        """A kernel's address. A kernel that is not ``activated`` is shared by all activations."""
         activation = self.problem.norm.activation
         module = module or self.module
         if activation is None or not activated:
@@ -80,7 +80,7 @@ class Plan:
         return Loop(((kernel, 1),), tasks, work_bytes)
 
     def reserve(self, **counts: int) -> None:
-        """Arrays of so many elements of float64 in the workspace, by the names that kernels know them by."""
+        """Reserve arrays of so many float64 elements in the workspace, under the names of kernels' arguments."""
         for name, count in counts.items():
             self.workspace[name] = self.room
             self.room += 8 * count
@@ -99,7 +99,7 @@ class Plan:
     def release(self, frame: Frame) -> None:
         """Keep a frame for another call.
 
-        A call that fails does not come here: a thread may still write to its frame.
+        A call that raises does not release its frame, since a thread may still write to it.
         """
         if frame.room > KEPT_ROOM:
             frame.drop_room()
@@ -118,8 +118,8 @@ class ForwardPlan(Plan):
         super().__init__(problem, pieces, piece)
         norm = problem.norm
         self.has_mean, self.has_variance, self.eps = norm.has_mean, norm.has_variance, norm.eps
-        self.few = self.statistics <= DISCARDED
-        # Statistics that nobody asked for go here, from every thread, and are never read: 2 us for small inputs.
+        self.few = self.num_statistics <= DISCARDED
+        # Every thread writes statistics that nobody asked for here, and none reads them. It saves small inputs 2 us.
         shape = (3 if self.few else 0, *self.statistics_shape)
         self.discarded = torch.empty(shape, dtype=self.compute, device=CPU)
         self.discard = tuple(statistic.data_ptr() for statistic in self.discarded)
@@ -127,16 +127,16 @@ class ForwardPlan(Plan):
         self.like_statistic = self.discarded[0] if self.few else None
         self.given = problem.direction == "inference"
         # Given statistics are results even where there is nothing to normalize.
-        self.empty = self.tensor_bytes == 0 and not (self.given and self.statistics)
+        self.empty = self.tensor_bytes == 0 and not (self.given and self.num_statistics)
         loops = self.loops()
         if self.given:
-            self.reserve(stats=2 * self.statistics)
+            self.reserve(stats=2 * self.num_statistics)
             given = self.kernel("given", activated=False, module="affine")
-            loops = [self.loop(given, self.statistics, 16 * self.statistics), *loops]
+            loops = [self.loop(given, self.num_statistics, 16 * self.num_statistics), *loops]
         self.program = Program(loops)
 
     def loops(self) -> list[Loop]:
-        """The loops of a call, and their workspace reserved; with given statistics those that follow upon ``stats``."""
+        """The loops of a call, with their workspace reserved; ``stats`` holds given statistics before they run."""
         raise NotImplementedError
 
     def statistic(self) -> Tensor:
@@ -201,11 +201,11 @@ class BackwardPlan(Plan):
         self.program = Program(self.loops())
 
     def loops(self) -> list[Loop]:
-        """The loops of a call, and their workspace reserved."""
+        """The loops of a call, with their workspace reserved."""
         raise NotImplementedError
 
     def parameter_loops(self) -> list[Loop]:
-        """The loop, if any, that makes the gradients of the parameters from p and q per (n, c)."""
+        """The loop, if any, that makes the parameters' gradients from p and q per (n, c)."""
         if not self.sums_parameters:
             return []
         kernel = self.kernel("parameter_gradients", activated=False, module="affine")

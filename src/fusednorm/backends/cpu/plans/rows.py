@@ -10,7 +10,7 @@ from fusednorm.backends.cpu.threads import Loop
 
 
 def _widening(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
-    """The loop, if any, that brings weight and bias to the compute dtype, and numbers for those that are not given."""
+    """The loop, if any, that converts weight and bias to the compute dtype, and ones or zeros for an absent operand."""
     problem, channels = plan.problem, plan.channels
     constants, loops = [], []
     for name, dtype, value in (("weight", problem.weight_dtype, 1.0), ("bias", problem.bias_dtype, 0.0)):

@@ -7,12 +7,12 @@ from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import Problem
 
-#: A step of the whole-sample order takes samples of about this many bytes, so that its calls cost little.
+#: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little.
 STEP_BYTES = 1 << 18
 
 
 def _steps(plan: Plan, stages: list[tuple[int, int]], work_bytes: int) -> Loop:
-    """A few samples at a time through all stages."""
+    """The loop that takes a few samples at a time through all stages."""
     share = max(1, STEP_BYTES * plan.samples // max(1, plan.tensor_bytes))
     return Loop(stages, plan.samples, work_bytes, share)
 
@@ -37,16 +37,16 @@ class SlabsForward(ForwardPlan):
         ]
         if self.given:
             return finish
-        self.reserve(partials=2 * self.tasks * channels, stats=2 * self.statistics)
+        self.reserve(partials=2 * self.tasks * channels, stats=2 * self.num_statistics)
         moments = self.kernel("moments", activated=False)
         statistics = self.kernel("statistics", activated=False)
         if self.whole:
-            units = self.statistics // max(1, self.samples)
+            units = self.num_statistics // max(1, self.samples)
             stages = [(moments, self.pieces), (statistics, units), (coefficients, 1), (apply, self.pieces)]
             return [_steps(self, stages, self.tensor_bytes)]
         return [
             self.loop(moments, self.tasks, self.tensor_bytes),
-            self.loop(statistics, self.statistics, 16 * self.tasks * channels),
+            self.loop(statistics, self.num_statistics, 16 * self.tasks * channels),
             *finish,
         ]
 
@@ -61,7 +61,7 @@ class SlabsBackward(BackwardPlan):
         super().__init__(problem, pieces, piece)
 
     def loops(self) -> list[Loop]:
-        channels, count, units = self.channels, self.samples * self.channels, self.statistics
+        channels, count, units = self.channels, self.samples * self.channels, self.num_statistics
         self.reserve(partials=2 * self.tasks * channels, stats=2 * units, sums=2 * count)
         self.reserve(coefficients=COEFFICIENTS * count)
         recall = self.kernel("recall", activated=False)

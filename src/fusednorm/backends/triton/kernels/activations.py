@@ -1,9 +1,9 @@
 """The activations' formulas as Triton functions, over Triton's own primitives, and on NVIDIA over its instructions.
 
 ``ex2.approx`` and ``rcp.approx`` err by two units in the last place of float32 at most, so one form serves values and
-sums of every 16-bit and fp32 problem. What they leave out are subnormal numbers, and with them five instructions of the
-exponential and the division that Triton makes by itself. ``tanh.approx`` errs by 2**-11 of its result: a bf16 tanh
-hides that, but 0.5 + 0.5 tanh, a sigmoid, would lose its left tail, and sums of gradients exceed the tolerance.
+sums of every 16-bit and fp32 problem. They flush subnormal numbers, which saves five instructions of Triton's own
+exponential and division. ``tanh.approx`` errs by 2**-11 of its result. That vanishes in the rounding of a bf16 tanh,
+but 0.5 + 0.5 tanh, a sigmoid, would lose its left tail, and sums of gradients would exceed the tolerance.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ def tanh_nvidia(z):
 
 
 def sigmoid_alone(z):
-    """For values: its exponential may be infinite."""
+    """sigmoid for values: the exponential may be infinite."""
     return reciprocal(1.0 + decay(z))
 
 
 def sigmoid(z):
-    """From exp(-|z|), which a derivative shares with the slope."""
+    """sigmoid for derivatives, from exp(-|z|), which ``sigmoid_slope`` computes too."""
     e = decay(tl.abs(z))
     inverse = reciprocal(1.0 + e)
     return tl.where(z < 0.0, e * inverse, inverse)

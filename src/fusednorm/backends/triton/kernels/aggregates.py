@@ -1,7 +1,8 @@
-"""What belongs together, as the functions of kernels take it: named tuples, which Triton flattens from 3.6 on.
+"""Named tuples of arguments that belong together, for the functions that kernels call.
 
-A kernel makes them of its arguments at its head. As arguments they would cost the host, with Triton 3.6 0.3 us each,
-and Triton compiles every integer in one for the value 1 and for divisibility by 16, whatever the kernel says.
+A kernel makes these tuples at its head. It does not take them as arguments: each would cost the host 0.3 us with Triton
+3.6, and Triton specializes every integer in a tuple for the value 1 and for divisibility by 16, whatever
+``do_not_specialize`` says.
 """
 
 from typing import Any, NamedTuple
@@ -24,7 +25,7 @@ class Steps(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """Pointers to the parameters, or to their gradients; None for each that a problem has not, or nobody wants."""
+    """Pointers to the parameters, or to their gradients; None for an absent parameter or an unwanted gradient."""
 
     weight: Any
     bias: Any
@@ -40,10 +41,10 @@ class Statistics(NamedTuple):
 
 
 class Partials(NamedTuple):
-    """What a pass leaves: one number for each sample, channel and chunk, and another one ``total`` behind it.
+    """Two numbers that a pass leaves for each sample, channel and chunk; the second lies ``total`` behind the first.
 
-    ``groups`` are those of the pass that sums, to which a group may be one channel. A unit has ``rows`` of partials of
-    its D channels: its chunks, those of all samples in batch_norm.
+    ``groups`` are the groups as that pass saw them: it may take a whole group for one channel. A unit has ``rows`` rows
+    of partials of its D channels: one for each chunk, in batch_norm for each chunk of each sample.
     """
 
     pointer: Any

@@ -18,12 +18,10 @@ def add_pair(a, b, c, d):
     return a + c, b + d
 
 
-# An empty set has count 0 and mean 0: its delta's square may be infinite, and is only taken times that count.
-
-
 @triton.jit
 def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """The moments of two sets together; the first may be empty."""
+    # delta's square may be infinite. An empty first set has count 0, so delta is multiplied by that count first.
     count = count_a + count_b
     delta = mean_b - mean_a
     step = delta * (count_b / count)
@@ -33,8 +31,8 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 @triton.jit
 def held_moments(b_x, mask, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: a second sum, over the
-    deviations, finds what the first one rounded away."""
+    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: the mean of the deviations
+    corrects the rounding of the mean."""
     mean = tl.sum(b_x, 1) / count
     deviation = deviation_from(b_x, mean, mask, MASKED)
     if WIDE:
@@ -53,8 +51,8 @@ def deviation_from(b_x, mean, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
-    """The moments of all lanes along an axis, not all empty. A second sum, over the deviations, finds what the first
-    one rounded away: the mean of equal numbers is that number, and their M2 is 0."""
+    """The moments of all lanes along an axis, not all empty. The mean of the deviations corrects the rounding of the
+    mean: the mean of equal numbers is then that number, and their M2 is 0."""
     share = count / tl.expand_dims(tl.sum(count, AXIS), AXIS)
     centre = tl.sum(mean * share, AXIS)
     centre += tl.sum((mean - tl.expand_dims(centre, AXIS)) * share, AXIS)
@@ -67,9 +65,10 @@ def merge(
     partials, unit, S, span,
     RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(mean, M2, count) of a unit from the partials of its channels and chunks, its samples too with PER_BATCH.
+    """(mean, M2, count) of a unit from the partials of its channels and chunks, with PER_BATCH of all samples.
 
-    A chunk has ``span`` of a channel's S positions, and the last one the rest. The means lie before the M2.
+    Each chunk but the last has ``span`` of a channel's S positions. The first number of a partial is the mean, the
+    second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
     mean = tl.full((), 0.0, dtype)
@@ -88,7 +87,7 @@ def merge(
 
 @triton.jit
 def offsets_of_partials(n, k, o_c, C, chunks, LAST: tl.constexpr):
-    """Where the partials of samples, chunks and channels lie: in the memory order of the tensor that they are of."""
+    """The offsets of the partials of samples, chunks and channels, in the memory order of the tensor."""
     if LAST:
         return n * C * chunks + k * C + o_c
     else:
@@ -124,8 +123,8 @@ def inverse_deviation(variance, eps):
 
 @triton.jit
 def inverse_deviation_given(b_variance, eps, dtype: tl.constexpr):
-    """The inverse deviation in ``dtype`` of a variance in its own dtype. One in float64 is rounded to float32 only
-    after its root, since it may be beyond float32; a subnormal one in float32 keeps its root."""
+    """The inverse deviation in ``dtype`` of a variance in any dtype. A float64 variance may be beyond float32, so it is
+    rounded only after the root. ``sqrt_rn`` keeps the root of a subnormal float32 variance."""
     if b_variance.dtype == tl.float64 or dtype == tl.float64:
         wide = b_variance.to(tl.float64)
         return (1.0 / tl.sqrt(wide + tl.full((), eps, tl.float64))).to(dtype)

@@ -1,4 +1,4 @@
-"""Rows: units of one group and one position, with their parameters along them; long ones also by blocks of columns."""
+"""Rows: units of one group and one position, with weight and bias along the row."""
 
 import triton
 import triton.language as tl
@@ -6,17 +6,17 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
 
 
 @triton.jit
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, given_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row in steps of BLOCK_K: from memory for its statistics, and from the L1 for its output.
+    """One row in steps of BLOCK_K, read from memory for its statistics and from the L1 for its output.
 
-    A whole row in registers leaves fewer programs to a multiprocessor, and fewer bytes on their way.
+    With a whole row in registers a multiprocessor would hold fewer programs, with fewer bytes on their way.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     parameters = Parameters(p_weight, p_bias, None, None)
@@ -51,35 +51,36 @@ def rows_forward(
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
         gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
-        b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
+        b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
 
 
 @triton.jit
-def row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE: tl.constexpr):
+def row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
     """dz and xhat of rows."""
     centred = b_x.to(rstd.dtype) - mean
-    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), parameter), centred * rstd
+    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), alpha), centred * rstd
 
 
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, steps,
-    given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
-    """``steps`` times BLOCK_U rows, all programs' next to each other in a step, and their sums of p and q per element.
+    """grad_input of BLOCK_U rows in each of ``steps`` steps, and the sums of p and q over these rows. In each step the
+    rows of all programs are neighbours.
 
-    RELOAD: those sums fill the registers, so that a row is read again, from the L1, once P and Q are known; a program's
-    rows follow one another.
+    RELOAD: the sums fill the registers, so a program reads a row again, from the L1, once it knows P and Q. The rows of
+    a program follow one another.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     parameters = Parameters(p_weight, p_bias, None, None)
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)[None, :]
     m_k = o_k < K
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     if RELOAD:
@@ -99,17 +100,17 @@ def rows_backward(
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
             gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         if p_dx is not None:
-            level, slope = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
+            total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
                 gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
-                dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
-            b_dx = tl.fma(dz, gain, -xhat * (slope / K)[:, None])
+                dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
+            b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
-                b_dx -= (level / K)[:, None]
+                b_dx -= (total_p / K)[:, None]
             tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if p_partials is not None:
             q = tl.fma(dz, xhat, q)
@@ -129,8 +130,8 @@ def rows_backward(
 
 @triton.jit
 def row_totals(
-    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P / K and Q / K of one row, in steps of BLOCK_K."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -139,7 +140,7 @@ def row_totals(
     if OVERLAP:
         gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     rstd = tl.load(p_rstd + n)
     mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
     p = tl.zeros((BLOCK_K,), dtype)
@@ -149,7 +150,7 @@ def row_totals(
         b_dy = tl.load(p_dy + n * dy_sample + k + o_k, mask, 0.0)
         b_x = tl.load(p_x + n * x_sample + k + o_k, mask, 0.0)
         gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
     tl.store(p_totals + 2 * n, tl.sum(p, 0) / K)
@@ -159,19 +160,18 @@ def row_totals(
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
 def columns_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials,
-    rows, dy_sample, x_sample, dx_sample, steps,
-    given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_K elements of ``steps`` rows whose P / K and Q / K are known: grad_input, and the sums of p and q."""
+    """grad_input of BLOCK_K columns of ``steps`` rows from the rows' P / K and Q / K, and the sums of p and q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     parameters = Parameters(p_weight, p_bias, None, None)
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
@@ -185,7 +185,7 @@ def columns_backward(
         b_x = tl.load(p_x + n * x_sample + o_k, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, parameter, DERIVATIVE)
+        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             b_dx = tl.fma(dz, gain, -xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0))
             if p_mean is not None:

@@ -1,17 +1,17 @@
 """Both memory orders, any size: statistics of all tiles, then the results of all tiles.
 
-A tile is BLOCK_C channels by BLOCK_S positions of one sample. Where the positions are contiguous (channels_first) it is
-long in them, where the channels are (channels_last, LAST) it holds whole rows of many channels and its axes are
-swapped, so that the last axis is the contiguous one. A chunk is TILES tiles, one program's share of a pass. Statistics
-are kept per channel and chunk; groups form when these partials merge.
+A tile is BLOCK_C channels by BLOCK_S positions of one sample. In channels_first a tile is long in the positions, which
+are contiguous. In channels_last (LAST) a tile holds rows of many channels, which are contiguous, and its axes are
+swapped, so that the last axis is the contiguous one. A chunk is the ``tiles`` tiles that one program takes in a pass.
+Moments are kept per channel and chunk; merging these partials makes the statistics of groups.
 
-OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends, and waits for it where it needs it
-(programmatic dependent launch). It saves a microsecond a launch.
+OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends, and waits before it reads this one's
+results (programmatic dependent launch). It saves a microsecond a launch.
 
-A number that changes with the length of an input (of chunks, of tiles, of units) is an argument that no kernel is
-compiled for, but for the value 1 where the code gets shorter; sizes and strides of the tensors are compiled for
-divisibility by 16, on which the width of loads depends. Arguments come in this order: pointers; the sizes of the view;
-the strides of each tensor; the blocks of channels and the chunks of the pass; the partials; numbers; constants.
+The numbers of chunks, tiles and units change with the length of an input, so no kernel is compiled for their values,
+except for the value 1 where it makes the code shorter. Sizes and strides are compiled for divisibility by 16, on which
+the width of loads depends. Arguments come in this order: pointers; the sizes of the view; the strides of each tensor;
+the blocks of channels and the chunks of the pass; the partials; numbers; constants.
 """
 
 import triton
@@ -38,7 +38,7 @@ from fusednorm.backends.triton.kernels.moments import (
 
 @triton.jit
 def locate(pid, blocks, chunks, LAST: tl.constexpr):
-    """The sample, the block of channels and the chunk of a program, neighbours in memory next to each other."""
+    """The sample, the block of channels and the chunk of a program; neighbouring programs take neighbouring memory."""
     if LAST:
         return pid // blocks // chunks, pid % blocks, pid // blocks % chunks
     else:
@@ -47,7 +47,7 @@ def locate(pid, blocks, chunks, LAST: tl.constexpr):
 
 @triton.jit
 def tile_of(b_channels, b_positions, LAST: tl.constexpr):
-    """What channels and what positions contribute to a tile, each along its axis."""
+    """Values of channels and values of positions, each along its axis of a tile."""
     if LAST:
         return b_channels[None, :], b_positions[:, None]
     else:
@@ -62,7 +62,7 @@ def offsets_of(o_c, o_s, steps, LAST: tl.constexpr):
 
 @triton.jit
 def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, LAST: tl.constexpr):
-    """EVEN: the positions need none."""
+    """The mask of a tile. EVEN: chunks divide the positions, which then need no mask."""
     m_channel, m_spatial = tile_of(o_c < C, o_s < S, LAST)
     return m_channel if EVEN else m_channel & m_spatial
 
@@ -89,21 +89,21 @@ def affine(parameters, o_modulation, o_c, m_c, dtype: tl.constexpr):
 def normalized(centred, gain, offset):
     """z of x - mean, with gain = A rstd and offset = B.
 
-    Every forward and backward calls this, with the mean and rstd that the forward stores: the backward then has the
-    forward's z to the bit, and its derivative of the activation is that of the output which the user saw.
+    Every forward and backward calls this function with the mean and rstd that the forward stores. So the backward has
+    the forward's z to the bit, and takes the activation's derivative at the z of the output which the user saw.
     """
     return tl.fma(centred, gain, offset)
 
 
 @triton.jit
-def parameter_of(given, DEFAULT: tl.constexpr, dtype: tl.constexpr):
-    """The activation's parameter: its default is compiled in; where DEFAULT is None, it is given at run time."""
-    return tl.full((), given if DEFAULT is None else DEFAULT, dtype)
+def alpha_of(activation_parameter, ALPHA: tl.constexpr, dtype: tl.constexpr):
+    """The activation's parameter: ALPHA, its default, is compiled in; where ALPHA is None, it is an argument."""
+    return tl.full((), activation_parameter if ALPHA is None else ALPHA, dtype)
 
 
 @triton.jit
 def units_of(groups, n, o_c, PER_BATCH: tl.constexpr):
-    """The units of channels of a sample."""
+    """The units to which channels of a sample belong."""
     if PER_BATCH:
         return o_c
     else:
@@ -127,7 +127,7 @@ def moments_of_planes(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk, which is one tile that stays in registers for both."""
+    """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
     x_steps = Steps(x_sample, x_channel, x_spatial)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
@@ -212,17 +212,19 @@ def finalize(
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
-    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64, given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, MERGE: tl.constexpr,
-    GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr,
-    BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
+    activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
+    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The output of one chunk. The programs run from the end, which the statistics' pass has left in the L2.
+    """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
+    has read last and left in the L2.
 
-    MERGE, where a tile's channels belong to one unit: each program merges the unit's partials, while its first tile is
-    on the way, and the unit's first program keeps the result where somebody wants it. So does the first program of each
-    unit where the units' mean and variance are given, as in batch_norm's evaluation. GROUPED: to the pass that
-    left the partials a group was one channel, of D S positions.
+    MERGE, where a tile's channels belong to one unit: each program merges the unit's partials while its first tile is
+    on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. The mean and
+    variance of each unit may be given instead, as in batch_norm's evaluation. In both cases the first program of a unit
+    stores the unit's statistics where somebody wants them.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
@@ -277,9 +279,9 @@ def apply(
         gain *= rstd
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     for tile in tl.static_range(TILES):
-        b_y = VALUE(normalized(b_x - mean, gain, offset), parameter).to(p_y.dtype.element_ty)
+        b_y = VALUE(normalized(b_x - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial

@@ -1,4 +1,4 @@
-"""The backward of tiles.py: p and q per channel and chunk, then what follows from them and the input's gradient."""
+"""The backward of tiles.py: p and q per channel and chunk, then the parameters' gradients and the input's gradient."""
 
 import triton
 import triton.language as tl
@@ -14,13 +14,14 @@ from fusednorm.backends.triton.kernels.aggregates import (
 from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
+    alpha_of,
     locate,
     mask_of,
     normalized,
     offsets_of,
-    parameter_of,
     statistics_of,
     tile_of,
+    units_of,
 )
 
 
@@ -28,8 +29,8 @@ from fusednorm.backends.triton.kernels.tiles import (
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    total, tiles, given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    total, tiles, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
@@ -51,14 +52,14 @@ def reduce(
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
     offset, _ = tile_of(b_offset, o_s, LAST)
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
         mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
-        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
+        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), alpha)
         p += dz
         q = tl.fma(dz, centred * inverse, q)
         p_grad += BLOCK_S * dy_steps.spatial
@@ -157,7 +158,8 @@ def parameter_program(
     pid, partials, parameters, grads, channel_programs, N,
     LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first programs take a block of channels, the others one sample's."""
+    """A program takes a block of channels: the first ``channel_programs`` for weight and bias, the others for scale and
+    shift of one sample."""
     if pid < channel_programs:
         parameter_gradients(partials, parameters, grads, pid, N, LAST, BLOCK_C, BLOCK_N)
     else:
@@ -176,7 +178,7 @@ def combine(
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """What follows from p and q: the first programs take a unit each, for P / K and Q / K, the rest the parameters."""
+    """The first ``units`` programs make P / K and Q / K of a unit each, the others the parameters' gradients."""
     pid = tl.program_id(0)
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, None)
@@ -197,13 +199,13 @@ def combine(
 @triton.jit
 def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
-    groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, given_parameter,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, with P / K and Q / K from the totals, or merged from partials
-    where a tile's channels belong to one unit; with neither, rstd A dz."""
+    """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
+    partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz."""
     dtype: tl.constexpr = statistics.rstd.dtype.element_ty
     G, D, C = groups
     n, block, chunk = locate(pid, blocks, chunks, LAST)
@@ -225,27 +227,28 @@ def input_program(
     offset, _ = tile_of(b_offset, o_s, LAST)
     if OVERLAP:
         gdc_wait()
+    # rstd P / K and rstd Q / K
     if p_totals is not None:
-        o_unit = o_c if PER_BATCH else wide * G + o_c // D
-        slope, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd, o_s, LAST)
+        o_unit = units_of(groups, n, o_c, PER_BATCH)
+        scaled_q, _ = tile_of(tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0) * rstd, o_s, LAST)
         if statistics.mean is not None:
-            level, _ = tile_of(tl.load(p_totals + 2 * o_unit, m_c, 0.0) * rstd, o_s, LAST)
+            scaled_p, _ = tile_of(tl.load(p_totals + 2 * o_unit, m_c, 0.0) * rstd, o_s, LAST)
         else:
-            level = tl.zeros_like(slope)
+            scaled_p = tl.zeros_like(scaled_q)
     elif partials.pointer is not None:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
         total_p, total_q = unit_totals(partials, parameters, unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
-        slope, _ = tile_of(rstd * (total_q / K), o_s, LAST)
-        level, _ = tile_of(rstd * (total_p / K), o_s, LAST)
+        scaled_q, _ = tile_of(rstd * (total_q / K), o_s, LAST)
+        scaled_p, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if statistics.mean is None:
-            level = tl.zeros_like(slope)
-    parameter = parameter_of(given_parameter, PARAMETER, dtype)
+            scaled_p = tl.zeros_like(scaled_q)
+    alpha = alpha_of(activation_parameter, ALPHA, dtype)
     for tile in tl.static_range(TILES):
         centred = b_x - mean
-        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), parameter)
+        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), alpha)
         if p_totals is not None or partials.pointer is not None:
-            # xhat times slope: rstd**2 would be beyond fp32 for inputs of 1e19.
-            b_dx = tl.fma(dz, gain, -tl.fma(centred * inverse, slope, level))
+            # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19.
+            b_dx = tl.fma(dz, gain, -tl.fma(centred * inverse, scaled_q, scaled_p))
         else:
             b_dx = dz * gain
         m_out = mask
@@ -268,13 +271,14 @@ def gradients(
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     parameter_programs, programs, channel_programs, N,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, total, partial_rows, partial_chunks, K, given_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, PARAMETER: tl.constexpr, PER_BATCH: tl.constexpr,
+    blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient, from the end as in tiles.apply. Without totals, what tiles.combine does is done here too:
-    each program merges its unit's partials, and the first programs take the parameters."""
+    """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
+    does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``
+    programs before them make the parameters' gradients."""
     pid = tl.program_id(0)
     groups = Groups(G, D, C)
     dy_steps, x_steps = Steps(dy_sample, dy_channel, dy_spatial), Steps(x_sample, x_channel, x_spatial)
@@ -290,6 +294,6 @@ def gradients(
     if pid >= parameter_programs:
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
-            p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, given_parameter,
-            OVERLAP, DERIVATIVE, PARAMETER, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+            p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
+            OVERLAP, DERIVATIVE, ALPHA, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

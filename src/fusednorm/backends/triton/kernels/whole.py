@@ -1,8 +1,8 @@
 """Units that fit the registers of one program: one read of the input, one launch.
 
 A unit's K = D S elements lie in one contiguous run, so element i belongs to the channel i // S of its group. S is
-compiled in where it is a power of two: those are few, rows are among them, and the elements of a thread then share
-their channel's parameters. Any other S is an argument, since each image or recording may have its own.
+compiled in where it is a power of two: there are few powers, S = 1 (rows) among them, and the elements of a thread then
+share their channel's parameters. Any other S is an argument, since each image or recording may have another length.
 """
 
 import triton
@@ -10,13 +10,13 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, normalized, parameter_of
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
 
 
 @triton.jit
 def channel_of(o_k, reciprocal, S: tl.constexpr):
-    """o_k // S; where S is not compiled in, by ``reciprocal``, which is 2**31 / S rounded up: exact for an o_k below
-    32768 and an S up to that."""
+    """o_k // S. Where S is not compiled in, o_k is multiplied by ``reciprocal``, 2**31 / S rounded up: exact for o_k
+    below 32768 and S up to 32768."""
     if S is not None:
         return o_k // S
     else:
@@ -26,11 +26,11 @@ def channel_of(o_k, reciprocal, S: tl.constexpr):
 @triton.jit(do_not_specialize=["units", "reciprocal"])
 def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
-    x_sample, x_group, y_sample, y_group, eps: tl.float64, given_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, PARAMETER: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    x_sample, x_group, y_sample, y_group, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_U units from their statistics to their output; the statistics are stored where somebody wants them.
+    """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
     K is ``length`` where S is None. EVEN: K = BLOCK_K.
     """
@@ -70,6 +70,6 @@ def whole_forward(
         o_modulation = n[:, None] * (G * D) + o_c
         gain, offset = affine(parameters, o_modulation, o_c, mask, dtype)
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
-    b_y = VALUE(b_z, parameter_of(given_parameter, PARAMETER, dtype))
+    b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
     p_out = p_y + (n * y_sample + g * y_group)[:, None] + o_k[None, :]
     tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)

@@ -1,4 +1,4 @@
-"""What all plans share: allocation, parameters as the kernels read them, the order of arguments."""
+"""What all plans share: allocation, operands as the kernels read them, and the calls of the contract."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
 from fusednorm.strides import packed_strides
 
-#: mean, rstd and variance, each where the problem has it and somebody wants it.
+#: Tensors of which some may be absent: (weight, bias, scale, shift), or their gradients.
+Tensors = Sequence[Tensor | None]
+#: Where a forward stores mean, rstd and variance, each None where it is not stored.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
-#: The mean and variance of each channel in place of the input's own, in their own dtypes; None without them.
+#: The mean and variance that the caller gives in place of the input's own, in any dtype; None where there are none.
 Given = tuple[Tensor | None, Tensor | None]
 
 
 def approximates() -> bool:
-    """Whether the device has the instructions of approximate activations: NVIDIA's have, the interpreter has not."""
+    """Whether activations may use approximate instructions: on NVIDIA, and not in the interpreter."""
     return torch.version.hip is None and torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 
 
 def stages(most: int) -> int:
-    """Tiles in flight together: NVIDIA's copies to shared memory need no registers for them, AMD's loads do."""
+    """Tiles in flight together: NVIDIA copies them to shared memory, AMD loads them into registers, so two there."""
     return most if approximates() else min(most, 2)
 
 
@@ -39,9 +41,9 @@ def overlaps() -> bool:
 
 
 def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
-    """torch.empty_strided on the current device, by the short way that Inductor's code takes where torch has it.
+    """torch.empty_strided on the current device; by the function of Inductor's generated code, where torch has it.
 
-    A call has three to five allocations: each took 0.8 us of the host in place of 2.2.
+    That function takes 0.8 us of the host, torch.empty_strided 2.2, and a call allocates three to five times.
     """
     if device == "cuda" and empty_strided_cuda is not None:
         return empty_strided_cuda
@@ -62,8 +64,8 @@ class Plan:
         self.overlap = {"OVERLAP": overlaps()}
         self.eps, self.activation_parameter = problem.norm.eps, problem.norm.activation_parameter
         default = FORMULAS[used.name].default if used else 0.0
-        #: The constant of a kernel's activation: its default parameter, or None for a value given at run time.
-        self.compiled_parameter = {"PARAMETER": default if self.activation_parameter == default else None}
+        #: The activation's parameter where it is the default, which is compiled in; None where it is an argument.
+        self.alpha = {"ALPHA": default if self.activation_parameter == default else None}
 
     def workspace(self, elements: int) -> Tensor:
         return self.allocate((elements,), (1,), self.compute)
@@ -78,21 +80,17 @@ def contiguous(tensor: Tensor | None) -> Tensor | None:
 
 
 def contiguous_in(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """A statistic as the kernels read it: its dtype is not part of the problem."""
+    """A statistic as the kernels read it; the caller may give it in any dtype."""
     if tensor is None or (tensor.dtype is dtype and tensor.is_contiguous()):
         return tensor
     return tensor.to(dtype).contiguous()
 
 
-def _on_its_device(call: Any, tensor: Tensor, arguments: tuple[Any, ...]) -> Any:
-    with torch.cuda.device(tensor.device):
-        return call(*arguments)
-
-
 class ForwardPlan(Plan):
     """A :class:`~fusednorm.instance.ForwardPlan`.
 
-    ``keeps_statistics``: the kernels pass the statistics through memory whether the caller wants them or not.
+    ``keeps_statistics``: one kernel stores the statistics and another one reads them, whether the caller wants them or
+    not.
     """
 
     keeps_statistics: bool
@@ -116,7 +114,8 @@ class ForwardPlan(Plan):
     ) -> Results:
         o, mean, var = operands, operands.mean, operands.var
         if self.elsewhere(o.input):
-            return _on_its_device(self, o.input, (operands, statistics, out, mean_out, rstd_out))
+            with torch.cuda.device(o.input.device):
+                return self(operands, statistics, out, mean_out, rstd_out)
         output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
         saved_var: Tensor | None = None
         if statistics or self.keeps_statistics:
@@ -137,19 +136,13 @@ class ForwardPlan(Plan):
             rstd_out.copy_((var.double() + self.eps).rsqrt())
         return Results(output, mean_out, rstd_out, saved_var)
 
-    def run(
-        self,
-        x: Tensor,
-        y: Tensor,
-        parameters: Sequence[Tensor | None],
-        given: Given,
-        saved: Saved,
-    ) -> None:
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
+        """Launch the kernels."""
         raise NotImplementedError
 
 
 class OneLaunchForward(ForwardPlan):
-    """A forward of one launch, whose constants are what the plan knows of the problem, and its tile."""
+    """A forward of one launch."""
 
     keeps_statistics = False
 
@@ -157,7 +150,7 @@ class OneLaunchForward(ForwardPlan):
         self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, int | None], warps: int
     ) -> None:
         super().__init__(problem)
-        constants = {"RMS": self.rms, "VALUE": self.value, **self.compiled_parameter, **tile}
+        constants = {"RMS": self.rms, "VALUE": self.value, **self.alpha, **tile}
         self.launch = Launch(kernel, programs, (*scalars, self.eps, self.activation_parameter), constants, warps)
 
 
@@ -170,7 +163,7 @@ class BackwardPlan(Plan):
         view, shape = problem.view, problem.parameter_shape
         parameter = shape, packed_strides(shape)
         modulation = (view.samples, view.channels), (view.channels, 1)
-        #: The shape, strides and dtype of each parameter's gradient, by the problem that the kernels were made for.
+        #: The shape, strides and dtype of each parameter's gradient; None for a parameter that the problem has not.
         self.gradients_of = tuple(
             None if dtype is None else (*like, getattr(torch, dtype))
             for like, dtype in (
@@ -182,7 +175,8 @@ class BackwardPlan(Plan):
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         o = operands
         if self.elsewhere(o.input):
-            return _on_its_device(self, o.input, (operands, wanted, out))
+            with torch.cuda.device(o.input.device):
+                return self(operands, wanted, out)
         grad_input = None
         if self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
@@ -200,12 +194,6 @@ class BackwardPlan(Plan):
                     grad.zero_()
         return Gradients(grad_input, *grads)
 
-    def run(
-        self,
-        data: tuple[Tensor, Tensor],
-        dx: Tensor | None,
-        saved: tuple[Tensor | None, Tensor | None],
-        parameters: Sequence[Tensor | None],
-        grads: Sequence[Tensor | None],
-    ) -> None:
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        """Launch the kernels on ``data``, grad_output and input, with the ``saved`` mean and rstd."""
         raise NotImplementedError

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fusednorm.backends.triton.config import (
@@ -14,8 +12,8 @@ from fusednorm.backends.triton.config import (
 )
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, stages
-from fusednorm.backends.triton.plans.tiles import ParameterSums, Partials, combine_launch
+from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors, stages
+from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape, combine_launch
 from fusednorm.problem import Problem, View
 
 
@@ -28,28 +26,21 @@ class RowsForward(OneLaunchForward):
         tile = {"K": problem.reduced, "BLOCK_K": config.elements}
         super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters[:2], *saved[:2])
 
 
 class SummedRowsBackward(BackwardPlan):
-    """Gradients of rows by so many shares, each of which leaves its sums of p and q; then the sums over the shares."""
+    """The rows in so many shares: each share's kernel leaves its sums of p and q, which a last launch adds up."""
 
     def __init__(self, problem: Problem, shares: int) -> None:
         super().__init__(problem)
-        # The shares' sums are laid out as the partials of so many samples of one chunk.
-        partials = Partials(View(shares, 1, problem.view.channels, 1), 1, last=True, per_batch=False)
+        # The sums of a share lie where the partials of a sample of one chunk would.
+        partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, last=True, per_batch=False)
         self.total = partials.total
         self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
-    def run(
-        self,
-        data: tuple[Tensor, Tensor],
-        dx: Tensor | None,
-        saved: tuple[Tensor | None, Tensor | None],
-        parameters: Sequence[Tensor | None],
-        grads: Sequence[Tensor | None],
-    ) -> None:
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         partials = None
         if grads[0] is not None or grads[1] is not None:
             partials = self.workspace(2 * self.total)
@@ -57,42 +48,38 @@ class SummedRowsBackward(BackwardPlan):
         if partials is not None:
             self.combine(partials, *parameters[:3], None, *grads)
 
-    def gradients(
-        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
-    ) -> None:
-        """grad_input and the shares' sums, of weight, bias, mean and rstd."""
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
+        """Compute grad_input and the shares' sums; ``operands`` are weight, bias, mean and rstd."""
         raise NotImplementedError
 
 
 class RowsBackward(SummedRowsBackward):
-    """A program is a share: whole rows of its own."""
+    """Each program takes a share, of whole rows."""
 
     def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
         view, grad, output = problem.view, problem.grad_layout, problem.output_layout
         assert grad is not None and output is not None
-        steps = max(1, -(-view.samples // (config.units * config.programs)))
-        programs = -(-view.samples // (config.units * steps))
+        steps = max(1, -(-view.samples // (config.rows * config.programs)))
+        programs = -(-view.samples // (config.rows * steps))
         super().__init__(problem, programs)
         self.backward = Launch(
             rows.rows_backward,
             programs,
             (view.samples, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter,
-                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.units,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
+                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.rows,
                 "BLOCK_K": power_of_two(view.channels), "STAGES": stages(config.stages), "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
 
-    def gradients(
-        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
-    ) -> None:
-        self.backward(*data, dx, *given, partials)
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
+        self.backward(*data, dx, *operands, partials)
 
 
 class LongRowsBackward(SummedRowsBackward):
-    """The totals of each row, then blocks of columns of a share's rows: rows of any length, in two reads."""
+    """Rows of any length, in two reads: each row's totals, then blocks of columns of a share's rows."""
 
     def __init__(self, problem: Problem, config: ColumnsBackwardConfig) -> None:
         grad, output, self.rows = problem.grad_layout, problem.output_layout, problem.view.samples
@@ -102,7 +89,7 @@ class LongRowsBackward(SummedRowsBackward):
         steps = max(1, -(-self.rows // max(1, config.programs // blocks)))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
-        common = {**self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter}
+        common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
         self.totals = Launch(
             rows.row_totals,
             self.rows,
@@ -113,22 +100,15 @@ class LongRowsBackward(SummedRowsBackward):
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (
-                self.rows, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter,
-            ),
-            {
-                **common, "DERIVATIVE": self.derivative, "BIAS": problem.bias_dtype is not None, "K": size,
-                "BLOCK_K": config.elements,
-            },
+            (self.rows, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
+            {**common, "BIAS": problem.bias_dtype is not None, "K": size, "BLOCK_K": config.elements},
             config.warps,
             follows=self.wants_input,
-        )  # fmt: skip
+        )
 
-    def gradients(
-        self, data: tuple[Tensor, Tensor], dx: Tensor | None, given: Sequence[Tensor | None], partials: Tensor | None
-    ) -> None:
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
         totals = None
         if dx is not None:
             totals = self.workspace(2 * self.rows)
-            self.totals(*data, *given, totals)
-        self.columns(*data, dx, *given, totals, partials)
+            self.totals(*data, *operands, totals)
+        self.columns(*data, dx, *operands, totals, partials)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -11,12 +10,12 @@ from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged, po
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.problem import Layout, Problem, View
 
-#: Partials that one step of a merge takes, 8 a thread of the warps that a merge gets for itself.
+#: The partials that one step of a merge takes, and the warps of a launch that only merges: 8 partials a thread.
 MERGE_BLOCK, MERGE_WARPS = 4096, 16
-#: In place of what a kernel has no use for: one value for all problems, so that they share the kernel.
+#: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
 
@@ -48,8 +47,11 @@ class Pass:
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
-class Partials:
-    """The partials that a pass leaves: two planes of one number for each sample, channel and chunk."""
+class PartialsShape:
+    """The shape of the partials that a pass leaves: two planes of one number for each sample, channel and chunk.
+
+    A unit has ``count`` of them, in ``rows`` of its channels, and a merge takes them by ``block``.
+    """
 
     def __init__(self, view: View, chunks: int, *, last: bool, per_batch: bool) -> None:
         self.view, self.chunks = view, chunks
@@ -59,14 +61,12 @@ class Partials:
         self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
         rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
-        self.block, self.warps = (
-            {"BLOCK_R": rows, "BLOCK_D": columns},
-            max(4, rows * columns * MERGE_WARPS // MERGE_BLOCK),
-        )
+        self.block = {"BLOCK_R": rows, "BLOCK_D": columns}
+        self.warps = max(4, rows * columns * MERGE_WARPS // MERGE_BLOCK)
 
 
 def _grouped(problem: Problem) -> Problem:
-    """A group as one channel of all its positions, where its elements follow one another."""
+    """The problem with each group as one channel, where a group's elements follow one another in memory."""
     view, layout = problem.view, problem.layout
     flat = layout.order == "channels_first" and layout.channel == view.spatial and not problem.norm.per_batch
     if not flat or view.group_channels == 1:
@@ -82,9 +82,9 @@ class TilesForward(ForwardPlan):
         super().__init__(problem)
         source = _grouped(problem)
         view, seen = problem.view, source.view
-        reduction, results = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
+        reduction, output = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
         rows = reduction.last
-        self.partials = partials = Partials(seen, reduction.chunks, last=rows, per_batch=problem.norm.per_batch)
+        self.partials = partials = PartialsShape(seen, reduction.chunks, last=rows, per_batch=problem.norm.per_batch)
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and partials.count <= merged(problem)
@@ -110,22 +110,22 @@ class TilesForward(ForwardPlan):
         )
         self.apply = Launch(
             forward_kernels.apply,
-            results.programs,
+            output.programs,
             (
                 *_sizes(view), *_steps(problem.layout), *_steps(problem.output_layout),
-                results.blocks, results.chunks, results.programs,
+                output.blocks, output.chunks, output.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
-                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.compiled_parameter,
-                "MERGE": self.merges, "GROUPED": self.merges and source is not problem, **results.order,
-                **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
+                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
+                "MERGE": self.merges, "GROUPED": self.merges and source is not problem, **output.order,
+                **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
-            results.warps,
+            output.warps,
             follows=not self.given,
         )  # fmt: skip
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         partials = None
         if not self.given:
             partials = self.workspace(2 * self.partials.total)
@@ -136,15 +136,14 @@ class TilesForward(ForwardPlan):
 
 
 class TilesBackward(BackwardPlan):
-    """p and q of all chunks, what follows from them, the input's gradient of all chunks."""
+    """p and q of all chunks; the units' totals and the parameters' gradients; the input's gradient of all chunks."""
 
     def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
-        self.training = problem.norm.training
         view = problem.view
-        reduction, results = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
+        reduction, output = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
         per_batch = problem.norm.per_batch
-        self.partials = partials = Partials(view, reduction.chunks, last=reduction.last, per_batch=per_batch)
+        self.partials = partials = PartialsShape(view, reduction.chunks, last=reduction.last, per_batch=per_batch)
         inputs = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
@@ -154,49 +153,42 @@ class TilesBackward(BackwardPlan):
                 self.activation_parameter,
             ),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **reduction.order,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **reduction.order,
                 **reduction.tile, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip
-        self.units = problem.num_statistics if self.wants_input and self.training else 0
+        self.units = problem.num_statistics if self.wants_input and problem.norm.training else 0
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
-            *inputs, *_steps(problem.output_layout), results.blocks, results.chunks,
+            *inputs, *_steps(problem.output_layout), output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
             problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
-            **self.overlap, "DERIVATIVE": self.derivative, **self.compiled_parameter, **results.order,
-            **results.tile, "TILES": results.tiles, **(partials.block if self.merges else NO_BLOCK),
+            **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **output.order,
+            **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
-        self.results, self.samples, self.reduced = results, view.samples, problem.reduced
+        self.output, self.reduced = output, problem.reduced
         self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
 
     def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
-        """What combines the partials for these parameters, and the input's gradient, which does it too where it can."""
+        """The launches of ``combine`` and ``gradients``: with the gradients of weight or bias, of scale or shift."""
         sums = ParameterSums(self.partials, parameters, modulation)
         programs = sums.programs if self.merges else 0
         combine = combine_launch(self.partials, self.units, self.reduced, self.rms, sums, self.overlap)
         gradients = Launch(
             backward_kernels.gradients,
-            self.results.programs + programs,
-            (programs, self.results.programs, sums.channel_programs, self.samples, *self.arguments),
+            self.output.programs + programs,
+            (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
             {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
-            self.results.warps,
+            self.output.warps,
             follows=self.units > 0 or parameters or modulation,
         )
         return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
-    def run(
-        self,
-        data: tuple[Tensor, Tensor],
-        dx: Tensor | None,
-        saved: tuple[Tensor | None, Tensor | None],
-        parameters: Sequence[Tensor | None],
-        grads: Sequence[Tensor | None],
-    ) -> None:
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
         partials = totals = None
@@ -213,9 +205,9 @@ class TilesBackward(BackwardPlan):
 class ParameterSums:
     """The programs that sum p and q into the parameters' gradients, by blocks of channels."""
 
-    def __init__(self, partials: Partials, parameters: bool, modulation: bool) -> None:
+    def __init__(self, partials: PartialsShape, parameters: bool, modulation: bool) -> None:
         view, rows = partials.view, partials.view.samples * partials.chunks
-        # Eight fp32 values are the least that memory moves; more rows than registers hold are a loop.
+        # Memory moves eight fp32 values at least. A program loops over more rows than its registers hold.
         few = rows > 64 and view.channels < 2048
         self.channels, self.rows = min(power_of_two(view.channels), 8 if few else 16), min(power_of_two(rows), 256)
         blocks = -(-view.channels // self.channels)
@@ -224,9 +216,9 @@ class ParameterSums:
 
 
 def combine_launch(
-    partials: Partials, units: int, reduced: int, rms: bool, sums: ParameterSums, overlap: dict[str, bool]
+    partials: PartialsShape, units: int, reduced: int, rms: bool, sums: ParameterSums, overlap: dict[str, bool]
 ) -> Launch:
-    """The launch that turns p and q into P / K and Q / K of so many units and into the parameters' gradients."""
+    """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q."""
     view = partials.view
     return Launch(
         backward_kernels.combine,

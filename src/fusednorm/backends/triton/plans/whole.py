@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from fusednorm.backends.triton.config import WholeConfig, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.problem import Layout, Problem
 
 
@@ -36,5 +34,5 @@ class WholeForward(OneLaunchForward):
         }
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
-    def run(self, x: Tensor, y: Tensor, parameters: Sequence[Tensor | None], given: Given, saved: Saved) -> None:
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters, *saved)
