@@ -63,7 +63,7 @@ def test_a_variance_where_the_norm_has_one(shape: tuple[int, ...]) -> None:
             for _ in range(3):  # the memory of a result that nobody wrote holds anything
                 garbage = torch.full((3, shape[1]), 7.0)
                 del garbage
-                found = candidate.instance.plan(problem)(operands)  # type: ignore[operator]
+                found = candidate.instance.plan(problem)(operands)
                 assert found.var is not None, candidate.instance.name
                 assert torch.equal(found.var, torch.zeros_like(found.var)), candidate.instance.name
 
