@@ -87,7 +87,7 @@ test-exhaustive: setup
 MODULE ?=
 mutants: setup
 	$(BIN)/python -m pip install --quiet --editable '.[mutants]'
-	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS) 'fusednorm.$(MODULE)*'
+	OMP_NUM_THREADS=1 $(BIN)/mutmut run --max-children $(WORKERS) 'fusednorm.$(if $(MODULE),$(MODULE).)*'
 	$(BIN)/mutmut results
 
 lint: setup
