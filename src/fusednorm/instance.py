@@ -39,7 +39,8 @@ class BackwardPlan(Protocol):
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         """Run it. grad_input is written into ``out``, which has the problem's output strides, where that is given.
-        mean and rstd may have any supported dtype."""
+        mean and rstd may have any supported dtype. ``wanted`` asks for no gradient that the problem's direction leaves
+        out."""
 
 
 Plan = ForwardPlan | BackwardPlan
