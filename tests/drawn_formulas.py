@@ -217,6 +217,8 @@ def compute(
         results["rstd"] = rstd.reshape(spec.statistics_shape if spec.training else (groups,))
     gamma, beta = parameter("weight", 1, 1.0), parameter("bias", 1, 0.0)
     factor, shift = 1.0 + parameter("scale", samples, 0.0), parameter("shift", samples, 0.0)
+    if not x.numel():  # a sum of no terms is 0, also where a parameter is NaN
+        gamma, beta, factor = torch.ones_like(gamma), torch.zeros_like(beta), torch.ones_like(factor)
     A, B = gamma * factor, beta * factor + shift
     centred = x - mean if spec.family != "rms_norm" else x
     xhat = centred * rstd

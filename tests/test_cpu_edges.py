@@ -26,6 +26,7 @@ from cpu_support import (
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.bench.workloads import EPS, Workload, draw
@@ -264,3 +265,15 @@ def test_offsets_beyond_32_bits(strides: tuple[int, ...]) -> None:
         drawn = draw(workload)
         inputs = replace(drawn, input=x.copy_(drawn.input), grad_output=grad_output.copy_(drawn.grad_output))
         assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+@pytest.mark.parametrize("instance", ["reference", "cpu.slabs"])
+def test_gradients_of_no_positions_are_zero_beside_a_nan(instance: str) -> None:
+    """A sum of no terms is 0, whatever the parameters hold."""
+    parameters = [torch.full(shape, torch.nan, requires_grad=True) for shape in ((4,), (4,), (2, 4), (2, 4))]
+    weight, bias, scale, shift = parameters
+    x = torch.empty(2, 4, 0)
+    with fusednorm.use_instance(instance):
+        y = fusednorm.group_norm(x, 2, weight, bias, scale=scale, shift=shift, activation="silu")
+        for gradient in torch.autograd.grad(y.sum(), parameters):
+            assert not gradient.any()

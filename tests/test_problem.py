@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import FrozenInstanceError, replace
 from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fusednorm.activations import FORMULAS
+from fusednorm.activations import FORMULAS, Activation
 from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.problem import (
     DIRECTIONS,
@@ -296,3 +299,11 @@ def test_intensity_is_flops_per_byte() -> None:
 def test_nothing_has_no_intensity() -> None:
     assert problem(view=View(0, 3, 2, 10)).flops == 0
     assert problem(view=View(0, 3, 2, 10)).intensity == 0.0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_equal_norms_are_one_object_and_so_are_their_copies(family: Family) -> None:
+    norm = norm_of(family, 2, eps=1e-3, activation=Activation("silu", 2.0))
+    assert norm_of(family, np.int64(2), 1.0, np.float64(1e-3), Activation("silu", 2), 1) is norm  # type: ignore[arg-type]
+    for copied in (copy.copy(norm), copy.deepcopy(norm), pickle.loads(pickle.dumps(norm))):
+        assert copied is norm

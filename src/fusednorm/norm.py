@@ -39,6 +39,11 @@ class Norm:
     activation: Activation | None
     training: bool
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied and unpickled as the one object that it is."""
+        family, groups_or_dims, channel_dim, eps, _, _ = self.op_arguments
+        return norm_of, (family, groups_or_dims, channel_dim, eps, self.activation, self.training)
+
     @property
     def row_family(self) -> bool:
         """True where trailing dimensions are normalized, and there is no channel dimension."""

@@ -154,6 +154,8 @@ def backward(norm: Norm, operands: BackwardOperands, *, compute_dtype: torch.dty
     rstd = _per_statistic(norm, operands.rstd, view, dtype)
     xhat = xhat * rstd
     gamma, beta, factor, offset = _factors(operands, view, dtype)
+    if view.spatial == 0:  # a sum of no terms is 0, also where a parameter is NaN
+        gamma, beta, factor = 1.0, 0.0, 1.0
     affine = gamma * factor
     dz = dy
     if norm.activation is not None:
