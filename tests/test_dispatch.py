@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import is_dataclass, replace
-from itertools import product
+from itertools import count, product
 from typing import Any
 
 import pytest
@@ -20,8 +20,8 @@ from fusednorm.backends import reference
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu import instances as cpu
 from fusednorm.choice import choose, instances, use_instance
-from fusednorm.norm import FAMILIES, Family, norm_of
-from fusednorm.operands import Operands
+from fusednorm.norm import FAMILIES, Family, Norm, norm_of
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import DIRECTIONS, DTYPE_BYTES, Order, Problem, View, dense_layout
 from fusednorm.problems import forward_problem
 
@@ -320,10 +320,10 @@ def test_a_forward_plan_depends_on_all_that_its_kernel_does(plans: dict[Any, Any
     normalize(torch.ones(2, 8, 8))
     normalize(activation=Activation("leaky_relu", 0.25))
     fusednorm.batch_norm(torch.ones(2, 8, 9), None, None, training=True)
-    for count, (name, variant) in enumerate(VARIANTS.items(), len(plans) + 1):
+    for number, (name, variant) in enumerate(VARIANTS.items(), len(plans) + 1):
         for _ in range(2):
             variant()
-        assert len(plans) == count, name
+        assert len(plans) == number, name
 
 
 def test_a_backward_plan_depends_on_all_that_its_kernel_does(plans: dict[Any, Any]) -> None:
@@ -347,10 +347,60 @@ def test_a_backward_plan_depends_on_all_that_its_kernel_does(plans: dict[Any, An
         (x, x, batch_mean, batch_rstd, weight, *none, *batch, True, everything),
         (x, x, batch_mean, batch_rstd, weight, *none, *batch, False, everything),
     ]
-    for count, call in enumerate(calls, 1):
+    for number, call in enumerate(calls, 1):
         for _ in range(2):
             ops.norm_backward(*call)
-        assert len(plans) == count
+        assert len(plans) == number
+
+
+#: What one operand of a call may be in place of contiguous float32 on the CPU. More samples change no stride.
+CHANGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "samples": lambda tensor: torch.empty_strided((3, *tensor.shape[1:]), tensor.stride(), dtype=tensor.dtype),
+    "strides": lambda tensor: torch.empty(2, 9, 8).movedim(-1, 1),
+    "dtype": Tensor.double,
+    "device": lambda tensor: tensor.to("meta"),
+}
+#: The operands that each change is made to, one at a time.
+CHANGED: dict[str, tuple[str, ...]] = {
+    "samples": ("input",),
+    "strides": ("input", "grad_output"),
+    "dtype": ("input", "weight", "bias", "scale", "shift"),
+    "device": ("input",),
+}
+
+
+@pytest.mark.parametrize("kind", [Operands, BackwardOperands])
+@pytest.mark.parametrize("norm", [norm_of("group_norm", 4), norm_of("group_norm", 2)])
+def test_each_fact_of_each_operand_has_a_plan(kind: Any, norm: Norm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing runs: a plan returns its own number, which a call by the same facts gets again."""
+    plans: dict[Any, Any] = {}
+    monkeypatch.setattr(dispatch, "_plans", plans)
+    numbers = count()
+
+    def make_plan(*_: Any) -> Any:
+        number = next(numbers)
+        return lambda *_: number
+
+    monkeypatch.setattr(dispatch, "make_plan", make_plan)
+    x, statistic = torch.empty(2, 8, 9), torch.empty(2, 4)
+    names: dict[str, Tensor] = {"input": x, "weight": WEIGHT, "bias": WEIGHT, "scale": MODULATION, "shift": MODULATION}
+    if kind is BackwardOperands:
+        names |= {"grad_output": x, "mean": statistic, "rstd": statistic}
+
+    def run(norm: Norm, **changes: Tensor | None) -> Any:
+        operands = kind(**(names | changes))
+        if kind is Operands:
+            return dispatch.forward(norm, operands)
+        return dispatch.backward(norm, operands, (True,) * 5)
+
+    found = [run(norm), run(norm_of("group_norm", 8)), run(norm_of("group_norm", 4, eps=1.0))]
+    for change, operands in CHANGED.items():
+        found += [run(norm, **{name: CHANGES[change](names[name])}) for name in operands if name in names]
+    found += [run(norm, **{name: None}) for name in ("weight", "bias", "scale", "shift")]
+    with use_instance("reference"):
+        found.append(run(norm))
+    assert found == list(range(len(found)))
+    assert run(norm) == 0
 
 
 def test_each_eps_has_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,3 +217,24 @@ def test_what_follows_another_launch_starts_early_where_the_device_can(overlap: 
     kernel = Kernel()
     Launch(kernel, 1, (), {"OVERLAP": overlap}, follows=follows)(*FIRST)
     assert kernel.asked[0][2].get("launch_pdl", False) is (overlap and follows)
+
+
+def test_each_device_has_a_kernel_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stream of the device where the tensors lie."""
+    monkeypatch.setattr(launches, "current_raw_stream", lambda device: 100 + device)
+
+    def tensor(device: int) -> Any:
+        return SimpleNamespace(get_device=lambda: device, data_ptr=lambda: 64, dtype=torch.float32)
+
+    kernel = Kernel()
+    launch = _launch(kernel)
+    for device in (0, 1, 0, 1):
+        launch(tensor(device))
+    assert kernel.started == [1, 1]
+    assert [launcher.calls[0][3] for launcher in kernel.compiled] == [100, 101]
+
+
+def test_the_compiler_fuses_no_product_of_its_own_accord() -> None:
+    kernel = Kernel()
+    _launch(kernel)(*FIRST)
+    assert kernel.asked[0][2]["enable_fp_fusion"] is False

@@ -19,10 +19,11 @@ from fusednorm.backends.triton.config import passes_for
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
-from fusednorm.norm import norm_of
+from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.private.triton_names import DEPENDENT_LAUNCH
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_direction, backward_problem, forward_problem
 
 # --- the samples of batch_norm as one ---
 
@@ -142,6 +143,106 @@ def test_launches_happen_on_the_device_of_the_tensors(
     assert set(devices.launched) == {OWN}
     assert devices.current == current
     assert (devices.entered > 0) is (current != OWN)  # entering costs the host 2 us
+
+
+@pytest.mark.parametrize("current", [OWN, OWN + 3])
+def test_memory_of_the_caller_is_used_on_any_device(current: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    Devices(monkeypatch, current)
+    x = torch.empty(4, 8, 5, 6, device="meta")
+    out, mean_out, rstd_out = torch.empty_like(x), x.new_empty(4, 2), x.new_empty(4, 2)
+    norm, operands = norm_of("group_norm", 2), Operands(x)
+    plan = TILES.plan(forward_problem(norm, operands))
+    plan.on_gpu = True
+    results = plan(operands, False, out, mean_out, rstd_out)
+    assert (results.output is out, results.mean is mean_out, results.rstd is rstd_out) == (True,) * 3
+    given = BackwardOperands(x, x, mean_out, rstd_out)
+    plan = TILES.plan(backward_problem(norm, given))
+    plan.on_gpu = True
+    assert plan(given, (True, False, False, False, False), out).input is out
+
+
+# --- what a device can do ---
+
+
+@pytest.mark.parametrize(
+    ("available", "hip", "interpret", "capability", "abilities"),
+    [
+        pytest.param(True, None, "", (9, 0), (True, True, 3), id="Hopper"),
+        pytest.param(True, None, "0", (12, 0), (True, True, 3), id="after Hopper"),
+        pytest.param(True, None, "", (8, 9), (True, False, 3), id="before Hopper"),
+        pytest.param(True, "7.1", "", (9, 4), (False, False, 2), id="AMD"),
+        pytest.param(True, None, "1", (9, 0), (False, False, 2), id="the interpreter"),
+        pytest.param(False, None, "", (9, 0), (False, False, 2), id="no GPU"),
+    ],
+)
+def test_abilities_of_a_device(
+    available: bool,
+    hip: str | None,
+    interpret: str,
+    capability: tuple[int, int],
+    abilities: tuple[bool, bool, int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setenv("TRITON_INTERPRET", interpret)
+    assert (base.approximates(), base.overlaps(), base.stages(3)) == abilities
+    assert base.stages(1) == 1
+
+
+# --- which launches start before the one before them has ended ---
+
+#: A problem, what its backward wants, and for each launch of a forward and of a backward whether it follows another
+#: one of the same call. The first of a call must not: what runs before it may be any kernel.
+FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool], list[bool]]] = [
+    (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True, True]),
+    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, [False], [False, True, True]),
+    (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), [False], [False]),
+    (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, [False, True], [False, True]),
+    (TILES, norm_of("batch_norm"), (1024, 8, 64), True, (True,) * 5, [False, True, True], [False, True, True]),
+    (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), [False], [False, True]),
+    (
+        ROWS, norm_of("layer_norm", 1), (4, 20000), False, (True, True, True, False, False),
+        [False], [False, True, True],
+    ),
+    (ROWS, norm_of("layer_norm", 1), (4, 20000), False, (False, True, True, False, False), [], [False, True]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("instance", "norm", "shape", "modulated", "wanted", "forward", "backward"), FOLLOWS)
+def test_launches_that_follow_another(
+    instance: Any,
+    norm: Norm,
+    shape: tuple[int, ...],
+    modulated: bool,
+    wanted: Any,
+    forward: list[bool],
+    backward: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launched: list[bool] = []
+    monkeypatch.setattr(base, "overlaps", lambda: True)
+    monkeypatch.setattr(
+        Launch, "__call__", lambda launch, *tensors: launched.append(launch.options.get(DEPENDENT_LAUNCH, False))
+    )
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, device="meta")
+    weight = torch.empty(shape[-1] if norm.row_family else shape[1], device="meta")
+    scale = torch.empty(shape[:2], device="meta") if modulated else None
+    operands = Operands(x, weight, weight, scale, scale)
+    if not norm.training:
+        operands.mean = operands.var = weight
+    if forward:
+        results = instance.plan(forward_problem(norm, operands))(operands)
+        assert launched == forward
+        launched.clear()
+        mean, rstd = results.mean, results.rstd
+    else:
+        mean = rstd = torch.empty(shape[0], 1, device="meta")
+    given = BackwardOperands(x, x, mean, rstd, weight, weight, scale, scale)
+    instance.plan(backward_problem(norm, given, backward_direction(wanted)))(given, wanted)
+    assert launched == backward
 
 
 # --- given statistics ---
