@@ -145,7 +145,7 @@ def _total_m2(partials, means, m2s, n, rows, centre):
 
 @cache
 def _unit_statistics(element: Element):
-    keep = publish(element)
+    keep, wide = publish(element), element.compute is np.float64
 
     @exact
     def unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit):
@@ -162,6 +162,14 @@ def _unit_statistics(element: Element):
             total += rows * _total(partials, 2 * task * channels + first, width)
         # About zero, M2 is the sum of squares.
         centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
+        if wide and width == 1 and not geometry[RMS]:
+            # The sum's roundings grow with the number of slabs; those of the distances from a centre nearby do not.
+            rest = 0.0
+            for task in range(tasks[0], tasks[1]):
+                _, _, rows = locate(geometry, task)
+                rest += rows * (partials[2 * task * channels + first] - centre)
+            if rest - rest == 0.0:  # finite
+                centre += rest / reduced_count(geometry)
         m2 = 0.0
         for task in range(tasks[0], tasks[1]):
             _, _, rows = locate(geometry, task)
