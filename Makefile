@@ -29,7 +29,7 @@ help:
 	@echo 'make test-pythons   the test suite under each of Python $(PYTHONS) that is installed'
 	@echo 'make test-versions   the tests of private names and what uses them, with the oldest and the newest torch'
 	@echo 'make test-exhaustive   every kernel configuration compiled for every GPU, 20 minutes'
-	@echo 'make mutants MODULE=tolerance   which changes of a module the tests do not notice'
+	@echo 'make mutants MODULE=norm   which changes of a module the tests do not notice'
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'

@@ -236,6 +236,48 @@ def memory_of_the_caller(subject: Subject) -> Iterator[str]:
         yield "grad_input is not what it should be in the memory that was given"
 
 
+def strided_operands(subject: Subject) -> Iterator[str]:
+    """Each operand but the input and grad_output with a gap behind each element."""
+
+    def spread(tensor: Tensor) -> Tensor:
+        return torch.stack((tensor, torch.full_like(tensor, float("nan"))), -1)[..., 0]
+
+    for name in PARAMETERS:
+        operands = _operands(subject)
+        if getattr(operands, name) is not None:
+            backward = _backward_operands(subject, operands)
+            for each in (operands, backward):
+                setattr(each, name, spread(getattr(each, name)))
+            yield from _check_forward(subject, operands, f"{name} with gaps")
+            yield from _check_backward(subject, backward, f"{name} with gaps")
+    for name in ("mean", "rstd"):
+        backward = _backward_operands(subject, _operands(subject))
+        if getattr(backward, name) is not None:
+            setattr(backward, name, spread(getattr(backward, name)))
+            yield from _check_backward(subject, backward, f"{name} with gaps")
+    norm = subject.norm
+    alone = replace(subject, norm=norm_of(norm.family, 0, norm.channel_dim, norm.eps, training=False))
+    if norm.per_batch:
+        for name in ("mean", "var"):
+            given = _operands(subject)
+            given.mean, given.var = (torch.rand(subject.shape[1]).add(0.5).to(subject.device) for _ in range(2))
+            setattr(given, name, spread(getattr(given, name)))
+            yield from _check_forward(alone, given, f"given {name} with gaps")
+
+
+def one_statistic_of_the_caller(subject: Subject) -> Iterator[str]:
+    """mean_out without rstd_out, and rstd_out without mean_out, where nobody wants statistics."""
+    operands = _operands(subject)
+    plan = _plan(subject, operands)
+    right = plan(operands)
+    for name in ("mean", "rstd"):
+        if getattr(right, name) is not None:
+            out = torch.full_like(getattr(right, name), float("nan"))
+            plan(operands, False, **{f"{name}_out": out})
+            if not torch.equal(out, getattr(right, name)):
+                yield f"{name} in the memory that was given alone differs"
+
+
 def another_eps(subject: Subject) -> Iterator[str]:
     """eps is the norm's own: one value after another, each by its own plan."""
     norm, operands = subject.norm, _operands(subject)
@@ -297,6 +339,8 @@ CHECKS: tuple[Callable[[Subject], Iterator[str]], ...] = (
     unaligned_addresses,
     wanted_or_not,
     memory_of_the_caller,
+    one_statistic_of_the_caller,
+    strided_operands,
     another_eps,
     nothing_to_normalize,
 )

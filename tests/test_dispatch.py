@@ -403,6 +403,17 @@ def test_each_fact_of_each_operand_has_a_plan(kind: Any, norm: Norm, monkeypatch
     assert run(norm) == 0
 
 
+@pytest.mark.parametrize("wants", [False, True])
+def test_what_is_wanted_reaches_the_plan(wants: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, statistic, found = torch.empty(2, 8, 9), torch.empty(2, 4), []
+    monkeypatch.setattr(dispatch, "_plans", {})
+    monkeypatch.setattr(dispatch, "make_plan", lambda *_: lambda operands, wanted: found.append(wanted))
+    wanted = (True, wants, not wants, False, False)
+    dispatch.forward(norm_of("group_norm", 4), Operands(x), wants)
+    dispatch.backward(norm_of("group_norm", 4), BackwardOperands(x, x, statistic, statistic), wanted)
+    assert found == [wants, wanted]
+
+
 def test_each_eps_has_a_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(2, 8, 9)
     monkeypatch.setattr(dispatch, "_plans", {})

@@ -6,7 +6,7 @@ This module is pure Python: it imports neither torch nor a kernel language.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 
