@@ -112,3 +112,18 @@ def test_on_a_gpu(subject: Subject, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("subject", TRITON, ids=name_of)
 def test_on_another_gpu_than_the_current(subject: Subject) -> None:
     assert faults(another_device, subject) == []
+
+
+def test_a_frame_of_the_cpu_is_one_calls_alone_and_has_room_for_its_threads() -> None:
+    """Also a frame that a call of fewer threads used before."""
+    operands = _operands(CPU[0])
+    plan = _plan(CPU[0], operands)
+    plan(operands)
+    plan.room, plan.room_per_thread = 64, 80
+    frame = plan.frame(1)
+    assert frame.room == 64 + 80
+    plan.release(frame)
+    again, other = plan.frame(3), plan.frame(1)
+    assert again is frame
+    assert other is not frame
+    assert (again.room, other.room) == (64 + 3 * 80, 64 + 80)
