@@ -9,7 +9,7 @@ import torch
 
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import _shares, merged, passes_for, rows_backward_for, whole_forward_for
-from fusednorm.norm import norm_of
+from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
 from fusednorm.problems import backward_problem, forward_problem
@@ -36,8 +36,42 @@ def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dty
             assert tiles.tiles >= 1
             assert tiles.stages >= 1
             within = problem.view.group_channels % tiles.channels == 0
-            # A program's channels belong to one group, so that it can merge that group's partials, or are many.
-            assert last or within or 4 * tiles.channels * tiles.positions >= 1024 // 4
+            # A program's channels belong to one group, so that it can merge that group's partials. Only a backward's
+            # tile that one group would leave half empty spans several.
+            half = tiles.positions * (problem.view.group_channels & -problem.view.group_channels)
+            assert last or within or (problem.backward and 2 * half <= tiles.channels * tiles.positions)
+
+
+@pytest.mark.parametrize(("family", "groups"), [("batch_norm", 0), ("instance_norm", 0), ("group_norm", 4)])
+@pytest.mark.parametrize("shape", [(128, 60, 7, 7), (16, 60, 12, 12)])
+def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape: tuple[int, ...]) -> None:
+    """A plane to a program would leave most of a tile empty. A forward that merges a group's partials stays in it."""
+    x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of(family, groups)
+    backward = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+    spanning = [backward.reduction, backward.output]
+    forward = passes_for(forward_problem(norm, Operands(x)))
+    if family == "batch_norm":
+        spanning += [forward.reduction, forward.output]
+    else:
+        assert (60 // (groups or 60)) % forward.output.channels == 0
+    for tile in spanning:
+        assert tile.channels * tile.positions >= 1024
+
+
+def test_planes_that_fill_a_tile_have_it_alone() -> None:
+    x = torch.empty(8, 60, 64, 64, dtype=torch.bfloat16, device="meta")
+    forward = passes_for(forward_problem(norm_of("batch_norm"), Operands(x)))
+    assert (forward.reduction.channels, forward.reduction.positions) == (1, 4096)
+
+
+@pytest.mark.parametrize(
+    ("channels", "read", "write"),
+    [(3, 4, 4), (20, 16, 16), (72, 16, 16), (96, 32, 32), (100, 16, 16), (320, 64, 64), (384, 64, 128), (512, 64, 128)],
+)
+def test_blocks_of_channels_leave_little_of_a_block_empty(channels: int, read: int, write: int) -> None:
+    x = torch.empty(4, channels, 75, 75, device="meta").to(memory_format=torch.channels_last)
+    passes = passes_for(forward_problem(norm_of("instance_norm"), Operands(x)))
+    assert (passes.reduction.channels, passes.output.channels) == (read, write)
 
 
 def test_shares_are_equal_where_they_can_be() -> None:
