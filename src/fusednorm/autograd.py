@@ -29,7 +29,7 @@ from fusednorm.library import (
     library,
 )
 from fusednorm.norm import Norm, norm_of_op
-from fusednorm.op_arguments import backward_norm, forward_norm
+from fusednorm.op_arguments import backward_norm, check_backward, forward_norm
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import below_autograd, saved_tensors_hooks, short_apply, transformed
 
@@ -71,13 +71,14 @@ class Normalization(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, scale, shift, mean, rstd = ctx.saved_tensors
         norm: Norm = ctx.norm
-        if ctx.hooked:
-            _check_unpacked(norm, BackwardOperands(grad_outputs[0], input, mean, rstd, weight, bias, scale, shift))
+        operands = BackwardOperands(grad_outputs[0], input, mean, rstd, weight, bias, scale, shift)
+        if ctx.hooked and not torch.compiler.is_dynamo_compiling():  # under which the op's fake checks
+            # Hooks can give back other shapes and dtypes than were saved, and a kernel would go past a tensor's end.
+            check_backward(f"the backward of {norm.family} under saved_tensors_hooks", norm, operands)
         if norm.training and _grad_enabled():
             # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
-            mean, rstd = reference.saved_statistics(norm, input)
+            operands.mean, operands.rstd = reference.saved_statistics(norm, input)
         wanted = ctx.needs_input_grad[:5]
-        operands = BackwardOperands(grad_outputs[0], input, mean, rstd, weight, bias, scale, shift)
         found = gradients(norm, operands, wanted)
         a, b, c, d, e = wanted
         return (
@@ -91,16 +92,6 @@ class Normalization(torch.autograd.Function):
             None,
             None,
         )
-
-
-def _check_unpacked(norm: Norm, operands: BackwardOperands) -> None:
-    """Hooks can give back other shapes and dtypes than were saved, and a kernel would read and write past a tensor."""
-    if not torch.compiler.is_dynamo_compiling():  # the op's fake checks them
-        _, groups_or_dims, channel_dim, _, activation, parameter = norm.op_arguments
-        backward_norm(
-            f"the backward of {norm.family} under saved_tensors_hooks", operands, norm.family, groups_or_dims,
-            channel_dim, activation, parameter, norm.training, (True,) * 5,
-        )  # fmt: skip
 
 
 # Function.apply spends 2 of its 5 µs on torch.func, whose calls the gate keeps out, and on binding default arguments.

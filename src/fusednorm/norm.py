@@ -15,7 +15,8 @@ FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rm
 #: The families that normalize trailing dimensions; the others have a channel dimension.
 ROW_FAMILIES: tuple[Family, ...] = ("layer_norm", "rms_norm")
 
-#: So many Norms are kept, and then forgotten together: a program with a new eps at each call stays small.
+#: So many Norms are kept, and then forgotten together, so that a program with a new eps at each call does not grow
+#: without end.
 MOST_NORMS = 4096
 
 

@@ -67,8 +67,7 @@ def backward_norm(
     """
     _check_kind(function, family, groups_or_dims, channel_dim, activation, activation_parameter)
     norm = norm_of_op(family, int(groups_or_dims), channel_dim, 0.0, activation, activation_parameter, bool(training))
-    _check_parameters(function, norm, operands)
-    check_saved(function, norm, operands)
+    check_backward(function, norm, operands)
     if not training and family != "batch_norm":
         raise ValueError(
             f"{function}: training is False for {family}; expected True; only batch_norm, which also serves "
@@ -80,6 +79,12 @@ def backward_norm(
             "bias, scale and shift"
         )
     return norm
+
+
+def check_backward(function: str, norm: Norm, operands: BackwardOperands) -> None:
+    """The operands of a backward fit each other, in shapes, dtypes and devices."""
+    _check_parameters(function, norm, operands)
+    check_saved(function, norm, operands)
 
 
 def check_saved(function: str, norm: Norm, operands: BackwardOperands) -> None:

@@ -21,6 +21,11 @@ def packed_strides(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
+def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """An operand as kernels read it; asked first, since ``contiguous()`` costs a call of torch's dispatcher."""
+    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """True where the elements fill one range of memory without a hole and without sharing."""
     if tensor.is_contiguous():

@@ -138,6 +138,7 @@ class Program:
         self.whole = self._in_order(range(len(self.loops)))
         self.whole_address = self.whole.ctypes.data
         self.parts = [self._in_order([index]) for index in range(len(self.loops))]
+        self.part_addresses = [part.ctypes.data for part in self.parts]
         self.serial = all(loop.serial for loop in self.loops)
         self.run_serially = _serially()
 
@@ -156,9 +157,9 @@ class Program:
         if threads == 1:
             self.run_serially(frame.address, self.whole_address)
             return
-        for loop, address, part in zip(self.loops, self.addresses, self.parts, strict=True):
+        for loop, address, part in zip(self.loops, self.addresses, self.part_addresses, strict=True):
             if loop.serial:
-                self.run_serially(frame.address, part.ctypes.data)
+                self.run_serially(frame.address, part)
             else:
                 share = loop.share or max(1, -(-loop.tasks // (threads * SHARES)))
                 _HEAD.pack_into(frame.words, 0, 0, 0, share, address)

@@ -17,6 +17,7 @@ from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.strides import contiguous
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
@@ -32,11 +33,6 @@ BACKWARD, BACKWARD_PLACE = writer("x", "grad_shift")
 
 def _address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
-
-
-def _contiguous(operand: Tensor | None) -> Tensor | None:
-    """A weight, bias, scale, shift or statistic as the kernels read it."""
-    return operand if operand is None or operand.is_contiguous() else operand.contiguous()
 
 
 class Plan:
@@ -171,8 +167,8 @@ class ForwardPlan(Plan):
                     tensor.zero_()
             return Results(output, mean_out, rstd_out, variance)
         # Operands are held until the kernels are done.
-        weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
-        scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
+        weight, bias = contiguous(operands.weight), contiguous(operands.bias)
+        scale, shift = contiguous(operands.scale), contiguous(operands.shift)
         threads = self.program.threads()
         frame = self.frame(threads)
         FORWARD(
@@ -217,8 +213,8 @@ class BackwardPlan(Plan):
         if self.wants_input:
             grad_input = self.output(input) if out is None else out
         # Operands are held until the kernels are done; a gradient has its operand's dtype.
-        weight, bias = _contiguous(operands.weight), _contiguous(operands.bias)
-        scale, shift = _contiguous(operands.scale), _contiguous(operands.shift)
+        weight, bias = contiguous(operands.weight), contiguous(operands.bias)
+        scale, shift = contiguous(operands.scale), contiguous(operands.shift)
         _, wants_weight, wants_bias, wants_scale, wants_shift = wanted if self.sums_parameters else NOTHING
         grad_weight = torch.empty_like(weight) if weight is not None and wants_weight else None
         grad_bias = torch.empty_like(bias) if bias is not None and wants_bias else None
@@ -229,7 +225,7 @@ class BackwardPlan(Plan):
                 if grad is not None:
                     grad.zero_()
             return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
-        mean = _contiguous(operands.mean) if self.problem.norm.has_mean else None
+        mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
         rstd = operands.rstd.contiguous()
         mean_address, mean_dtype = (0, 0) if mean is None else (mean.data_ptr(), CODES[mean.dtype])
         threads = self.program.threads()

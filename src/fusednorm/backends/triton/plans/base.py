@@ -15,7 +15,7 @@ from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
-from fusednorm.strides import packed_strides
+from fusednorm.strides import contiguous, packed_strides
 
 #: Tensors of which some may be absent: (weight, bias, scale, shift), or their gradients.
 Tensors = Sequence[Tensor | None]
@@ -72,11 +72,6 @@ class Plan:
 
     def elsewhere(self, input: Tensor) -> bool:
         return self.on_gpu and input.get_device() != current_device()
-
-
-def contiguous(tensor: Tensor | None) -> Tensor | None:
-    """A parameter as the kernels read it."""
-    return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
 
 
 def contiguous_in(tensor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
