@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,9 +12,10 @@ from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.plot import draw_plot, picture_format
+from fusednorm.bench.precompile import precompile
 from fusednorm.bench.provenance import this_machine
 from fusednorm.bench.results import Report, Row
-from fusednorm.bench.runner import COPY, run_workload
+from fusednorm.bench.runner import COPY, call_once, run_workload
 from fusednorm.bench.summary import (
     COMPILE,
     EAGER,
@@ -148,6 +150,9 @@ def _run(
     rows: list[Row] = []
     timer = timer_for(device, seconds, quick=drawn)
     with output.progress(len(jobs)) as show:
+        if device != "cpu":
+            names = [one.name for one in chosen]
+            precompile(partial(call_once, names=names, device=device), jobs, show)
         for workload, asked in jobs:
             judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
             measured = run_workload(
