@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import _shares, merged, passes_for, rows_backward_for, whole_forward_for
+from fusednorm.backends.triton.config import (
+    _shares,
+    load_bytes,
+    merged,
+    passes_for,
+    power_of_two,
+    rows_backward_for,
+    whole_forward_for,
+)
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Problem
@@ -73,9 +81,9 @@ def test_planes_that_fill_a_tile_have_it_alone() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "read", "write"),
-    [(3, 4, 4), (20, 16, 16), (72, 16, 16), (96, 32, 32), (100, 16, 16), (320, 64, 64), (384, 64, 128), (512, 64, 128)],
+    [(3, 4, 4), (20, 32, 32), (72, 64, 128), (96, 32, 32), (100, 64, 128), (320, 64, 64), (384, 64, 128)],
 )
-def test_blocks_of_channels_leave_little_of_a_block_empty(channels: int, read: int, write: int) -> None:
+def test_blocks_of_channels_divide_them_or_are_long(channels: int, read: int, write: int) -> None:
     x = torch.empty(4, channels, 75, 75, device="meta").to(memory_format=torch.channels_last)
     passes = passes_for(forward_problem(norm_of("instance_norm"), Operands(x)))
     assert (passes.reduction.channels, passes.output.channels) == (read, write)
@@ -124,3 +132,40 @@ def test_rows_get_the_instance_of_their_length(
     norm = norm_of("layer_norm", dims)
     assert instances.choose(forward_problem(norm, Operands(x))).name == forward
     assert instances.choose(backward_problem(norm, BackwardOperands(x, x, x, x))).name == backward
+
+
+# --- narrow loads ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "last", "found"),
+    [
+        ((2, 64, 8, 8), torch.bfloat16, False, 16),
+        ((2, 100, 8, 8), torch.bfloat16, True, 8),
+        ((2, 100, 8, 8), torch.float32, True, 16),
+        ((2, 64, 7, 7), torch.float32, False, 4),
+        ((2, 3, 8, 8), torch.float16, True, 2),
+    ],
+)
+def test_load_bytes(shape: tuple[int, ...], dtype: torch.dtype, last: bool, found: int) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    assert load_bytes(forward_problem(norm_of("instance_norm"), Operands(x))) == found
+
+
+@pytest.mark.parametrize(("channels", "least"), [(3, 3000), (17, 3000), (329, 3000), (320, 900)])
+def test_a_pass_with_narrow_loads_has_many_programs(channels: int, least: int) -> None:
+    x = torch.empty(8, channels, 500, 500, dtype=torch.bfloat16, device="meta").to(memory_format=torch.channels_last)
+    tile = passes_for(forward_problem(norm_of("instance_norm"), Operands(x))).reduction
+    assert 8 * -(-channels // tile.channels) * -(-250000 // (tile.positions * tile.tiles)) >= least
+
+
+@pytest.mark.parametrize("size", [67, 128, 315, 320, 768, 1152, 2048])
+def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> None:
+    for samples in (128, 2048, 8000, 1 << 20):
+        x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
+        norm = norm_of("layer_norm", 1)
+        config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+        assert config.programs == 132 or 8 * config.programs <= 2 * 3 * samples / 4
+        assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)

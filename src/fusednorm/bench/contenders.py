@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -188,7 +189,16 @@ class Eager:
     allowance = PEER
 
     def refusal(self, workload: Workload, asked: Asked) -> str | None:
-        return "torch's functions take no channel_dim" if workload.channel_dim != 1 else None
+        if workload.channel_dim != 1:
+            return "torch's functions take no channel_dim"
+        if asked != "forward" and workload.row_family and self.corrupts_memory(workload):
+            return "torch's backward writes out of bounds (pytorch/pytorch#192016)"
+        return None
+
+    def corrupts_memory(self, workload: Workload) -> bool:
+        """Whether torch's backward on a GPU takes the size of the last normalized dimension for that of them all."""
+        rows = prod(workload.shape) // prod(workload.parameter_shape)
+        return torch.cuda.is_available() and rows > 1 << 16 and len(workload.parameter_shape) > 1
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
         return prepared_torch(torch_norm(workload), inputs, asked)
@@ -201,6 +211,9 @@ class Compiled(Eager):
     """
 
     name = "compile"
+
+    def corrupts_memory(self, workload: Workload) -> bool:
+        return False  # the compiled backward is Inductor's own
 
     def __init__(self) -> None:
         self._compiled: tuple[Workload, Callable[[Inputs], Tensor]] | None = None

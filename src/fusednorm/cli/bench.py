@@ -155,9 +155,13 @@ def _run(
             precompile(partial(call_once, names=names, device=device), jobs, show)
         for workload, asked in jobs:
             judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
-            measured = run_workload(
-                workload, asked, chosen, init=init, timer=timer, device=device, progress=show, judged=judged
-            )
+            try:
+                measured = run_workload(
+                    workload, asked, chosen, init=init, timer=timer, device=device, progress=show, judged=judged
+                )
+            except Exception as error:
+                error.add_note(f"while measuring {workload.key} {asked}")
+                raise
             rows += measured
             show(advance=True)
             if not drawn:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from math import gcd
 
-from fusednorm.problem import Problem
+from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. In the pass that writes a
 #: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
@@ -31,6 +32,10 @@ READ_CHANNELS, WRITE_CHANNELS = 64, 128
 #: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
 #: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
+#: Loads of fewer bytes than these are not copied to shared memory ahead of their use, or cost as many instructions as
+#: wider ones move elements. Then a thread takes SCALAR_ELEMENTS, and more programs hide the time that memory takes:
+#: 59 us, not 137, for the moments of (1, 3, 233, 233, 233) in fp16 with channels last.
+WIDE_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS = 8, 8, 4000
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -38,6 +43,25 @@ PROCESSORS = 132
 def power_of_two(number: int) -> int:
     """The least power of two that is not below a number."""
     return 1 << max(0, number - 1).bit_length()
+
+
+def alignment(dtype: str, *numbers: int) -> int:
+    """The elements, a power of two and at most 16 bytes of them, that divide all the numbers."""
+    return gcd(16 // DTYPE_BYTES[dtype], *numbers)
+
+
+def load_bytes(problem: Problem) -> int:
+    """The widest load that the strides of all tensors allow, 16 bytes at most."""
+    view, numbers = problem.view, []
+    for layout in (problem.layout, problem.output_layout, problem.grad_layout):
+        if layout is not None:
+            last = layout.order == "channels_last"
+            numbers += [
+                layout.sample,
+                layout.spatial if last else layout.channel,
+                view.channels if last else view.spatial,
+            ]
+    return alignment(problem.dtype, *numbers) * DTYPE_BYTES[problem.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,23 +189,29 @@ def _planes_across(problem: Problem, elements: int) -> PassConfig:
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
     view, share = problem.view, 4 if problem.dtype == "float64" else 1
-    read = write = _block_of_channels(view.channels)
-    if view.channels % WRITE_CHANNELS == 0:
-        write = WRITE_CHANNELS
-    columns, read_positions = view.samples * -(-view.channels // read), max(1, 512 // share // read)
+    read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
-    tiles = _tiles_of_a_program(-(-view.spatial // read_positions), columns, most)
-    reduction = PassConfig(read, read_positions, tiles, 1, stages)
+    blocks = view.samples * -(-view.channels // read)
+    if load_bytes(problem) < WIDE_LOAD:
+        positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
+        tiles = _shares(-(-view.spatial // positions), blocks * view.spatial // positions // SCALAR_PROGRAMS)
+        elements = 4 * 32 * SCALAR_ELEMENTS
+        return TilesConfig(
+            PassConfig(read, positions, tiles, 2, stages), PassConfig(write, max(1, elements // write), 2, 4)
+        )
+    positions = max(1, 512 // share // read)
+    reduction = PassConfig(read, positions, _tiles_of_a_program(-(-view.spatial // positions), blocks, most), 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
     return TilesConfig(reduction, PassConfig(write, max(1, elements // write), 2, warps))
 
 
-def _block_of_channels(channels: int) -> int:
-    """READ_CHANNELS, or fewer where they would leave a part of a block empty, down to 16: 100 channels in blocks of 16
-    took 15.5 us, and 35 in blocks of 64, on (4, 100, 75, 75) in bf16."""
-    whole = channels & -channels  # the largest power of two that divides it
-    return min(power_of_two(channels), READ_CHANNELS, max(16, whole))
+def _block_of_channels(channels: int, most: int) -> int:
+    """Channels of a tile, at most so many: a power of two that divides the channels, if it makes rows of some length.
+    Else long rows, although a part of the last block is empty: 72 channels in blocks of 16 took 21 us to write, and 11
+    in blocks of 128, on (4, 72, 192, 192) in bf16."""
+    whole = channels & -channels
+    return min(whole if whole >= 32 else power_of_two(channels), most)
 
 
 def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
@@ -213,23 +243,33 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
-    """16 elements a thread, beside the sums of p and q. Rows of 16384 elements took 350 us with 32 elements a thread,
-    and 155 loaded twice. Several steps in flight gain up to 14 % on 16-bit rows; wider rows would fill
-    shared memory. On 16384 x 4096 steps over neighbouring rows take 101 us, and programs with rows of their own 107."""
-    block = power_of_two(problem.view.channels)
+    """Short rows: small programs, 16 warps to a multiprocessor, each with 16 elements a thread and three steps in
+    flight: 45 us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements and 8 warps. Narrow
+    loads are not in flight ahead of their use: fewer elements and more warps.
+
+    Long rows: 16 elements a thread, beside the sums of p and q. Rows of 16384 elements took 350 us with 32 elements a
+    thread, and 155 loaded twice. On 16384 x 4096 steps over neighbouring rows take 101 us, and programs with rows of
+    their own 107.
+    """
+    view, size = problem.view, DTYPE_BYTES[problem.dtype]
+    block = power_of_two(view.channels)
     if problem.dtype == "float64":
         elements = max(block, 2048)
         warps = min(16, elements // 256)
         return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
     if block > 8192:
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
-    if problem.dtype == "float32":
-        elements = max(block, 4096)
-        return RowsBackwardConfig(elements // block, elements // 512, PROCESSORS * (8192 // elements))
     if block >= 4096:
+        if problem.dtype == "float32":
+            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block))
         return RowsBackwardConfig(8192 // block, 16, PROCESSORS, stages=3)
-    elements, programs = (4096, PROCESSORS) if block < 512 else (2048, 2 * PROCESSORS)
-    return RowsBackwardConfig(max(1, elements // block), elements // 512, programs, stages=4)
+    wide = load_bytes(problem) >= WIDE_LOAD
+    elements = 32 * (32 if block >= 1024 else 16 if wide else max(8, block // 16))
+    warps, rows = max(1, block // elements), max(1, elements // block)
+    resident = 8 if block >= 1024 else 16 if wide or block == 512 else 32
+    # The sums of a program take 8 bytes an element, and are to be few beside its rows.
+    programs = max(PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
+    return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:

@@ -62,21 +62,21 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 @triton.jit
 def merge(
-    partials, unit, S, span,
+    partials, o_unit, m_unit, S, span,
     RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(mean, M2, count) of a unit from the partials of its channels and chunks, with PER_BATCH of all samples.
+    """(mean, M2, count) of units from the partials of their channels and chunks, with PER_BATCH of all samples.
 
     Each chunk but the last has ``span`` of a channel's S positions. The first number of a partial is the mean, the
     second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
-    mean = tl.full((), 0.0, dtype)
-    m2 = tl.full((), 0.0, dtype)
-    count = tl.full((), 0.0, dtype)
+    mean = tl.zeros(o_unit.shape, dtype)
+    m2 = tl.zeros(o_unit.shape, dtype)
+    count = tl.zeros(o_unit.shape, dtype)
     for row in range(0, partials.rows, BLOCK_R):
         for d in range(0, partials.groups.D, BLOCK_D):
-            o_partial, mask, k, _, _ = partials_of(partials, unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            o_partial, mask, k, _, _ = partials_of(partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             b_m2 = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(partials.pointer + o_partial, mask, 0.0)
             b_count = tl.where(mask, tl.minimum(span, S - k.to(tl.int64) * span), 0).to(dtype)
@@ -96,24 +96,25 @@ def offsets_of_partials(n, k, o_c, C, chunks, LAST: tl.constexpr):
 
 @triton.jit
 def partials_of(
-    partials, unit, row, d,
+    partials, o_unit, m_unit, row, d,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of a unit's partials, of BLOCK_D channels each."""
+    """(offsets, mask, chunks, samples, channels) of BLOCK_R rows of BLOCK_D channels' partials, a unit to a column."""
     G, D, C = partials.groups
     rows, chunks = partials.rows, partials.chunks
-    o_partial = tl.arange(0, BLOCK_R * BLOCK_D)
-    j = row + o_partial // BLOCK_D
-    o_d = d + o_partial % BLOCK_D
+    lane = tl.arange(0, BLOCK_R * BLOCK_D)[:, None]
+    unit = o_unit[None, :]
+    j = row + lane // BLOCK_D
+    o_d = d + lane % BLOCK_D
     if PER_BATCH:
         n = (j // chunks).to(tl.int64)
         k = j % chunks
         o_c = unit * D + o_d
     else:
-        n = (unit // G + 0 * j).to(tl.int64)
+        n = (unit // G).to(tl.int64)
         k = j
         o_c = unit % G * D + o_d
-    return offsets_of_partials(n, k, o_c, C, chunks, LAST), (j < rows) & (o_d < D), k, n, o_c
+    return offsets_of_partials(n, k, o_c, C, chunks, LAST), (j < rows) & (o_d < D) & m_unit[None, :], k, n, o_c
 
 
 @triton.jit

@@ -206,24 +206,25 @@ def moments_of_rows(
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit(do_not_specialize=["S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
+@triton.jit(do_not_specialize=["units", "S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
 def finalize(
-    p_partials, p_mean, p_rstd, p_var, G, D, C, total, S, rows, chunks, span, eps: tl.float64,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    p_partials, p_mean, p_rstd, p_var, G, D, C, units, total, S, rows, chunks, span, eps: tl.float64,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_U: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The statistics of one unit from its partials."""
+    """The statistics of BLOCK_U units from their partials."""
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    unit = tl.program_id(0)
+    o_unit = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    m_unit = o_unit < units
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
-    mean, m2, count = merge(partials, unit, S, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
-    tl.store(p_rstd + unit, inverse_deviation(m2 / count, eps))
+    mean, m2, count = merge(partials, o_unit, m_unit, S, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+    tl.store(p_rstd + o_unit, inverse_deviation(m2 / count, eps), m_unit)
     if p_mean is not None:
-        tl.store(p_mean + unit, mean)
+        tl.store(p_mean + o_unit, mean, m_unit)
     if p_var is not None:
-        tl.store(p_var + unit, m2 / count)
+        tl.store(p_var + o_unit, m2 / count, m_unit)
 
 
 @triton.jit(
@@ -271,17 +272,22 @@ def apply(
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
         summed = Groups(G, 1, G) if GROUPED else groups
         partials = Partials(p_partials, total, summed, partial_rows, partial_chunks)
-        mean, m2, count = merge(partials, unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+        o_unit = unit + tl.arange(0, 1)
+        m_unit = o_unit >= 0
+        b_mean, m2, count = merge(
+            partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+        )
         rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
         if PER_BATCH:
             leads &= n == 0
         if p_rstd is not None:
-            tl.store(p_rstd + unit, rstd, leads)
+            tl.store(p_rstd + o_unit, rstd, m_unit & leads)
         if p_mean is not None:
-            tl.store(p_mean + unit, mean, leads)
+            tl.store(p_mean + o_unit, b_mean, m_unit & leads)
         if p_var is not None:
-            tl.store(p_var + unit, m2 / count, leads)
+            tl.store(p_var + o_unit, m2 / count, m_unit & leads)
+        mean = b_mean[:, None]
         gain *= rstd
     elif p_given_var is not None:
         o_unit = units_of(groups, n, o_c, PER_BATCH)

@@ -78,16 +78,18 @@ def reduce(
 
 @triton.jit
 def unit_totals(
-    partials, parameters, unit,
+    partials, parameters, o_unit, m_unit,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """P = sum A p and Q = sum A q of a unit."""
+    """P = sum A p and Q = sum A q of units."""
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
-    total_p = tl.full((), 0.0, dtype)
-    total_q = tl.full((), 0.0, dtype)
+    total_p = tl.zeros(o_unit.shape, dtype)
+    total_q = tl.zeros(o_unit.shape, dtype)
     for row in range(0, partials.rows, BLOCK_R):
         for d in range(0, partials.groups.D, BLOCK_D):
-            o_partial, mask, _, n, o_c = partials_of(partials, unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            o_partial, mask, _, n, o_c = partials_of(
+                partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+            )
             b_p = tl.load(partials.pointer + o_partial, mask, 0.0)
             b_q = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
             if parameters.weight is not None:
@@ -176,30 +178,34 @@ def parameter_program(
 
 
 @triton.jit(
-    do_not_specialize=["units", "K", "channel_programs", "N"], do_not_specialize_on_alignment=["rows", "chunks"]
+    do_not_specialize=["units", "unit_programs", "K", "channel_programs", "N"],
+    do_not_specialize_on_alignment=["rows", "chunks"],
 )
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
-    G, D, C, units, K, channel_programs, N, total, rows, chunks,
+    G, D, C, units, unit_programs, K, channel_programs, N, total, rows, chunks,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The first ``units`` programs make P / K and Q / K of a unit each, the others the parameters' gradients."""
+    """The first ``unit_programs`` programs make P / K and Q / K of BLOCK_U units each, the others the parameters'
+    gradients."""
     pid = tl.program_id(0)
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, None)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
-    if pid < units:
+    if pid < unit_programs:
         if p_totals is not None:
-            total_p, total_q = unit_totals(partials, parameters, pid, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
+            m_unit = o_unit < units
+            total_p, total_q = unit_totals(partials, parameters, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             if not RMS:
-                tl.store(p_totals + 2 * pid, total_p / K)
-            tl.store(p_totals + 2 * pid + 1, total_q / K)
+                tl.store(p_totals + 2 * o_unit, total_p / K, m_unit)
+            tl.store(p_totals + 2 * o_unit + 1, total_q / K, m_unit)
     else:
         grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
-        parameter_program(pid - units, partials, parameters, grads, channel_programs, N, LAST, BLOCK_C, BLOCK_N)
+        parameter_program(pid - unit_programs, partials, parameters, grads, channel_programs, N, LAST, BLOCK_C, BLOCK_N)
 
 
 @triton.jit
@@ -243,7 +249,8 @@ def input_program(
             scaled_p = tl.zeros_like(scaled_q)
     elif partials.pointer is not None:
         unit = block * BLOCK_C // D if PER_BATCH else n * G + block * BLOCK_C // D
-        total_p, total_q = unit_totals(partials, parameters, unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+        o_unit = unit + tl.arange(0, 1)
+        total_p, total_q = unit_totals(partials, parameters, o_unit, o_unit >= 0, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
         scaled_q, _ = tile_of(rstd * (total_q / K), o_s, LAST)
         scaled_p, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if statistics.mean is None:

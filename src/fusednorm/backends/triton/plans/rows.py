@@ -8,6 +8,7 @@ from fusednorm.backends.triton.config import (
     ColumnsBackwardConfig,
     RowsBackwardConfig,
     RowsForwardConfig,
+    alignment,
     power_of_two,
 )
 from fusednorm.backends.triton.kernels import rows
@@ -18,7 +19,6 @@ from fusednorm.backends.triton.plans.base import (
     OneLaunchForward,
     Saved,
     Tensors,
-    alignment,
     stages,
 )
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape, combine_launch
@@ -49,7 +49,7 @@ class SummedRowsBackward(BackwardPlan):
     def __init__(self, problem: Problem, shares: int) -> None:
         super().__init__(problem)
         # The sums of a share lie where the partials of a sample of one chunk would.
-        partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, last=True, per_batch=False)
+        partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, 0, last=True, per_batch=False)
         self.total, self.shares = partials.total, shares
         self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 

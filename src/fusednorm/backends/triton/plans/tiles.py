@@ -7,15 +7,17 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged, power_of_two
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, alignment, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.problem import Layout, Problem, View
 
-#: The partials that one step of a merge takes, and the warps of a launch that only merges: 8 partials a thread.
-MERGE_BLOCK, MERGE_WARPS = 4096, 16
+#: The partials that one step of a merge takes, in a launch that only merges 8 by each thread, and the programs between
+#: which such a launch shares many units. Where neighbouring units' partials are neighbours in memory, a program takes
+#: MERGE_RUN of them: 49152 units of channels_last took 63 us with a unit to a program.
+MERGE_BLOCK, MERGE_PROGRAMS, MERGE_RUN = 4096, 264, 8
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
@@ -55,10 +57,11 @@ class Pass:
 class PartialsShape:
     """The shape of the partials that a pass leaves: two planes of one number for each sample, channel and chunk.
 
-    A unit has ``count`` of them, in ``rows`` of its channels, and a merge takes them by ``block``.
+    A unit has ``count`` of them, in ``rows`` of its channels, and a merge takes them by ``block``. A launch that only
+    merges takes ``together`` units to a program.
     """
 
-    def __init__(self, view: View, chunks: int, *, last: bool, per_batch: bool) -> None:
+    def __init__(self, view: View, chunks: int, units: int, *, last: bool, per_batch: bool) -> None:
         self.view, self.chunks = view, chunks
         self.order = {"PER_BATCH": per_batch, "LAST": last}
         self.total = view.samples * view.channels * chunks
@@ -67,7 +70,11 @@ class PartialsShape:
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
         rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
         self.block = {"BLOCK_R": rows, "BLOCK_D": columns}
-        self.warps = max(4, rows * columns * MERGE_WARPS // MERGE_BLOCK)
+        run = max(1, MERGE_RUN // columns) if last else 1
+        share = max(run, power_of_two(-(-units // MERGE_PROGRAMS)))
+        self.together = min(share, power_of_two(units), MERGE_BLOCK // (rows * columns))
+        self.programs = -(-units // self.together)
+        self.warps = max(1, rows * columns * self.together // (32 * 8))
 
 
 def _grouped(problem: Problem) -> Problem:
@@ -91,7 +98,9 @@ class TilesForward(ForwardPlan):
         assert problem.output_layout is not None
         output = Pass(problem, view, config.output, (problem.layout, problem.output_layout))
         rows = reduction.last
-        self.partials = partials = PartialsShape(seen, reduction.chunks, last=rows, per_batch=problem.norm.per_batch)
+        self.partials = partials = PartialsShape(
+            seen, reduction.chunks, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
+        )
         self.given = problem.direction == "inference"
         within = view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and partials.count <= merged(problem)
@@ -109,9 +118,9 @@ class TilesForward(ForwardPlan):
         )  # fmt: skip
         self.finalize = Launch(
             forward_kernels.finalize,
-            problem.num_statistics,
-            (*_sizes(seen)[:3], *numbers, self.eps),
-            {**self.overlap, "RMS": self.rms, **partials.order, **partials.block},
+            partials.programs,
+            (*_sizes(seen)[:3], problem.num_statistics, *numbers, self.eps),
+            {**self.overlap, "RMS": self.rms, **partials.order, "BLOCK_U": partials.together, **partials.block},
             partials.warps,
             follows=True,
         )
@@ -153,7 +162,10 @@ class TilesBackward(BackwardPlan):
         reduction = Pass(problem, view, config.reduction, inputs)
         output = Pass(problem, view, config.output, (*inputs, problem.output_layout))
         per_batch = problem.norm.per_batch
-        self.partials = partials = PartialsShape(view, reduction.chunks, last=reduction.last, per_batch=per_batch)
+        self.units = problem.num_statistics if self.wants_input and problem.norm.training else 0
+        self.partials = partials = PartialsShape(
+            view, reduction.chunks, self.units, last=reduction.last, per_batch=per_batch
+        )
         sizes = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
@@ -168,7 +180,6 @@ class TilesBackward(BackwardPlan):
             },
             reduction.warps,
         )  # fmt: skip
-        self.units = problem.num_statistics if self.wants_input and problem.norm.training else 0
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
@@ -219,7 +230,9 @@ class ParameterSums:
         view, rows = partials.view, partials.view.samples * partials.chunks
         # Memory moves eight fp32 values at least. A program loops over more rows than its registers hold.
         few = rows > 64 and view.channels < 2048
-        self.channels, self.rows = min(power_of_two(view.channels), 8 if few else 16), min(power_of_two(rows), 256)
+        self.channels = min(power_of_two(view.channels), 8 if few else 16)
+        self.rows = min(power_of_two(rows), MERGE_BLOCK // 8)
+        self.warps = max(1, self.channels * self.rows // (32 * 8)) if parameters or modulation else 1
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
         self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
@@ -229,18 +242,16 @@ def combine_launch(
     partials: PartialsShape, units: int, reduced: int, rms: bool, sums: ParameterSums, overlap: dict[str, bool]
 ) -> Launch:
     """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q."""
-    view = partials.view
+    view, programs = partials.view, partials.programs if units else 0
+    merge = {"BLOCK_U": partials.together, **partials.block} if units else {"BLOCK_U": 1, **NO_BLOCK}
     return Launch(
         backward_kernels.combine,
-        units + sums.programs,
+        programs + sums.programs,
         (
-            *_sizes(view)[:3], units, reduced, sums.channel_programs, view.samples, partials.total, partials.rows,
-            partials.chunks,
+            *_sizes(view)[:3], units, programs, reduced, sums.channel_programs, view.samples, partials.total,
+            partials.rows, partials.chunks,
         ),
-        {
-            **overlap, "RMS": rms, **partials.order, **(partials.block if units else NO_BLOCK),
-            "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
-        },
-        partials.warps if units else 4,
+        {**overlap, "RMS": rms, **partials.order, **merge, "BLOCK_C": sums.channels, "BLOCK_N": sums.rows},
+        max(partials.warps if units else 1, sums.warps),
         follows=True,
     )  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import WholeConfig, power_of_two
+from fusednorm.backends.triton.config import WholeConfig, alignment, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, alignment
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.problem import Layout, Problem
 
 
