@@ -15,7 +15,7 @@ from fusednorm.machine.description import available_cores, cpu_model, gpus
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
-    """Prints versions, devices, caches and tuned choices, and which backends can run and, for those that cannot, why."""
+    """Prints versions, devices, caches, tuned choices, and which backends can run and, for those that cannot, why."""
     backends = list(choice.backends())
     found = versions()
     devices = {"cpu": cpu_model(), "cores": str(available_cores()), "threads": str(torch.get_num_threads())}
