@@ -150,10 +150,9 @@ def heuristics_tables(cases: Sequence[Tuned]) -> tuple[Table, ...]:
     lines = tuple((*group, *_shares(members)) for group, members in groups.items())
     header = ("family", "direction", "cases", "default is best", "geometric mean", "worst")
     title = "time of the heuristics' choice over that of the fastest configuration"
-    ranked = sorted((case for case in cases if case.gain is not None), key=lambda case: -(case.gain or 0.0))
-    return Table(title, header, lines, header[:2]), _table(
-        f"the {WORST} worst choices of the heuristics", ranked[:WORST]
-    )
+    off = sorted((case for case in cases if (case.gain or 1.0) > 1.0), key=lambda case: -(case.gain or 1.0))
+    worst = _table(f"the {WORST} worst choices of the heuristics", off[:WORST])
+    return (Table(title, header, lines, header[:2]), *([worst] if off else []))
 
 
 def _shares(cases: Sequence[Tuned]) -> tuple[str, str, str, str]:
