@@ -48,10 +48,13 @@ def tuned_file() -> TunedFile | None:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An instance and the configuration in which it runs a problem; ``tuned`` is the file that it comes from."""
+    """An instance and the configuration in which it runs a problem, None for its default.
+
+    ``tuned`` is the file that the configuration comes from.
+    """
 
     instance: Instance
-    config: Any
+    config: Any = None
     tuned: TunedFile | None = None
 
     @property
@@ -122,8 +125,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         found = file.find(problem, all_instances())
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)
-    instance = instance or default(problem)
-    return Choice(instance, instance.configs(problem)[0])
+    return Choice(instance or default(problem))
 
 
 @contextmanager

@@ -201,7 +201,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     return Explanation(
         problem=problem,
         instance=chosen.name,
-        config=chosen.config,
+        config=chosen.instance.configs(problem)[0] if chosen.config is None else chosen.config,
         reason=f"{asked}; {summary}" if summary else asked,
         bytes=problem.bytes,
         flops=problem.flops,
