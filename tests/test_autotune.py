@@ -157,6 +157,19 @@ def test_every_trial_can_be_tried_in_another_process(workload: Workload) -> None
             run_once(pickle.loads(pickle.dumps(trial)), "cpu")
 
 
+def test_kernels_are_compiled_ahead_for_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(autotune, "precompile", lambda run, tasks, progress: seen.append((run, tasks)))
+    trials = trials_of(FORWARD, WORKLOAD, "cpu")
+    monkeypatch.setattr(autotune, "trials_of", lambda operation, workload, device: trials)
+    autotune.compile_ahead([(FORWARD, WORKLOAD)], "cpu")
+    assert seen == []
+    autotune.compile_ahead([(FORWARD, WORKLOAD)] * 2, "cuda")
+    ((run_trial, tasks),) = seen
+    assert tasks == trials * 2
+    assert (run_trial.func, run_trial.keywords) == (run_once, {"device": "cuda"})
+
+
 def test_a_problem_is_kept_under_the_key_by_which_a_call_finds_it(tmp_path: Path) -> None:
     for operation in (FORWARD, BACKWARD):
         found = tune(operation, WORKLOAD, seconds=0.0, timer=Recorded(lambda name: 1e-3 if "reference" in name else 1))

@@ -43,7 +43,7 @@ def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dty
 
 
 @pytest.mark.parametrize(("family", "groups"), [("batch_norm", 0), ("instance_norm", 0), ("group_norm", 4)])
-@pytest.mark.parametrize("shape", [(128, 60, 7, 7), (16, 60, 12, 12)])
+@pytest.mark.parametrize("shape", [(128, 60, 7, 7), (256, 60, 12, 12)])
 def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape: tuple[int, ...]) -> None:
     """A plane to a program would leave most of a tile empty. A forward that merges a group's partials stays in it."""
     x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of(family, groups)
@@ -56,6 +56,13 @@ def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape:
         assert (60 // (groups or 60)) % forward.output.channels == 0
     for tile in spanning:
         assert tile.channels * tile.positions >= 1024
+
+
+def test_few_small_planes_keep_their_tiles_within_a_unit() -> None:
+    """Then the programs that write merge the unit's partials, and no launch between the passes does."""
+    x = torch.empty(2, 64, 16, 16, dtype=torch.bfloat16, device="meta")
+    backward = passes_for(backward_problem(norm_of("group_norm", 32), BackwardOperands(x, x, x, x)))
+    assert backward.output.channels == 2
 
 
 def test_planes_that_fill_a_tile_have_it_alone() -> None:

@@ -196,12 +196,14 @@ def test_abilities_of_a_device(
 #: A problem, what its backward wants, and for each launch of a forward and of a backward whether it follows another
 #: one of the same call. The first of a call must not: what runs before it may be any kernel.
 FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool], list[bool]]] = [
-    (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True, True]),
+    (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True]),
+    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True], [False, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, [False], [False, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), [False], [False]),
     (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, [False, True], [False, True]),
     (TILES, norm_of("batch_norm"), (1024, 8, 64), True, (True,) * 5, [False, True, True], [False, True, True]),
-    (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), [False], [False, True]),
+    (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), [False], [False]),
+    (ROWS, norm_of("layer_norm", 1), (4096, 64), False, (True, True, True, False, False), [False], [False, True]),
     (
         ROWS, norm_of("layer_norm", 1), (4, 20000), False, (True, True, True, False, False),
         [False], [False, True, True],
@@ -284,3 +286,28 @@ def test_given_statistics_cost_one_launch_and_no_operator_of_torch(
     assert [None if tensor is None else tensor.dtype for tensor in saved] == [
         torch.float32 if statistics else None, torch.float32 if statistics else None, None,
     ]  # fmt: skip
+
+
+# --- alignment ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "found"),
+    [
+        ((2, 64, 8, 8), None, 8),
+        ((2, 100, 75, 75), (562500, 1, 7500, 100), 4),  # channels_last
+        ((2, 64, 8, 8), (4098, 64, 8, 1), 2),
+        ((2, 64, 7, 7), None, 1),
+        ((2, 64, 64), (128, 1, 1), 1),  # channels that overlap, as unfold makes them
+        ((2, 57, 8, 8), (4096, 1, 512, 64), 1),
+        ((1, 64, 8, 8), (3, 64, 8, 1), 8),  # nothing is one sample further
+    ],
+)
+def test_runs_begin_and_end_at_multiples_of_the_alignment(
+    shape: tuple[int, ...], strides: tuple[int, ...] | None, found: int
+) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    if strides is not None:
+        x = x.as_strided(shape, strides)
+    plan = TILES.plan(forward_problem(norm_of("instance_norm"), Operands(x)))
+    assert plan.moments.constants["ALIGN"] == found

@@ -77,16 +77,16 @@ def _lengths(most: int, least: int = 1) -> list[int]:
 
 
 #: A problem of any length, how long it gets, and the most compiled kernels of one kind that all its lengths may need.
-#: Tiles of short lengths are powers of two, and each may be masked or not and have rows at multiples of 16 or not.
+#: Tiles of short lengths are powers of two. Each may be masked or not, with runs at multiples of 1, 2, 4 or 8 elements.
 FAMILIES: dict[str, tuple[Callable[[int], Case], int, int]] = {
     "layer_norm": (lambda n: Case("layer_norm", 1, (n, 4096)), 65536, 9),
     "layer_norm of 1000": (lambda n: Case("layer_norm", 1, (n, 1000)), 65536, 16),
     "layer_norm of long rows": (lambda n: Case("layer_norm", 1, (n, 20000)), 8192, 8),
     "rms_norm": (lambda n: Case("rms_norm", 1, (n, 768), FP32), 65536, 9),
-    "group_norm": (lambda n: Case("group_norm", 32, (2, 320, n), activation="silu"), 1 << 18, 20),
+    "group_norm": (lambda n: Case("group_norm", 32, (2, 320, n), activation="silu"), 1 << 18, 40),
     "group_norm, last": (lambda n: Case("group_norm", 32, (2, 320, n, 1), last=True), 1 << 18, 9),
-    "instance_norm": (lambda n: Case("instance_norm", 0, (4, 64, n)), 480_000, 20),
-    "batch_norm": (lambda n: Case("batch_norm", 0, (16, 80, n), activation="relu"), 100_000, 28),
+    "instance_norm": (lambda n: Case("instance_norm", 0, (4, 64, n)), 480_000, 40),
+    "batch_norm": (lambda n: Case("batch_norm", 0, (16, 80, n), activation="relu"), 100_000, 50),
     "batch_norm, last": (lambda n: Case("batch_norm", 0, (32, 64, n, 1), last=True), 50_000, 13),
     "batch_norm of samples": (lambda n: Case("batch_norm", 0, (n, 64, 28, 28)), 256, 9),
 }
@@ -101,10 +101,10 @@ def test_lengths_share_few_kernels(name: str) -> None:
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_lengths_of_one_magnitude_share_fewer(name: str) -> None:
-    """Recordings between half of the longest and the longest: masked or not, at multiples of 16 or not."""
+    """Recordings between half of the longest and the longest: masked or not, at multiples of 1, 2, 4 or 8."""
     case, most, _ = FAMILIES[name]
     found = {kernel: len(keys) for kernel, keys in _kernels(map(case, _lengths(most, most // 2))).items()}
-    assert max(found.values()) <= 6, found
+    assert max(found.values()) <= 8, found
 
 
 @pytest.mark.parametrize("last", [False, True])

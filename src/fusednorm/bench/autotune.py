@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.operations import Operation
-from fusednorm.bench.profiling import InstanceResult, profile
+from fusednorm.bench.precompile import precompile
+from fusednorm.bench.profiling import InstanceResult, Trial, profile, run_once, trials_of
 from fusednorm.bench.runner import Progress, silent
 from fusednorm.bench.summary import geometric_mean
 from fusednorm.bench.tables import Table, in_ms, in_times
@@ -56,6 +60,17 @@ class Tuned:
         if self.best is None or self.default is None or not self.best.ms or not self.default.ms:
             return None
         return TunedChoice(self.best.instance, self.best.config, self.best.ms, self.default.ms)
+
+
+def compile_ahead(jobs: Iterable[tuple[Operation, Workload]], device: str, progress: Progress = silent) -> None:
+    """Compile the kernels of all configurations in several processes, where the device has kernels to compile for."""
+    if device == "cpu":
+        return
+    trials: list[Trial] = []
+    for operation, workload in jobs:
+        with suppress(NotEnoughMemoryError):  # tuning it says so
+            trials += trials_of(operation, workload, device)
+    precompile(partial(run_once, device=device), trials, progress)
 
 
 def tune(

@@ -288,6 +288,7 @@ class Trial:
 
 def trials_of(operation: Operation, workload: Workload, device: str) -> list[Trial]:
     """What :func:`profile` tries with ``every_config``."""
+    require(workload_needs(workload, operation.direction, 1, 1, judged=False), device, workload.key)
     problem = problem_of_workload(operation.direction, workload, draw(workload, "zeros", 0, device))
     setting = _Setting(operation, problem, (), (), None)
     tried = ((candidate, config) for candidate, config, _ in setting.trials(True) if candidate.reason is None)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from fusednorm.bench.contenders import Contender, Eager, Prepared
+from fusednorm.bench.contenders import Contender, Eager, Prepared, available
 from fusednorm.bench.judging import Asked, Judge
 from fusednorm.bench.memory import NotEnoughMemoryError, is_out_of_memory, require, workload_bytes
 from fusednorm.bench.operations import problem_of_workload
@@ -144,6 +145,17 @@ def run_workload(
         rows[name] = row_of(workload, asked, name, status_of(raised), note=first_line(raised))
     order = [*(contender.name for contender in contenders), COPY]
     return [rows[name] for name in order]
+
+
+def call_once(job: tuple[Workload, Asked], names: Collection[str], device: str) -> None:
+    """Call each of these contenders once, which compiles its kernels."""
+    workload, asked = job
+    require(workload_needs(workload, asked, 1, 1, judged=False), device, workload.key)
+    inputs = draw(workload, "normal", 0, device)
+    for contender in available(names, device)[0]:
+        with suppress(Exception):
+            if contender.refusal(workload, asked) is None:
+                contender.prepare(workload, inputs, asked).call()
 
 
 def flops_of(workload: Workload, asked: Asked, inputs: Inputs) -> int:

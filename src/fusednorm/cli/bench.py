@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from fusednorm.bench.autotune import Tuned, heuristics_tables, operations_of
+from fusednorm.bench.autotune import Tuned, compile_ahead, heuristics_tables, operations_of
 from fusednorm.bench.autotune import tune as tune_workload
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
+from fusednorm.bench.operations import Operation
 from fusednorm.bench.plot import draw_plot, picture_format
+from fusednorm.bench.precompile import precompile
 from fusednorm.bench.provenance import this_machine
 from fusednorm.bench.results import Report, Row
-from fusednorm.bench.runner import COPY, Progress, run_workload
+from fusednorm.bench.runner import COPY, call_once, run_workload
 from fusednorm.bench.summary import (
     COMPILE,
     EAGER,
@@ -166,25 +168,27 @@ def _run(
     tuned: list[Tuned] = []
     timer = timer_for(device, seconds, quick=drawn)
     with output.progress(len(jobs)) as show:
+        if device != "cpu":
+            names = [one.name for one in chosen]
+            precompile(partial(call_once, names=names, device=device), jobs, show)
+        if against_tuned:
+            compile_ahead([(one, job[0]) for job in jobs if (one := _operation(*job)) is not None], device, show)
         for workload, asked in jobs:
             judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
             measured = run_workload(
                 workload, asked, chosen, init=init, timer=timer, device=device, progress=show, judged=judged
             )
             rows += measured
-            if against_tuned:
-                tuned += _tuned(workload, asked, init, device, seconds, show)
+            operation = _operation(workload, asked) if against_tuned else None
+            if operation is not None:
+                with suppress(NotEnoughMemoryError):  # the rows say so
+                    tuned.append(tune_workload(operation, workload, seconds=seconds, init=init, device=device))
             show(advance=True)
             if not drawn:
                 output.print_table(contender_table(cases_of(measured)[0]), to_stderr)
     return rows, tuned
 
 
-def _tuned(
-    workload: Workload, asked: Asked, init: Init, device: str, seconds: float, progress: Progress
-) -> Iterator[Tuned]:
-    """The fastest configuration of a forward or a backward, where the memory is enough."""
-    for operation in operations_of(workload):
-        if asked in (operation.direction, operation.direction.replace("inference", "forward")):
-            with suppress(NotEnoughMemoryError):
-                yield tune_workload(operation, workload, seconds=seconds, init=init, device=device, progress=progress)
+def _operation(workload: Workload, asked: Asked) -> Operation | None:
+    """What a file of tuned choices can keep of a job: its forward or its backward."""
+    return dict(zip(("forward", "backward"), operations_of(workload), strict=False)).get(asked)

@@ -113,6 +113,7 @@ def _measured(workloads: list[Workload], init: Init, device: str, seconds: float
     jobs = [(operation, workload) for workload in workloads for operation in autotune.operations_of(workload)]
     cases: list[autotune.Tuned] = []
     with output.progress(len(jobs)) as show:
+        autotune.compile_ahead(jobs, device, show)
         for operation, workload in jobs:
             show(f"{workload.key} {operation.direction}")
             try:

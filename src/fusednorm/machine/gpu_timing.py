@@ -93,6 +93,7 @@ class GpuTimer:
         with torch.cuda.stream(_stream()):
             yield
         torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # Triton loads kernels into memory that torch does not hold
 
     def measure(self, contenders: Mapping[str, Calls], whole: bool = False) -> dict[str, Timing]:
         with self.session():

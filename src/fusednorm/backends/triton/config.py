@@ -21,6 +21,8 @@ LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 256, 3
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
 #: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
+#: Programs that start in the time of one more launch.
+MOST_STARTS = 4096
 
 #: channels_last: tiles are rows of 64 channels in a pass that reads, and of 128 in a pass that writes where 128 divides
 #: the channels. Rows of 256 bytes of bf16 reach 93 % of a copy's speed and rows of 128 bytes 86 %, but a thread that
@@ -134,7 +136,10 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     total = view.samples * -(-view.channels // read.channels) * count
     tiles = _shares(count, total // PLANE_PROGRAMS if large else count)
     reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
-    write = _planes_across(problem, 2048 // wide)
+    # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
+    write = _plane(problem, 2048 // wide)
+    if view.numel > MOST_STARTS * write.channels * write.positions:
+        write = _planes_across(problem, 2048 // wide)
     return TilesConfig(reduction, replace(write, tiles=2 if view.spatial > write.positions else 1))
 
 

@@ -6,13 +6,14 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["x_sample", "y_sample"])
 def rows_forward(
     p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K, read from memory for its statistics and from the L1 for its output.
 
@@ -22,7 +23,7 @@ def rows_forward(
     parameters = Parameters(p_weight, p_bias, None, None)
     n = tl.program_id(0).to(tl.int64)
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    p_in, p_out = p_x + n * x_sample + o_k, p_y + n * y_sample + o_k
+    p_in, p_out = p_x + n * aligned(x_sample, ALIGN) + o_k, p_y + n * aligned(y_sample, ALIGN) + o_k
     mean = tl.zeros((1, BLOCK_K), dtype)
     m2 = tl.zeros((1, BLOCK_K), dtype)
     for k in tl.range(0, K, BLOCK_K):
@@ -62,12 +63,27 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.cons
     return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), alpha), centred * rstd
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
+@triton.jit
+def store_sums(p_partials, p_grad_weight, p_grad_bias, b_p, b_q, share, shares, o_k, K, BIAS: tl.constexpr):
+    """The sums of p and q over a share of the rows: partials, or of the only share the parameters' gradients."""
+    m_k = o_k < K
+    if p_partials is not None:
+        o_partial = share.to(tl.int64) * K + o_k
+        tl.store(p_partials + shares.to(tl.int64) * K + o_partial, b_q, m_k)
+        if BIAS:
+            tl.store(p_partials + o_partial, b_p, m_k)
+    if p_grad_weight is not None:
+        tl.store(p_grad_weight + o_k, b_q.to(p_grad_weight.dtype.element_ty), m_k)
+    if p_grad_bias is not None:
+        tl.store(p_grad_bias + o_k, b_p.to(p_grad_bias.dtype.element_ty), m_k)
+
+
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps"])
 def rows_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, rows, dy_sample, x_sample, dx_sample, steps,
-    activation_parameter: tl.float64,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_U rows in each of ``steps`` steps, and the sums of p and q over these rows. In each step the
     rows of all programs are neighbours.
@@ -76,6 +92,7 @@ def rows_backward(
     a program follow one another.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     parameters = Parameters(p_weight, p_bias, None, None)
     pid = tl.program_id(0)
     o_k = tl.arange(0, BLOCK_K)[None, :]
@@ -93,7 +110,7 @@ def rows_backward(
     for _step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
         mask = m_n & m_k
-        p_grad, p_in = p_dy + n * dy_sample + o_k, p_x + n * x_sample + o_k
+        p_grad, p_in = p_dy + n * aligned(dy_sample, ALIGN) + o_k, p_x + n * aligned(x_sample, ALIGN) + o_k
         b_dy = tl.load(p_grad, mask, 0.0)
         b_x = tl.load(p_in, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
@@ -111,27 +128,24 @@ def rows_backward(
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
-            tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
-        if p_partials is not None:
+            tl.store(p_dx + n * aligned(dx_sample, ALIGN) + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+        if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
                 p += dz
         n += BLOCK_U * stride
     if OVERLAP:
         gdc_launch_dependents()
-    if p_partials is not None:
-        o_partial = pid.to(tl.int64) * K + tl.arange(0, BLOCK_K)
-        total = tl.num_programs(0).to(tl.int64) * K
-        m_partial = tl.arange(0, BLOCK_K) < K
-        tl.store(p_partials + total + o_partial, tl.sum(q, 0), m_partial)
-        if BIAS:
-            tl.store(p_partials + o_partial, tl.sum(p, 0), m_partial)
+    if SUMS:
+        shares, o_c = tl.num_programs(0), tl.arange(0, BLOCK_K)
+        store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, shares, o_c, K, BIAS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["dy_sample", "x_sample"])
 def row_totals(
     p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, activation_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P / K and Q / K of one row, in steps of BLOCK_K."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -147,8 +161,8 @@ def row_totals(
     q = tl.zeros((BLOCK_K,), dtype)
     for k in tl.range(0, K, BLOCK_K):
         mask = o_k < K - k
-        b_dy = tl.load(p_dy + n * dy_sample + k + o_k, mask, 0.0)
-        b_x = tl.load(p_x + n * x_sample + k + o_k, mask, 0.0)
+        b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + k + o_k, mask, 0.0)
+        b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + k + o_k, mask, 0.0)
         gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
@@ -157,15 +171,16 @@ def row_totals(
     tl.store(p_totals + 2 * n + 1, tl.sum(q, 0) / K)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["steps"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps"])
 def columns_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials, p_grad_weight, p_grad_bias,
     rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_K columns of ``steps`` rows from the rows' P / K and Q / K, and the sums of p and q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     parameters = Parameters(p_weight, p_bias, None, None)
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
     block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
@@ -181,8 +196,8 @@ def columns_backward(
     for _step in tl.range(0, steps):
         m_n = n < rows
         mask = m_n & m_k
-        b_dy = tl.load(p_dy + n * dy_sample + o_k, mask, 0.0)
-        b_x = tl.load(p_x + n * x_sample + o_k, mask, 0.0)
+        b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + o_k, mask, 0.0)
+        b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + o_k, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
@@ -190,17 +205,14 @@ def columns_backward(
             b_dx = tl.fma(dz, gain, -xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0))
             if p_mean is not None:
                 b_dx -= tl.load(p_totals + 2 * n, m_n, 0.0)
-            tl.store(p_dx + n * dx_sample + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
-        if p_partials is not None:
+            tl.store(p_dx + n * aligned(dx_sample, ALIGN) + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+        if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
                 p += dz
         n += 1
     if OVERLAP:
         gdc_launch_dependents()
-    if p_partials is not None:
-        o_partial = share.to(tl.int64) * K + o_k
-        total = (tl.num_programs(0) // blocks).to(tl.int64) * K
-        tl.store(p_partials + total + o_partial, q, m_k)
-        if BIAS:
-            tl.store(p_partials + o_partial, p, m_k)
+    if SUMS:
+        shares = tl.num_programs(0) // blocks
+        store_sums(p_partials, p_grad_weight, p_grad_bias, p, q, share, shares, o_k, K, BIAS)

@@ -46,6 +46,22 @@ def locate(pid, blocks, chunks, LAST: tl.constexpr):
 
 
 @triton.jit
+def aligned(value, ALIGN: tl.constexpr):
+    """The value, of which the compiler now knows that ALIGN divides it. The width of loads and stores depends on that.
+    Of an argument Triton asks whether 16 divides it, but 4 or 8 elements make the widest load too."""
+    return value // ALIGN * ALIGN
+
+
+@triton.jit
+def steps_of(sample, channel, spatial, ALIGN: tl.constexpr, LAST: tl.constexpr):
+    """The strides of a tensor; the one along contiguous memory is 1, and ALIGN divides the others."""
+    if LAST:
+        return Steps(aligned(sample, ALIGN), channel, aligned(spatial, ALIGN))
+    else:
+        return Steps(aligned(sample, ALIGN), aligned(channel, ALIGN), spatial)
+
+
+@triton.jit
 def tile_of(b_channels, b_positions, LAST: tl.constexpr):
     """Values of channels and values of positions, each along its axis of a tile."""
     if LAST:
@@ -61,8 +77,12 @@ def offsets_of(o_c, o_s, steps, LAST: tl.constexpr):
 
 
 @triton.jit
-def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, LAST: tl.constexpr):
+def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.constexpr):
     """The mask of a tile. EVEN: chunks divide the positions, which then need no mask."""
+    if LAST:
+        C = aligned(C, ALIGN)
+    else:
+        S = aligned(S, ALIGN)
     m_channel, m_spatial = tile_of(o_c < C, o_s < S, LAST)
     return m_channel if EVEN else m_channel & m_spatial
 
@@ -122,19 +142,20 @@ def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
     return mean, rstd
 
 
-@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks"])
+@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "total"])
 def moments_of_planes(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
-    x_steps = Steps(x_sample, x_channel, x_spatial)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, False)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
-    mask = mask_of(o_c, o_s, C, S, EVEN, False)
+    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, False)
     b_x = tl.load(p_x + n * x_steps.sample + offsets_of(o_c, o_s, x_steps, False), mask, 0.0).to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
@@ -148,15 +169,15 @@ def moments_of_planes(
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks", "tiles"])
+@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles"])
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
-    x_steps = Steps(x_sample, x_channel, x_spatial)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
     n = n.to(tl.int64)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -167,7 +188,7 @@ def moments_of_rows(
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, True)
+        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, ALIGN, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
@@ -207,16 +228,19 @@ def finalize(
 
 @triton.jit(
     do_not_specialize=["programs", "partial_spatial", "partial_span"],
-    do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
-)
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
+        "partial_rows", "partial_chunks",
+    ],
+)  # fmt: skip
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
@@ -228,7 +252,8 @@ def apply(
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
-    x_steps, y_steps = Steps(x_sample, x_channel, x_spatial), Steps(y_sample, y_channel, y_spatial)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
+    y_steps = steps_of(y_sample, y_channel, y_spatial, ALIGN, LAST)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
@@ -236,7 +261,7 @@ def apply(
     wide = n.to(tl.int64)
     p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
     p_out = p_y + wide * y_steps.sample + offsets_of(o_c, o_s, y_steps, LAST)
-    mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
+    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     gain, offset = affine(parameters, wide * C + o_c, o_c, m_c, dtype)
@@ -285,7 +310,7 @@ def apply(
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
-            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
+            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, ALIGN, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial

@@ -9,7 +9,6 @@ from fusednorm.backends.triton.kernels.aggregates import (
     Parameters,
     Partials,
     Statistics,
-    Steps,
 )
 from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
@@ -20,18 +19,24 @@ from fusednorm.backends.triton.kernels.tiles import (
     normalized,
     offsets_of,
     statistics_of,
+    steps_of,
     tile_of,
     units_of,
 )
 
 
-@triton.jit(do_not_specialize_on_alignment=["blocks", "chunks", "tiles"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles",
+    ],
+)  # fmt: skip
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -39,7 +44,8 @@ def reduce(
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
     groups = Groups(G, D, C)
-    dy_steps, x_steps = Steps(dy_sample, dy_channel, dy_spatial), Steps(x_sample, x_channel, x_spatial)
+    dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
     o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
     m_c = o_c < C
@@ -56,7 +62,7 @@ def reduce(
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, LAST)
+        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, ALIGN, LAST)
         b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
         centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
         dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), alpha)
@@ -201,8 +207,8 @@ def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
     partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz."""
@@ -216,7 +222,7 @@ def input_program(
     p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
     p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
     p_out = p_dx + wide * dx_steps.sample + offsets_of(o_c, o_s, dx_steps, LAST)
-    mask = mask_of(o_c, o_s, C, S, EVEN, LAST)
+    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
@@ -255,7 +261,7 @@ def input_program(
         if tile + 1 < TILES:  # on its way while this one is stored
             p_grad += BLOCK_S * dy_steps.spatial
             p_in += BLOCK_S * x_steps.spatial
-            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, LAST)
+            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, ALIGN, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
@@ -264,8 +270,11 @@ def input_program(
 
 @triton.jit(
     do_not_specialize=["parameter_programs", "programs", "channel_programs", "N", "K"],
-    do_not_specialize_on_alignment=["blocks", "chunks", "partial_rows", "partial_chunks"],
-)
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
+        "dx_sample", "dx_channel", "dx_spatial", "blocks", "chunks", "partial_rows", "partial_chunks",
+    ],
+)  # fmt: skip
 def gradients(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials,
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
@@ -273,16 +282,17 @@ def gradients(
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
     does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``
     programs before them make the parameters' gradients."""
     pid = tl.program_id(0)
     groups = Groups(G, D, C)
-    dy_steps, x_steps = Steps(dy_sample, dy_channel, dy_spatial), Steps(x_sample, x_channel, x_spatial)
-    dx_steps = Steps(dx_sample, dx_channel, dx_spatial)
+    dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
+    dx_steps = steps_of(dx_sample, dx_channel, dx_spatial, ALIGN, LAST)
     partials = Partials(p_partials, total, groups, partial_rows, partial_chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if p_partials is not None:  # noqa: SIM102 (one is known when compiling, the other is not)
@@ -295,5 +305,5 @@ def gradients(
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
             p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, PER_BATCH, LAST, EVEN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+            OVERLAP, DERIVATIVE, ALPHA, PER_BATCH, LAST, EVEN, ALIGN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

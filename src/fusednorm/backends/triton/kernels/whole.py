@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
 
 
 @triton.jit
@@ -23,12 +23,15 @@ def channel_of(o_k, reciprocal, S: tl.constexpr):
         return tl.umulhi(2 * o_k, reciprocal)
 
 
-@triton.jit(do_not_specialize=["units", "reciprocal"])
+@triton.jit(
+    do_not_specialize=["units", "reciprocal"],
+    do_not_specialize_on_alignment=["length", "x_sample", "x_group", "y_sample", "y_group"],
+)
 def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
     x_sample, x_group, y_sample, y_group, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
@@ -38,12 +41,12 @@ def whole_forward(
     o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     o_k = tl.arange(0, BLOCK_K)
     m_u = o_u < units
-    K = length if S is None else D * S
+    K = aligned(length, ALIGN) if S is None else D * S
     m_k = o_k < K
     mask = m_u[:, None] if EVEN else m_u[:, None] & m_k[None, :]
     n = (o_u // G).to(tl.int64)
     g = o_u % G
-    p_in = p_x + (n * x_sample + g * x_group)[:, None] + o_k[None, :]
+    p_in = p_x + (n * aligned(x_sample, ALIGN) + g * aligned(x_group, ALIGN))[:, None] + o_k[None, :]
     b_x = tl.load(p_in, mask, 0.0).to(dtype)
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
@@ -71,5 +74,5 @@ def whole_forward(
         gain, offset = affine(parameters, o_modulation, o_c, mask, dtype)
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    p_out = p_y + (n * y_sample + g * y_group)[:, None] + o_k[None, :]
+    p_out = p_y + (n * aligned(y_sample, ALIGN) + g * aligned(y_group, ALIGN))[:, None] + o_k[None, :]
     tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from math import gcd
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Launch, Scalars
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import current_device, empty_strided_cuda
-from fusednorm.problem import Problem
+from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous, packed_strides
 
 #: Tensors of which some may be absent: (weight, bias, scale, shift), or their gradients.
@@ -38,6 +39,11 @@ def stages(most: int) -> int:
 def overlaps() -> bool:
     """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on."""
     return approximates() and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def alignment(dtype: str, *numbers: int) -> int:
+    """The elements, a power of two and at most 16 bytes of them, that divide all the numbers."""
+    return gcd(16 // DTYPE_BYTES[dtype], *numbers)
 
 
 def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:

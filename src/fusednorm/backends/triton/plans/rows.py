@@ -12,7 +12,15 @@ from fusednorm.backends.triton.config import (
 )
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors, stages
+from fusednorm.backends.triton.plans.base import (
+    BackwardPlan,
+    Given,
+    OneLaunchForward,
+    Saved,
+    Tensors,
+    alignment,
+    stages,
+)
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape, combine_launch
 from fusednorm.problem import Problem, View
 
@@ -23,7 +31,11 @@ class RowsForward(OneLaunchForward):
     def __init__(self, problem: Problem, config: RowsForwardConfig) -> None:
         assert problem.output_layout is not None
         scalars = (problem.layout.sample, problem.output_layout.sample)
-        tile = {"K": problem.reduced, "BLOCK_K": config.elements}
+        tile = {
+            "K": problem.reduced,
+            "ALIGN": alignment(problem.dtype, problem.reduced, *scalars),
+            "BLOCK_K": config.elements,
+        }
         super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
@@ -31,25 +43,28 @@ class RowsForward(OneLaunchForward):
 
 
 class SummedRowsBackward(BackwardPlan):
-    """The rows in so many shares: each share's kernel leaves its sums of p and q, which a last launch adds up."""
+    """The rows in so many shares: each share's kernel leaves its sums of p and q, which a last launch adds up. The sums
+    of an only share are the gradients."""
 
     def __init__(self, problem: Problem, shares: int) -> None:
         super().__init__(problem)
         # The sums of a share lie where the partials of a sample of one chunk would.
         partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, last=True, per_batch=False)
-        self.total = partials.total
+        self.total, self.shares = partials.total, shares
         self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        partials = None
-        if grads[0] is not None or grads[1] is not None:
+        operands = (*parameters[:2], *saved)
+        if self.shares == 1 or (grads[0] is None and grads[1] is None):
+            self.gradients(data, dx, operands, (None, *grads[:2]))
+        else:
             partials = self.workspace(2 * self.total)
-        self.gradients(data, dx, (*parameters[:2], *saved), partials)
-        if partials is not None:
+            self.gradients(data, dx, operands, (partials, None, None))
             self.combine(partials, *parameters[:3], None, *grads)
 
-    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
-        """Compute grad_input and the shares' sums; ``operands`` are weight, bias, mean and rstd."""
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        """Compute grad_input and the sums of p and q. ``operands`` are weight, bias, mean and rstd, and ``sums`` the
+        partials of the shares, or None and the gradients of weight and bias."""
         raise NotImplementedError
 
 
@@ -62,20 +77,22 @@ class RowsBackward(SummedRowsBackward):
         steps = max(1, -(-view.samples // (config.rows * config.programs)))
         programs = -(-view.samples // (config.rows * steps))
         super().__init__(problem, programs)
+        samples = grad.sample, problem.layout.sample, output.sample
         self.backward = Launch(
             rows.rows_backward,
             programs,
-            (view.samples, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
+            (view.samples, *samples, steps, self.activation_parameter),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
-                "BIAS": problem.bias_dtype is not None, "K": view.channels, "BLOCK_U": config.rows,
+                "BIAS": problem.bias_dtype is not None, "K": view.channels,
+                "ALIGN": alignment(problem.dtype, view.channels, *samples), "BLOCK_U": config.rows,
                 "BLOCK_K": power_of_two(view.channels), "STAGES": stages(config.stages), "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
 
-    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
-        self.backward(*data, dx, *operands, partials)
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        self.backward(*data, dx, *operands, *sums)
 
 
 class LongRowsBackward(SummedRowsBackward):
@@ -89,26 +106,28 @@ class LongRowsBackward(SummedRowsBackward):
         steps = max(1, -(-self.rows // max(1, config.programs // blocks)))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
+        samples = grad.sample, problem.layout.sample, output.sample
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
+        row = {"K": size, "ALIGN": alignment(problem.dtype, size, *samples)}
         self.totals = Launch(
             rows.row_totals,
             self.rows,
             (grad.sample, problem.layout.sample, self.activation_parameter),
-            {**common, "K": size, "BLOCK_K": config.row_elements},
+            {**common, **row, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (self.rows, grad.sample, problem.layout.sample, output.sample, steps, self.activation_parameter),
-            {**common, "BIAS": problem.bias_dtype is not None, "K": size, "BLOCK_K": config.elements},
+            (self.rows, *samples, steps, self.activation_parameter),
+            {**common, "BIAS": problem.bias_dtype is not None, **row, "BLOCK_K": config.elements},
             config.warps,
             follows=self.wants_input,
         )
 
-    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, partials: Tensor | None) -> None:
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         totals = None
         if dx is not None:
             totals = self.workspace(2 * self.rows)
             self.totals(*data, *operands, totals)
-        self.columns(*data, dx, *operands, totals, partials)
+        self.columns(*data, dx, *operands, totals, *sums)

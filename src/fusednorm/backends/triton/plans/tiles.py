@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged, po
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, alignment, stages
 from fusednorm.problem import Layout, Problem, View
 
 #: The partials that one step of a merge takes, and the warps of a launch that only merges: 8 partials a thread.
@@ -31,14 +32,18 @@ def _sizes(view: View) -> tuple[int, int, int, int]:
 class Pass:
     """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
 
-    def __init__(self, problem: Problem, view: View, config: PassConfig) -> None:
+    def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
+        starts = [
+            step for layout in layouts for step in (layout.sample, layout.spatial if self.last else layout.channel)
+        ]
         self.span = config.positions * config.tiles
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
         self.warps = config.warps
         self.tile = {
             "EVEN": view.spatial % self.span == 0,
+            "ALIGN": alignment(problem.dtype, view.channels if self.last else view.spatial, *starts),
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
@@ -82,7 +87,9 @@ class TilesForward(ForwardPlan):
         super().__init__(problem)
         source = _grouped(problem)
         view, seen = problem.view, source.view
-        reduction, output = Pass(source, seen, config.reduction), Pass(problem, view, config.output)
+        reduction = Pass(source, seen, config.reduction, (source.layout,))
+        assert problem.output_layout is not None
+        output = Pass(problem, view, config.output, (problem.layout, problem.output_layout))
         rows = reduction.last
         self.partials = partials = PartialsShape(seen, reduction.chunks, last=rows, per_batch=problem.norm.per_batch)
         self.given = problem.direction == "inference"
@@ -141,15 +148,18 @@ class TilesBackward(BackwardPlan):
     def __init__(self, problem: Problem, config: TilesConfig) -> None:
         super().__init__(problem)
         view = problem.view
-        reduction, output = Pass(problem, view, config.reduction), Pass(problem, view, config.output)
+        assert problem.grad_layout is not None and problem.output_layout is not None
+        inputs = problem.grad_layout, problem.layout
+        reduction = Pass(problem, view, config.reduction, inputs)
+        output = Pass(problem, view, config.output, (*inputs, problem.output_layout))
         per_batch = problem.norm.per_batch
         self.partials = partials = PartialsShape(view, reduction.chunks, last=reduction.last, per_batch=per_batch)
-        inputs = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
+        sizes = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
             (
-                *inputs, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                *sizes, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
@@ -162,7 +172,7 @@ class TilesBackward(BackwardPlan):
         within = view.group_channels % config.output.channels == 0
         self.merges = self.units > 0 and within and partials.count <= merged(problem)
         self.arguments = (
-            *inputs, *_steps(problem.output_layout), output.blocks, output.chunks,
+            *sizes, *_steps(problem.output_layout), output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
             problem.reduced, self.activation_parameter,
         )  # fmt: skip

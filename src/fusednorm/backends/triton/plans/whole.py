@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import WholeConfig, power_of_two
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, alignment
 from fusednorm.problem import Layout, Problem
 
 
@@ -23,12 +23,14 @@ class WholeForward(OneLaunchForward):
         programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
         compiled = view.spatial if view.spatial == power_of_two(view.spatial) else None
         length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, view.spatial)))
-        scalars = (problem.num_statistics, length, reciprocal, *group(problem.layout), *group(output))
+        steps = *group(problem.layout), *group(output)
+        scalars = (problem.num_statistics, length, reciprocal, *steps)
         tile: dict[str, int | None] = {
             "G": view.groups,
             "D": view.group_channels,
             "S": compiled,
             "EVEN": problem.reduced == block,
+            "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
             "BLOCK_U": config.units,
             "BLOCK_K": block,
         }

@@ -1,0 +1,55 @@
+"""Kernels compiled by several processes, before one process times them.
+
+A GPU's kernels are compiled at their first call, one after another, and then kept on disk by Triton and by Inductor. A
+suite of many shapes waits for compilers most of its time; here every core has one at work.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from multiprocessing import get_context
+from typing import TypeVar
+
+from fusednorm.bench.runner import Progress, silent
+
+T = TypeVar("T")
+
+
+#: Tasks below which a process would spend more time on its start than on them.
+LEAST_TASKS = 8
+
+
+def processes_for(tasks: int) -> int:
+    """Processes for so many tasks: one a core, the last core left to the caller."""
+    return min(tasks // LEAST_TASKS, (os.cpu_count() or 1) - 1)
+
+
+def precompile(run: Callable[[T], None], tasks: Sequence[T], progress: Progress = silent) -> None:
+    """Call ``run``, a picklable function, on each task in other processes.
+
+    A task that raises has its say when it is timed, and is passed over here; so is the rest where a process dies.
+    """
+    processes = processes_for(len(tasks))
+    if processes < 2:
+        return
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _one_thread)
+    with suppress(BrokenProcessPool), pool:
+        futures = [pool.submit(_attempt, run, task) for task in tasks]
+        for done, _ in enumerate(as_completed(futures), 1):
+            progress(f"compiling: {done} of {len(tasks)}")
+
+
+def _one_thread() -> None:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # or each process would start a compiler for every core
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def _attempt(run: Callable[[T], None], task: T) -> None:
+    with suppress(Exception):
+        run(task)
