@@ -37,12 +37,14 @@ class WrongInstance:
     """The reference with a mistake, under a name of its own."""
 
     name: str = "wrong"
-    config: None = None
 
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def plan(self, problem: Problem) -> Any:
+    def configs(self, problem: Problem) -> tuple[None]:
+        return (None,)
+
+    def plan(self, problem: Problem, config: None = None) -> Any:
         right = choice.choose(problem, "reference").plan(problem)
 
         def call(*arguments: Any) -> Any:

@@ -400,13 +400,15 @@ def test_a_limit_that_fails_is_nobodys_failure_but_ours() -> None:
 
 
 def test_an_instance_that_fails_while_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = choice.choose
-    reference = right(workloads_problem(), "reference")
+    reference = choice.named(workloads_problem(), "reference")
 
     class Fails:
-        name, config = "fails", None
+        name = "fails"
 
-        def plan(self, problem: Any) -> Any:
+        def configs(self, problem: Any) -> tuple[None]:
+            return (None,)
+
+        def plan(self, problem: Any, config: None = None) -> Any:
             plan, left = reference.plan(problem), [2]
 
             def call(*arguments: Any) -> Any:

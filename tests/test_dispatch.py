@@ -115,7 +115,7 @@ def every_problem() -> Iterator[Problem]:
 def test_what_is_chosen_can_run_the_problem() -> None:
     problems = list(every_problem())
     assert len(problems) > 1000
-    assert [asked for asked in problems if choose(asked).supports(asked) is not None] == []
+    assert [asked for asked in problems if choose(asked).instance.supports(asked) is not None] == []
     assert {choose(asked).name for asked in problems} == {*INSTANCES, "reference"}
     assert [asked for asked in problems if (choose(asked).name == "reference") != asked.constant] == []
 
@@ -151,9 +151,13 @@ def test_instances_lists_every_instance_once_the_reference_last() -> None:
 
 
 def test_configurations_are_frozen_dataclasses() -> None:
-    for instance in cpu.INSTANCES:
-        assert is_dataclass(instance.config)
-        assert hash(instance.config) == hash(type(instance.config)())
+    """The default first, each once; None alone where there is nothing to choose."""
+    for asked in every_problem():
+        for candidate in instances(asked):
+            if candidate.reason is None:
+                configs = candidate.instance.configs(asked)
+                assert len(set(configs)) == len(configs) > 0
+                assert configs == (None,) or all(map(is_dataclass, configs))
 
 
 REASONS: list[tuple[str, Problem, str]] = [

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("private",),
     ("machine",),
     ("backends.reference", "backends.cpu", "backends.triton"),
+    ("tuning",),
     ("choice",),
     ("problems", "copies"),
     ("dispatch",),

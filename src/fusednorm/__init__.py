@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusednorm import functional, nn, ops
 from fusednorm.activations import Activation
-from fusednorm.choice import use_instance
+from fusednorm.choice import use_instance, use_tuned
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "ops",
     "rms_norm",
     "use_instance",
+    "use_tuned",
 ]
 
 # Names that only some programs need, each imported at its first use.

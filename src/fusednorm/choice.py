@@ -1,18 +1,68 @@
-"""Which instance runs a problem: the named one, or the default, a pure function of the problem."""
+"""Which instance runs a problem, and in which configuration: the named one, the tuned one, or the default.
+
+The default is a pure function of the problem. Tuned choices come from a file (tuning.py), where a program opts in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fusednorm.backends import reference
-from fusednorm.instance import Backend, Candidate, Instance
+from fusednorm.instance import Backend, Candidate, Instance, Plan
 from fusednorm.problem import Problem
+from fusednorm.tuning import TunedFile, file_of_environment, opened
 
-_forced: ContextVar[str | None] = ContextVar("fusednorm_instance", default=None)
-#: Returns the name that :func:`use_instance` asks for in this context, or None.
-forced = _forced.get
+
+class Selection(NamedTuple):
+    """What a program asks for in place of the defaults: an instance by its name, and a file of tuned choices."""
+
+    instance: str | None
+    tuned: TunedFile | None
+
+
+_of_environment = file_of_environment()
+_selection: ContextVar[Selection | None] = ContextVar(
+    "fusednorm_selection", default=None if _of_environment is None else Selection(None, _of_environment)
+)
+#: Returns the Selection of this context, or None where there is nothing but the defaults. One look-up, so that a call
+#: finds its plan as fast as without tuning.
+selection = _selection.get
+
+
+def forced() -> str | None:
+    """The name that :func:`use_instance` asks for in this context, or None."""
+    selected = selection()
+    return None if selected is None else selected.instance
+
+
+def tuned_file() -> TunedFile | None:
+    """The file of tuned choices that is active in this context, or None."""
+    selected = selection()
+    return None if selected is None else selected.tuned
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """An instance and the configuration in which it runs a problem, None for its default.
+
+    ``tuned`` is the file that the configuration comes from.
+    """
+
+    instance: Instance
+    config: Any = None
+    tuned: TunedFile | None = None
+
+    @property
+    def name(self) -> str:
+        return self.instance.name
+
+    def plan(self, problem: Problem) -> Plan:
+        return self.instance.plan(problem, self.config)
 
 
 def all_instances() -> tuple[Instance, ...]:
@@ -28,20 +78,23 @@ def instances(problem: Problem) -> list[Candidate]:
     return [Candidate(instance, instance.supports(problem)) for instance in all_instances()]
 
 
-def choose(problem: Problem, name: str | None = None) -> Instance:
-    """The instance that runs a problem: the named one, or the default, a pure function of the problem.
+def named(problem: Problem, name: str) -> Instance:
+    """The instance of a name.
 
-    Raises ValueError for a name that does not exist and RuntimeError where the named instance cannot run the problem.
+    Raises ValueError for a name that does not exist and RuntimeError where the instance cannot run the problem.
     """
-    if name is not None:
-        for instance in all_instances():
-            if instance.name == name:
-                reason = instance.supports(problem)
-                if reason is not None:
-                    raise RuntimeError(f"the instance {name!r} cannot run this problem: {reason}")
-                return instance
-        known = ", ".join(instance.name for instance in all_instances())
-        raise ValueError(f"instance: {name!r} does not exist; expected one of {known}")
+    for instance in all_instances():
+        if instance.name == name:
+            reason = instance.supports(problem)
+            if reason is not None:
+                raise RuntimeError(f"the instance {name!r} cannot run this problem: {reason}")
+            return instance
+    known = ", ".join(instance.name for instance in all_instances())
+    raise ValueError(f"instance: {name!r} does not exist; expected one of {known}")
+
+
+def default(problem: Problem) -> Instance:
+    """The instance that the heuristics choose: a pure function of the problem."""
     if problem.constant:
         return reference.INSTANCE
     if problem.device == "cpu":
@@ -59,6 +112,22 @@ def choose(problem: Problem, name: str | None = None) -> Instance:
     return reference.INSTANCE
 
 
+def choose(problem: Problem, name: str | None = None) -> Choice:
+    """The instance that runs a problem, with its configuration.
+
+    It is the named instance; without a name the one of the active file of tuned choices, and where that has none for
+    the problem, the default. A named instance has the tuned configuration where the file's choice is that instance.
+    Raises as :func:`named` does.
+    """
+    instance = None if name is None else named(problem, name)
+    file = tuned_file()
+    if file is not None:
+        found = file.find(problem, all_instances())
+        if found is not None and instance in (None, found[0]):
+            return Choice(*found, file)
+    return Choice(instance or default(problem))
+
+
 @contextmanager
 def use_instance(name: str) -> Iterator[None]:
     """Run every call inside on the instance of this name; a call that it cannot run raises, nothing falls back.
@@ -70,11 +139,35 @@ def use_instance(name: str) -> Iterator[None]:
     known = [instance.name for instance in all_instances()]
     if name not in known:
         raise ValueError(f"use_instance: {name!r} does not exist; expected one of {', '.join(known)}")
-    token = _forced.set(name)
+    with _selected(Selection(name, tuned_file())):
+        yield
+
+
+@contextmanager
+def use_tuned(path: str | Path | None = None) -> Iterator[None]:
+    """Run every call inside as ``fusednorm tune`` found it fastest on this device, where the file says so.
+
+    Args:
+        path: the file that ``fusednorm tune --file`` wrote; by default the one that ``fusednorm tune`` writes without
+            it. A file that is missing, damaged or from another version or device is ignored with a warning.
+
+    An instance that :func:`use_instance` asks for, around it or inside it, runs all the same.
+
+    >>> import fusednorm, torch
+    >>> with fusednorm.use_tuned("tuned.json"):
+    ...     y = fusednorm.group_norm(torch.randn(2, 8, 4), 4)
+    """
+    with _selected(Selection(forced(), opened(path))):
+        yield
+
+
+@contextmanager
+def _selected(selected: Selection) -> Iterator[None]:
+    token = _selection.set(selected)
     try:
         yield
     finally:
-        _forced.reset(token)
+        _selection.reset(token)
 
 
 def backends() -> list[Backend]:

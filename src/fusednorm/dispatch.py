@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from fusednorm.backends import reference
-from fusednorm.choice import choose, forced
+from fusednorm.choice import choose, forced, selection
 from fusednorm.copies import copying
 from fusednorm.instance import CompilationError
 from fusednorm.norm import Norm
@@ -29,9 +29,9 @@ def _warn_once(message: str) -> None:
 
 
 def make_plan(problem: Problem, name: str | None = None) -> Any:
-    """A plan of the problem on the named instance, or on the default; raises as :func:`choose` does.
+    """A plan of the problem on the named instance, or on the tuned or default one; raises as :func:`choose` does.
 
-    Where a kernel of the default instance cannot be compiled, the reference runs and a warning says why.
+    Where a kernel of an instance without a name cannot be compiled, the reference runs and a warning says why.
     """
     try:
         plan = choose(problem, name).plan(problem)
@@ -43,8 +43,8 @@ def make_plan(problem: Problem, name: str | None = None) -> Any:
     return copying(plan, problem)
 
 
-def _keep(key: tuple[object, ...], problem: Problem, name: str | None) -> Any:
-    plan = make_plan(problem, name)
+def _keep(key: tuple[object, ...], problem: Problem) -> Any:
+    plan = make_plan(problem, forced())
     if len(_plans) >= MOST_PLANS:
         _plans.clear()
     _plans[key] = plan
@@ -53,32 +53,32 @@ def _keep(key: tuple[object, ...], problem: Problem, name: str | None) -> Any:
 
 def forward(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
     """Run a forward of checked operands; without ``wants_statistics`` every result but the output may be None."""
-    name = forced()
+    selected = selection()
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     key = (
         norm, input.shape, input.stride(), input.dtype, input.device,
         None if weight is None else weight.dtype, None if bias is None else bias.dtype,
-        None if scale is None else scale.dtype, None if shift is None else shift.dtype, name,
+        None if scale is None else scale.dtype, None if shift is None else shift.dtype, selected,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _keep(key, forward_problem(norm, operands), name)
+        plan = _keep(key, forward_problem(norm, operands))
     results: Results = plan(operands, wants_statistics)
     return results
 
 
 def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradients:
     """Run a backward of checked operands."""
-    name = forced()
+    selected = selection()
     direction = backward_direction(wanted)
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     key = (
         direction, norm, input.shape, input.stride(), operands.grad_output.stride(), input.dtype, input.device,
         None if weight is None else weight.dtype, None if bias is None else bias.dtype,
-        None if scale is None else scale.dtype, None if shift is None else shift.dtype, name,
+        None if scale is None else scale.dtype, None if shift is None else shift.dtype, selected,
     )  # fmt: skip
     plan = _plans.get(key)
     if plan is None:
-        plan = _keep(key, backward_problem(norm, operands, direction), name)
+        plan = _keep(key, backward_problem(norm, operands, direction))
     gradients: Gradients = plan(operands, wanted)
     return gradients

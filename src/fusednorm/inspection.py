@@ -17,6 +17,7 @@ from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Direction, Problem
 from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.text import printable
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
 ASKED: tuple[Asked, ...] = get_args(Asked)
@@ -34,6 +35,7 @@ class Rejected:
 class Explanation:
     """The instance, cost and limits of a call; ``print`` it, or read the fields.
 
+    ``instance`` runs the call in the configuration ``config``, which is None where there is nothing to choose.
     ``bytes`` are the fewest that the operation can move, ``flops`` its floating-point operations, ``intensity`` flops
     per byte. ``copy_bandwidth`` (bytes/s) and ``peak_flops`` (flops/s) were measured in this process by a plain copy of
     about as many bytes and by a matrix product; ``balance`` is peak_flops / copy_bandwidth. Memory bounds a call of a
@@ -146,7 +148,7 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
 
 
 def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> list[Candidate]:
-    """Every instance, with its configuration and, where it cannot run the call, the reason.
+    """Every instance, and where it cannot run the call, the reason.
 
     Args:
         function: a public function, e.g. ``fusednorm.group_norm``.
@@ -154,7 +156,8 @@ def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forw
         direction: "forward", "backward", "backward_data" or "backward_gamma_beta".
 
     Returns:
-        Candidates with ``instance.name``, ``instance.config`` and ``reason``: None, or why it cannot run the call.
+        Candidates with ``instance.name`` and ``reason``: None, or why it cannot run the call. The configurations of an
+        instance that can are ``instance.configs(problem)``, where the problem is the one that :func:`explain` returns.
 
     Raises:
         TypeError: ``function`` is not a public function of fusednorm.
@@ -191,12 +194,14 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     problem = problem_of_call(function, *args, direction=direction, **kwargs)
     forced = choice.forced()
     chosen = choice.choose(problem, forced)
-    summary = (inspect.getdoc(type(chosen)) or "").partition("\n")[0]
+    summary = (inspect.getdoc(type(chosen.instance)) or "").partition("\n")[0]
     asked = "asked for by use_instance" if forced else "the default for this problem"
+    if chosen.tuned is not None:
+        asked = f"{f'{asked}, ' if forced else ''}tuned in {printable(str(chosen.tuned.path), keep='')}"
     return Explanation(
         problem=problem,
         instance=chosen.name,
-        config=chosen.config,
+        config=chosen.instance.configs(problem)[0] if chosen.config is None else chosen.config,
         reason=f"{asked}; {summary}" if summary else asked,
         bytes=problem.bytes,
         flops=problem.flops,

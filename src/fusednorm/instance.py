@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -47,7 +48,7 @@ Plan = ForwardPlan | BackwardPlan
 
 
 class Instance(Protocol):
-    """One way to run a problem: a kernel with its order of work and its configuration.
+    """One way to run a problem: a kernel with its order of work, in one of several configurations.
 
     The word is the field's, as in Composable Kernel's instance factory, and has nothing to do with instance_norm.
     """
@@ -55,15 +56,20 @@ class Instance(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def config(self) -> Any:
-        """The configuration, a frozen dataclass, or None."""
-
     def supports(self, problem: Problem) -> str | None:
         """None, or why this instance cannot run the problem."""
 
-    def plan(self, problem: Problem) -> Plan:
-        """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward."""
+    def configs(self, problem: Problem) -> Sequence[Any]:
+        """The configurations, frozen dataclasses, in which this instance can run a problem that it supports.
+
+        The first is the default, the choice of the heuristics. An instance with nothing to choose has None alone.
+        """
+
+    def plan(self, problem: Problem, config: Any = None) -> Plan:
+        """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward.
+
+        Without ``config`` it has the default configuration.
+        """
 
 
 @dataclass(frozen=True, slots=True)

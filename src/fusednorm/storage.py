@@ -1,4 +1,4 @@
-"""The caches on disk: where their files are, who may have written them, and how a file is written as a whole.
+"""Files on disk: where the caches are, who may have written a file, and how a file is written as a whole.
 
 Kept kernels run as part of the process, so a file is used only where nobody but this user can have written it: the
 folders and the file are the user's own, closed to the writes of others, and nobody else can exchange a folder on the
@@ -13,8 +13,9 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _NOWHERE = Path(os.devnull)  # below it nothing is found or kept
 _MOST_LINKS = 40  # as many as Linux follows
+_MOST_BYTES = 64 << 20  # of a file; no kernel and no list of tuned choices is longer
+_LOCK_ATTEMPTS, _LOCK_SECONDS = 100, 0.1
 
 
 class RefusedError(OSError):
@@ -32,9 +35,9 @@ def cache_root() -> Path:
     """FUSEDNORM_CACHE_DIR, or the user's cache folder; a relative path starts where the process first needed it."""
     given = os.environ.get("FUSEDNORM_CACHE_DIR")
     if given:
-        return _absolute(given)
+        return absolute(given)
     try:
-        return _absolute(_user_cache_dir())
+        return absolute(_user_cache_dir())
     except RuntimeError:  # there is no home
         return _NOWHERE
 
@@ -42,10 +45,11 @@ def cache_root() -> Path:
 def readonly_root() -> Path | None:
     """FUSEDNORM_CACHE_READONLY_DIR: a cache that somebody else prepared, as in a container's image."""
     given = os.environ.get("FUSEDNORM_CACHE_READONLY_DIR")
-    return _absolute(given) if given else None
+    return absolute(given) if given else None
 
 
-def _absolute(path: str) -> Path:
+def absolute(path: str) -> Path:
+    """A path that a user gave: ``~`` is the home, and a relative path starts where the process first needed it."""
     path = os.path.expanduser(path)
     if path.startswith("~"):  # the home is unknown
         return _NOWHERE
@@ -85,18 +89,77 @@ def replace_file(path: Path, content: bytes) -> None:
     """
     folder = _open_folder(path.parent, create=True)
     try:
-        temporary = f".{path.name}.{secrets.token_hex(8)}"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
-        except BaseException:
-            os.unlink(temporary, dir_fd=folder)
-            raise
+        _replace(path.name, content, folder)
     finally:
         os.close(folder)
+
+
+def _replace(name: str, content: bytes, folder: int) -> None:
+    temporary = f".{name}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(temporary, flags, 0o600, dir_fd=folder)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        os.unlink(temporary, dir_fd=folder)
+        raise
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file at any path, of the user's or of root's, that nobody else can have written.
+
+    Raises RefusedError for another file, and OSError as open does.
+    """
+    with _folder_of(path) as folder:
+        return _read(path, folder, readonly=True)
+
+
+def update_file(path: Path, change: Callable[[bytes | None], bytes]) -> None:
+    """Replace a file at any path by what ``change`` makes of its content, None where there is no file.
+
+    Processes that update one file take turns, so that none loses what another one added. Raises RefusedError where
+    somebody else can have written the file, and OSError; the old file then stays.
+    """
+    with _folder_of(path, create=True) as folder:
+        _lock(folder)
+        try:
+            content = _read(path, folder, readonly=False)
+        except FileNotFoundError:
+            content = None
+        _replace(path.name, change(content), folder)
+
+
+@contextmanager
+def _folder_of(path: Path, create: bool = False) -> Iterator[int]:
+    """A descriptor of the folder that holds a file, after a check of all folders above the file."""
+    _require_owners(path)
+    place = _resolve(path.parent, create)
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        _check_above(os.fstat(descriptor), place)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _lock(folder: int) -> None:
+    """Wait until no other process updates a file of the folder; the lock ends with the descriptor.
+
+    Where the system has no such lock, or somebody holds it for ever, the update goes on without.
+    """
+    import fcntl
+
+    for _ in range(_LOCK_ATTEMPTS):
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_SECONDS)
+        except OSError:
+            return
+        else:
+            return
 
 
 def problem(folder: Path, readonly: bool = False) -> str | None:
@@ -105,17 +168,18 @@ def problem(folder: Path, readonly: bool = False) -> str | None:
         descriptor = _open_folder(folder, readonly=readonly)
     except FileNotFoundError as error:
         if readonly or error.filename is None:
-            return _reason(error)
+            return reason_of(error)
         if os.access(os.path.dirname(error.filename), os.W_OK | os.X_OK):
             return None  # the first kernel makes it
         return f"{os.path.dirname(error.filename)} cannot be written"
     except OSError as error:
-        return _reason(error)
+        return reason_of(error)
     os.close(descriptor)
     return None if readonly or os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
 
 
-def _reason(error: OSError) -> str:
+def reason_of(error: OSError) -> str:
+    """Why a file or folder is not used, in words."""
     if isinstance(error, RefusedError) or error.filename is None:
         return error.strerror or str(error)
     return f"{error.filename}: {error.strerror}"
@@ -156,6 +220,8 @@ def _read(path: Path, folder: int, readonly: bool) -> bytes:
         if not stat.S_ISREG(status.st_mode):
             raise RefusedError(errno.EINVAL, f"{path} is no plain file; remove it")
         _check_own(status, path, readonly)
+        if status.st_size > _MOST_BYTES:
+            raise RefusedError(errno.EFBIG, f"{path} has more than {_MOST_BYTES} bytes; remove it")
         with open(descriptor, "rb", closefd=False) as file:
             return file.read()
     finally:
@@ -170,8 +236,7 @@ def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> 
     root = folder.parent
     if root == _NOWHERE:
         raise FileNotFoundError(errno.ENOENT, "no folder for it is known; FUSEDNORM_CACHE_DIR can name one")
-    if not hasattr(os, "geteuid"):
-        raise RefusedError(errno.ENOSYS, f"{root}: on this system a file's owner cannot be checked")
+    _require_owners(root)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     place = _resolve(root, create)
     _check_own(os.lstat(place), root, readonly)  # its error says more than os.open's
@@ -194,6 +259,11 @@ def _open_folder(folder: Path, create: bool = False, readonly: bool = False) -> 
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _require_owners(path: Path) -> None:
+    if not hasattr(os, "geteuid"):
+        raise RefusedError(errno.ENOSYS, f"{path}: on this system a file's owner cannot be checked")
 
 
 def _make(name: str, parent: int | None = None) -> None:

@@ -231,12 +231,14 @@ class ReferenceInstance:
     """The reference as an instance: any problem on any device."""
 
     name = "reference"
-    config = None
 
     def supports(self, problem: Problem) -> str | None:
         return None
 
-    def plan(self, problem: Problem) -> ReferenceForward | ReferenceBackward:
+    def configs(self, problem: Problem) -> Sequence[None]:
+        return (None,)
+
+    def plan(self, problem: Problem, config: None = None) -> ReferenceForward | ReferenceBackward:
         return ReferenceBackward(problem) if problem.backward else ReferenceForward(problem)
 
 

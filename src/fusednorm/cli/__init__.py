@@ -1,4 +1,4 @@
-"""The command line: profile, bench, report, verify, run and doctor.
+"""The command line: profile, tune, bench, report, verify, run and doctor.
 
 :mod:`fusednorm.cli.exits` turns an exception of a command into an exit code. The commands are imported at the first
 use, so that it answers a missing package too.
@@ -10,7 +10,7 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_MODULES = ("bench", "commands", "doctor", "exits", "output", "profile", "report", "run", "streams", "verify")
+_MODULES = ("bench", "commands", "doctor", "exits", "output", "profile", "report", "run", "streams", "tune", "verify")
 
 
 def main() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from fusednorm.bench.autotune import Tuned, compile_ahead, heuristics_tables, operations_of
+from fusednorm.bench.autotune import tune as tune_workload
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
+from fusednorm.bench.operations import Operation
 from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.precompile import precompile
 from fusednorm.bench.provenance import this_machine
@@ -71,6 +75,13 @@ def bench(
     seconds: Annotated[
         float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0, callback=output.finite)
     ] = 1.0,
+    against_tuned: Annotated[
+        bool,
+        typer.Option(
+            "--against-tuned",
+            help="Measure every configuration too: how far the heuristics' choices are from the fastest.",
+        ),
+    ] = False,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
     revision: Annotated[str, typer.Option(help="The revision to record, for sources that git does not know.")] = "",
     json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
@@ -98,13 +109,14 @@ def bench(
     jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
     with output.destinations(json_path, csv_path, plot) as (json_file, csv_file, plot_file):
-        rows = _run(jobs, chosen, init, where, seconds, drawn, to_stderr)
+        rows, tuned = _run(jobs, chosen, init, where, seconds, drawn, to_stderr, against_tuned)
         if not any(row.status == "ok" for row in rows if row.contender == COPY):
             raise NotEnoughMemoryError(rows[0].note)
         peak = 0.0 if where == "cpu" else peak_flops("float32", where)
         result = Report(this_machine(where, revision, peak), tuple(rows), suite)
         cases = cases_of(rows)
-        for table in sweep_tables(cases) if drawn else (ratio_table(cases), mean_table(cases)):
+        tables = sweep_tables(cases) if drawn else (ratio_table(cases), mean_table(cases))
+        for table in (*tables, *(heuristics_tables(tuned) if against_tuned else ())):
             output.print_table(table, to_stderr)
         if json_file is not None:
             json_file.write(result.to_json())
@@ -112,7 +124,8 @@ def bench(
             csv_file.write(result.to_csv())
         if plot_file is not None:
             plot_file.write(draw_plot(result, picture))
-    if any(row.contender in (OURS, PREALLOCATED) and row.status in ("wrong", "failed") for row in rows):
+    wrong = any(row.contender in (OURS, PREALLOCATED) and row.status in ("wrong", "failed") for row in rows)
+    if wrong or any(case.faulty for case in tuned):
         raise typer.Exit(output.CHECK_FAILED)
 
 
@@ -145,14 +158,21 @@ def _run(
     seconds: float,
     drawn: bool,
     to_stderr: bool,
-) -> list[Row]:
-    """The rows of all jobs. Of a drawn suite only small jobs are judged, and no job has a table of its own."""
+    against_tuned: bool,
+) -> tuple[list[Row], list[Tuned]]:
+    """The rows of all jobs, and with ``against_tuned`` the fastest configurations of those that a file can keep.
+
+    Of a drawn suite only small jobs are judged, and no job has a table of its own.
+    """
     rows: list[Row] = []
+    tuned: list[Tuned] = []
     timer = timer_for(device, seconds, quick=drawn)
     with output.progress(len(jobs)) as show:
         if device != "cpu":
             names = [one.name for one in chosen]
             precompile(partial(call_once, names=names, device=device), jobs, show)
+        if against_tuned:
+            compile_ahead([(one, job[0]) for job in jobs if (one := _operation(*job)) is not None], device, show)
         for workload, asked in jobs:
             judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
             try:
@@ -163,7 +183,16 @@ def _run(
                 error.add_note(f"while measuring {workload.key} {asked}")
                 raise
             rows += measured
+            operation = _operation(workload, asked) if against_tuned else None
+            if operation is not None:
+                with suppress(NotEnoughMemoryError):  # the rows say so
+                    tuned.append(tune_workload(operation, workload, seconds=seconds, init=init, device=device))
             show(advance=True)
             if not drawn:
                 output.print_table(contender_table(cases_of(measured)[0]), to_stderr)
-    return rows
+    return rows, tuned
+
+
+def _operation(workload: Workload, asked: Asked) -> Operation | None:
+    """What a file of tuned choices can keep of a job: its forward or its backward."""
+    return dict(zip(("forward", "backward"), operations_of(workload), strict=False)).get(asked)

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 import fusednorm
-from fusednorm.cli import bench, doctor, exits, output, profile, report, run, verify
+from fusednorm.cli import bench, doctor, exits, output, profile, report, run, tune, verify
 
 
 class _Guarded(TyperGroup):
@@ -54,5 +54,5 @@ def options(
     """The options before a command."""
 
 
-for command in (profile.profile, bench.bench, report.report, verify.verify, run.run, doctor.doctor):
+for command in (profile.profile, tune.tune, bench.bench, report.report, verify.verify, run.run, doctor.doctor):
     app.command()(command)

@@ -15,7 +15,7 @@ from fusednorm.machine.description import available_cores, cpu_model, gpus
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False) -> None:
-    """Prints versions, device, threads and caches, and which backends can run and, for those that cannot, why."""
+    """Prints versions, devices, caches, tuned choices, and which backends can run and, for those that cannot, why."""
     backends = list(choice.backends())
     found = versions()
     devices = {"cpu": cpu_model(), "cores": str(available_cores()), "threads": str(torch.get_num_threads())}
@@ -26,10 +26,12 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
     }
     if not found_gpus:
         devices["cuda"] = "none: torch.cuda.is_available() is False"
+    tuned = _tuned(["cpu", "cuda"] if found_gpus else ["cpu"])
     if as_json:
         output.print_json(
             {
                 "versions": found,
+                "tuned": tuned,
                 "devices": devices,
                 "gpus": found_gpus,
                 "backends": [
@@ -44,7 +46,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
             }
         )
         return
-    for title, values in (("versions", found), ("devices", devices)):
+    for title, values in (("versions", found), ("devices", devices), ("tuned choices", tuned)):
         output.print_table(Table(title, ("name", "value"), tuple(values.items()), ("name", "value")))
     lines = [
         (
@@ -57,3 +59,11 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
     ]
     header = ("backend", "can run", "reason", "details")
     output.print_table(Table("backends", header, tuple(lines), header))
+
+
+def _tuned(kinds: list[str]) -> dict[str, str]:
+    """The active file of tuned choices, and what of it is used on each kind of device."""
+    file = choice.tuned_file()
+    if file is None:
+        return {"file": "none: FUSEDNORM_TUNED is not set"}
+    return {"file": str(file.path)} | {kind: file.describe(kind) for kind in kinds}

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from fusednorm.bench import profiling
+from fusednorm.bench.autotune import config_text
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.operations import OPERATIONS
 from fusednorm.bench.tables import Table
@@ -50,6 +51,9 @@ def profile(
     device: output.DeviceOption = "auto",
     verify: Annotated[bool, typer.Option("--verify/--no-verify", help="Check against fp64.")] = True,
     time: Annotated[bool, typer.Option("--time/--no-time", help="Time beside a plain copy.")] = True,
+    configs: Annotated[
+        bool, typer.Option("--configs", help="Every configuration of every instance, not only the default one.")
+    ] = False,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
 ) -> None:
@@ -68,12 +72,16 @@ def profile(
             raise ValueError(f"shape: {sizes} has no elements to profile")
     where = output.chosen_device(device)
     with output.progress(1) as show:
-        result = profiling.profile(chosen, workload, init=init, verify=verify, time=time, device=where, progress=show)
+        result = profiling.profile(
+            chosen, workload, init=init, verify=verify, time=time, every_config=configs, device=where, progress=show
+        )
     if not any(one.status != "skipped" for one in result.results):
         reasons = "".join(f"\n  {one.instance}: {one.note}" for one in result.results)
         raise NotEnoughMemoryError(f"no instance ran {result.workload}:{reasons}")
     if as_json:
-        output.print_json(asdict(result) | {"best": result.best.instance if result.best else None})
+        best = result.best
+        named = {"best": best.instance, "best_config": best.config} if best else {"best": None, "best_config": None}
+        output.print_json(asdict(result) | named)
     else:
         _print(result)
     if not result.ok:
@@ -88,7 +96,8 @@ def _print(result: profiling.Profile) -> None:
     lines = [
         (
             one.instance,
-            " ".join(f"{name}={value}" for name, value in one.config.items()),
+            "*" if one.default else "",
+            config_text(one.config),
             _cell(one.error, ".2e"),
             _cell(one.ms, ".4f"),
             _cell(one.gigabytes_per_second, ".1f"),
@@ -98,12 +107,13 @@ def _print(result: profiling.Profile) -> None:
         )
         for one in result.results
     ]
-    header = ("instance", "config", "error vs fp64", "ms", "GB/s", "of copy", "host us", "note")
+    header = ("instance", "default", "config", "error vs fp64", "ms", "GB/s", "of copy", "host us", "note")
     title = f"{result.operation}: {result.workload}, {result.bytes / 1e6:.1f} MB, {result.flops / 1e9:.2f} Gflop"
-    table = Table(title, header, tuple(lines), ("instance", "config", "note"))
+    table = Table(title, header, tuple(lines), ("instance", "default", "config", "note"))
     output.print_table(table.without_empty_columns())
     if result.copy_ms is not None:
         output.emit(f"copy limit: {result.copy_ms:.4f} ms")
     if result.best is not None:
         best = result.best
-        output.emit(f"best: {best.instance}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")
+        words = f"{best.instance} {config_text(best.config)}".rstrip()
+        output.emit(f"best: {words}, {best.ms:.3f} ms, {best.copy_fraction:.0%} of the copy")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
 from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
@@ -12,14 +14,11 @@ from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
+T = TypeVar("T")
+
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
-
-
-@dataclass(frozen=True, slots=True)
-class Whole:
-    """A unit goes from its statistics to its result in one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +26,9 @@ class Pieces:
     """Rows of channels_first are cut into pieces of so many elements."""
 
     elements: int = 16384
+
+    def positions(self, problem: Problem) -> int:
+        return min(self.elements, problem.view.spatial)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,16 @@ class Segments:
 
     count: int = 64
     rows: int = 32
+
+    def size(self, problem: Problem) -> int:
+        """The rows of a segment."""
+        return max(self.rows, -(-problem.view.samples // self.count))
+
+
+#: The configurations of each kind, the default first.
+PIECES = tuple(map(Pieces, (16384, 4096, 8192, 32768, 65536)))
+SLABS_OF = tuple(map(Slabs, (131072, 32768, 65536, 262144, 524288)))
+SEGMENTS = (Segments(), Segments(16), Segments(32), Segments(128), Segments(64, 8), Segments(64, 128))
 
 
 @cache
@@ -72,9 +84,18 @@ def _common(problem: Problem) -> str | None:
     return unavailable()
 
 
-def _pieces(problem: Problem, elements: int) -> tuple[int, int]:
-    piece = max(1, min(elements, problem.view.spatial))
+def _pieces(problem: Problem, piece: int) -> tuple[int, int]:
+    """How many pieces of so many positions there are, and their size."""
+    piece = max(1, piece)
     return -(-problem.view.spatial // piece) if problem.view.spatial else 1, piece
+
+
+def _distinct(configs: Iterable[T], size: Callable[[T], Hashable]) -> tuple[T, ...]:
+    """The first configuration of each size."""
+    found: dict[Hashable, T] = {}
+    for config in configs:
+        found.setdefault(size(config), config)
+    return tuple(found.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +103,16 @@ class PlanesInstance:
     """channels_first: one kernel takes each unit from its statistics to its result."""
 
     name: str = "cpu.planes"
-    config: Whole = Whole()
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
         return _common(problem) or _needs(problem, "channels_first")
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[None]:
+        return (None,)
+
+    def plan(self, problem: Problem, config: None = None) -> Plan:
         return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
 
 
@@ -98,14 +121,16 @@ class PlanesSplitInstance:
     """channels_first: the statistics of all pieces, combined, then the results of all pieces."""
 
     name: str = "cpu.planes_split"
-    config: Pieces = Pieces()
 
     def supports(self, problem: Problem) -> str | None:
         return _common(problem) or _needs(problem, "channels_first")
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[Pieces]:
+        return _distinct(PIECES, lambda config: config.positions(problem))
+
+    def plan(self, problem: Problem, config: Pieces | None = None) -> Plan:
         make = PlanesSplitBackward if problem.backward else PlanesSplitForward
-        return make(problem, *_pieces(problem, self.config.elements))
+        return make(problem, *_pieces(problem, (config or PIECES[0]).positions(problem)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +138,6 @@ class SlabsInstance:
     """channels_last: a few samples at a time go from their statistics to their results."""
 
     name: str = "cpu.slabs"
-    config: Slabs = Slabs()
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
@@ -122,9 +146,12 @@ class SlabsInstance:
             return "the statistics run over the samples"
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[Slabs]:
+        return _distinct(SLABS_OF, lambda config: config.rows(problem))
+
+    def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         make = SlabsBackward if problem.backward else SlabsForward
-        return make(problem, *_pieces(problem, self.config.rows(problem)), whole=True)
+        return make(problem, *_pieces(problem, (config or SLABS_OF[0]).rows(problem)), whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +159,17 @@ class SlabsSplitInstance:
     """channels_last: the statistics of all slabs, combined, then the results of all slabs."""
 
     name: str = "cpu.slabs_split"
-    config: Slabs = Slabs()
 
     def supports(self, problem: Problem) -> str | None:
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[Slabs]:
+        return _distinct(SLABS_OF, lambda config: config.rows(problem.folded))
+
+    def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         problem = problem.folded
         make = SlabsBackward if problem.backward else SlabsForward
-        return make(problem, *_pieces(problem, self.config.rows(problem)), whole=False)
+        return make(problem, *_pieces(problem, (config or SLABS_OF[0]).rows(problem)), whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +177,6 @@ class RowsInstance:
     """One position per channel: each row from its statistics to its result."""
 
     name: str = "cpu.rows"
-    config: Segments = Segments()
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference" or problem.norm.per_batch:
@@ -161,10 +189,15 @@ class RowsInstance:
             return "has no scale or shift"
         return _common(problem) or _needs(problem, "channels_last")
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[Segments | None]:
+        if not problem.backward:
+            return (None,)
+        return _distinct(SEGMENTS, lambda config: min(config.size(problem), problem.view.samples))
+
+    def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if not problem.backward:
             return RowsForward(problem)
-        rows = max(self.config.rows, -(-problem.view.samples // self.config.count))
+        rows = (config or SEGMENTS[0]).size(problem)
         return RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
 
 

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 from fusednorm.backends.triton.config import (
+    TilesConfig,
+    WholeConfig,
     columns_backward_for,
     passes_for,
     rows_backward_for,
     rows_forward_for,
     whole_forward_for,
+)
+from fusednorm.backends.triton.config_lists import (
+    columns_backwards,
+    passes,
+    rows_backwards,
+    rows_forwards,
+    whole_forwards,
 )
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import Layout, Problem
@@ -57,16 +68,19 @@ class TilesInstance:
     """Any problem: the statistics of all tiles, combined, then the results of all tiles."""
 
     name: str = "triton.tiles"
-    config: None = None
 
     def supports(self, problem: Problem) -> str | None:
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[TilesConfig]:
+        problem = problem.folded
+        return passes(problem, passes_for(problem))
+
+    def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 
         make, problem = TilesBackward if problem.backward else TilesForward, problem.folded
-        return make(problem, passes_for(problem))
+        return make(problem, config or passes_for(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +88,6 @@ class WholeInstance:
     """The forward of units in one piece of memory that fit the registers of one program: one read."""
 
     name: str = "triton.whole"
-    config: None = None
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction != "forward" or problem.norm.per_batch:
@@ -86,10 +99,13 @@ class WholeInstance:
             return "a group's elements do not follow one another"
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[WholeConfig]:
+        return whole_forwards(problem, whole_forward_for(problem))
+
+    def plan(self, problem: Problem, config: WholeConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans.whole import WholeForward
 
-        return WholeForward(problem, whole_forward_for(problem))
+        return WholeForward(problem, config or whole_forward_for(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,6 @@ class RowsInstance:
     by columns where rows are too long for that."""
 
     name: str = "triton.rows"
-    config: None = None
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
@@ -112,14 +127,21 @@ class RowsInstance:
             return "a row's elements do not follow one another"
         return _common(problem)
 
-    def plan(self, problem: Problem) -> Plan:
+    def configs(self, problem: Problem) -> Sequence[Any]:
+        if not problem.backward:
+            return rows_forwards(problem, rows_forward_for(problem))
+        if _long(problem):
+            return columns_backwards(problem, columns_backward_for(problem))
+        return rows_backwards(problem, rows_backward_for(problem))
+
+    def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
         if not problem.backward:
-            return RowsForward(problem, rows_forward_for(problem))
+            return RowsForward(problem, config or rows_forward_for(problem))
         if _long(problem):
-            return LongRowsBackward(problem, columns_backward_for(problem))
-        return RowsBackward(problem, rows_backward_for(problem))
+            return LongRowsBackward(problem, config or columns_backward_for(problem))
+        return RowsBackward(problem, config or rows_backward_for(problem))
 
 
 def _most_whole(problem: Problem) -> int:

@@ -1,0 +1,205 @@
+"""The configurations that tuning tries on a problem: pure functions of the problem and of its default configuration.
+
+Each list begins with the default, which the heuristics of config.py choose, and goes on with configurations near it:
+registers and shared memory bound the programs that a GPU can take, and the default fits both. Every listed
+configuration gives right results; they differ in speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import product
+from typing import TypeVar
+
+from fusednorm.backends.triton.config import (
+    PROCESSORS,
+    ColumnsBackwardConfig,
+    PassConfig,
+    RowsBackwardConfig,
+    RowsForwardConfig,
+    TilesConfig,
+    WholeConfig,
+    power_of_two,
+)
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+T = TypeVar("T")
+
+MOST_CONFIGS = 40  # of one instance for one problem
+MOST_PASSES = 6  # of the pass that reads, and of the pass that writes: 36 pairs
+WARPS = (1, 2, 4, 8, 16)
+MOST_ELEMENTS = 32768  # of a program's tile
+#: Shared memory of a program on the smallest GPU of interest, which tiles on their way fill.
+SHARED_BYTES = 99 << 10
+PROGRAMS = (PROCESSORS, 2 * PROCESSORS, 4 * PROCESSORS)
+
+
+def _limited(default: T, others: Iterable[T]) -> tuple[T, ...]:
+    """The default and the first others, each once."""
+    return tuple(dict.fromkeys((default, *others)))[:MOST_CONFIGS]
+
+
+def _thread_elements(problem: Problem, elements: int, warps: int) -> int:
+    """The 32-bit registers that an element of each thread takes, of a tile of so many elements."""
+    return elements // (32 * warps) * (2 if problem.dtype == "float64" else 1)
+
+
+def _powers(least: int, most: int) -> tuple[int, ...]:
+    """The powers of two from ``least`` to ``most``."""
+    return tuple(1 << power for power in range(max(1, least).bit_length() - 1, max(1, most).bit_length()))
+
+
+# --- units and rows in one program ---
+
+
+def whole_forwards(problem: Problem, default: WholeConfig) -> tuple[WholeConfig, ...]:
+    """Units to a program and warps with 4 to 64 elements a thread, those with 16 first."""
+    block = power_of_two(problem.reduced)
+    most = min(power_of_two(problem.num_statistics), max(1, MOST_ELEMENTS // block))
+    found = [
+        (abs(held.bit_length() - 5), units, warps)
+        for units, warps in product(_powers(1, most), WARPS)
+        if 4 <= (held := _thread_elements(problem, block * units, warps)) <= 64
+    ]
+    return _limited(default, (WholeConfig(units, warps) for _, units, warps in sorted(found)))
+
+
+def rows_forwards(problem: Problem, default: RowsForwardConfig) -> tuple[RowsForwardConfig, ...]:
+    """Steps of up to a row, and warps with 4 to 32 elements a thread."""
+    row = power_of_two(problem.reduced)
+    sizes = _powers(min(512, row), min(16384, row))
+    return _limited(
+        default,
+        (
+            RowsForwardConfig(elements, warps)
+            for elements, warps in product(sizes, WARPS)
+            if 4 <= _thread_elements(problem, elements, warps) <= 32
+        ),
+    )
+
+
+def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsBackwardConfig, ...]:
+    """The default with other numbers of programs; then tiles of half to twice the default's size and 8 to 32 elements a
+    thread, on programs that fill a multiprocessor with 16 warps. Each plain, with steps in flight, and with rows loaded
+    twice."""
+    block, count = power_of_two(problem.view.channels), problem.view.samples
+
+    def modes(tile: RowsBackwardConfig) -> Iterator[RowsBackwardConfig]:
+        """The tile plain, with steps in flight, and loaded twice, as far as there are several steps and long rows."""
+        yield replace(tile, stages=1, reload=False)
+        step_bytes = 2 * tile.rows * block * DTYPE_BYTES[problem.dtype]
+        for stages in (4, 3, 2):
+            if count > tile.rows * tile.programs and stages * step_bytes <= SHARED_BYTES:
+                yield replace(tile, stages=stages, reload=False)
+                break
+        if block >= 2048:
+            yield replace(tile, stages=1, reload=True)
+
+    def listed() -> Iterator[RowsBackwardConfig]:
+        yield from modes(default)
+        for programs in PROGRAMS:
+            if programs == PROCESSORS or programs < count:
+                yield replace(default, programs=programs)
+        for rows in _powers(max(1, default.rows // 2), min(2 * default.rows, power_of_two(count))):
+            for warps in WARPS:
+                if 8 <= _thread_elements(problem, rows * block, warps) <= 32:
+                    programs = PROCESSORS * min(4, max(1, 16 // warps))
+                    yield from modes(RowsBackwardConfig(rows, warps, programs))
+
+    return _limited(default, listed())
+
+
+def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple[ColumnsBackwardConfig, ...]:
+    """Three steps for the totals, three blocks of columns with two numbers of warps, and two numbers of programs."""
+    share = default.programs // 4
+    totals = [(default.row_elements // by, default.row_warps // by) for by in (1, 2, 4)]
+    columns = [(default.elements * by // 2, default.warps) for by in (1, 2, 4)]
+    columns += [(default.elements * by // 2, default.warps * by // 2) for by in (1, 4)]
+    return _limited(
+        default,
+        (
+            ColumnsBackwardConfig(*total, *block, programs)
+            for programs, block, total in product((4 * share, 2 * share), columns, totals)
+        ),
+    )
+
+
+# --- tiles ---
+
+
+def passes(problem: Problem, default: TilesConfig) -> tuple[TilesConfig, ...]:
+    """Every pair of up to six passes that read and six passes that write; ``problem`` is folded.
+
+    A pass that a direction leaves out is the default's.
+    """
+    reductions, outputs = [default.reduction], [default.output]
+    if problem.direction != "inference":
+        reductions = _passes(problem, default.reduction, _read_passes(problem, default.reduction))
+    if problem.direction != "backward_gamma_beta":
+        outputs = _passes(problem, default.output, _written_passes(problem, default.output))
+    return _limited(default, (TilesConfig(*pair) for pair in product(reductions, outputs)))
+
+
+def _passes(problem: Problem, default: PassConfig, others: Iterable[PassConfig]) -> list[PassConfig]:
+    """The default and the first others that fit a program."""
+    fitting = (one for one in others if _fits(problem, one))
+    return list(dict.fromkeys((default, *fitting)))[:MOST_PASSES]
+
+
+def _fits(problem: Problem, one: PassConfig) -> bool:
+    """Whether a pass has at least one element a thread, at most 64, and tiles within the view and shared memory."""
+    elements, view = one.channels * one.positions, problem.view
+    if min(one.channels, one.positions, one.warps, one.tiles) < 1 or one.warps > WARPS[-1]:
+        return False
+    if not 1 <= _thread_elements(problem, elements, one.warps) <= 64 or one.channels > power_of_two(view.channels):
+        return False
+    if one.tiles > 1 and one.positions * (one.tiles - 1) >= view.spatial:
+        return False
+    on_the_way = one.stages * elements * DTYPE_BYTES[problem.dtype] * (2 if problem.backward else 1)
+    return one.stages == 1 or on_the_way <= SHARED_BYTES
+
+
+def _read_passes(problem: Problem, default: PassConfig) -> Iterator[PassConfig]:
+    """The passes that read, near the default."""
+    if problem.layout.order == "channels_first" and not problem.backward:
+        # One tile a program, which may cover all positions of a group.
+        length = problem.reduced if default.channels == 1 else problem.view.spatial
+        yield _larger(default, length, 2)
+        yield _smaller(default, 2)
+        yield replace(default, warps=2 * default.warps)
+        yield replace(default, warps=default.warps // 2)
+        yield _larger(default, length, 1)
+        yield _smaller(default, 1)
+        return
+    yield replace(default, tiles=2 * default.tiles)
+    yield replace(default, tiles=default.tiles // 2)
+    yield _larger(default, problem.view.spatial, 2)
+    yield _smaller(default, 2)
+    yield replace(default, warps=2 * default.warps)
+    yield replace(default, stages=2 if default.stages > 2 else 4)
+    yield replace(default, channels=2 * default.channels, positions=default.positions // 2)
+    yield replace(default, channels=default.channels // 2, positions=2 * default.positions)
+
+
+def _written_passes(problem: Problem, default: PassConfig) -> Iterator[PassConfig]:
+    """The passes that write, near the default."""
+    yield _larger(default, problem.view.spatial, 2)
+    yield _smaller(default, 2)
+    yield replace(default, tiles=1 if default.tiles > 1 else 2)
+    yield replace(default, warps=2 * default.warps)
+    yield replace(default, warps=default.warps // 2)
+    yield replace(default, tiles=4)
+
+
+def _larger(default: PassConfig, length: int, warps: int) -> PassConfig:
+    """Tiles of twice the positions, or, where these would be more than ``length``, of twice the channels."""
+    if default.positions < length:
+        tiles = min(default.tiles, -(-length // (2 * default.positions)))
+        return replace(default, positions=2 * default.positions, tiles=tiles, warps=warps * default.warps)
+    return replace(default, channels=2 * default.channels, warps=warps * default.warps)
+
+
+def _smaller(default: PassConfig, warps: int) -> PassConfig:
+    """Tiles of half the positions."""
+    return replace(default, positions=default.positions // 2, warps=default.warps // warps)
