@@ -23,6 +23,7 @@ from fusednorm.backends.triton.config import (
     power_of_two,
     rows_backward_for,
     rows_forward_for,
+    tiled,
     whole_forward_for,
 )
 from fusednorm.backends.triton.config_lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
@@ -79,7 +80,7 @@ def test_lists_begin_with_the_choice_of_the_heuristics_and_are_short(listed: lis
     for instance, problem, configs in listed:
         heuristics = {
             "triton.whole": whole_forward_for,
-            "triton.tiles": lambda problem: passes_for(problem.folded),
+            "triton.tiles": lambda problem: passes_for(tiled(problem)),
             "triton.rows": (
                 rows_forward_for
                 if not problem.backward
@@ -121,7 +122,7 @@ def test_every_number_is_one_that_triton_takes(listed: list[Any]) -> None:
 def test_a_forward_of_channels_first_reads_one_tile_a_program(listed: list[Any]) -> None:
     """Its kernel for moments has no loop over tiles."""
     for _, problem, configs in listed:
-        if problem.layout.order == "channels_first" and problem.direction == "forward":
+        if tiled(problem).layout.order == "channels_first" and problem.direction == "forward":
             assert all(one.reduction.tiles == 1 for one in configs if isinstance(one, TilesConfig))
 
 
@@ -143,7 +144,7 @@ def test_lists_follow_the_default_that_they_are_given() -> None:
     assert found[0] == default
     assert {replace(default, programs=programs) for programs in (132, 264, 528)} <= set(found)
     tiles = TilesConfig(PassConfig(4, 8, 2, 1, 3), PassConfig(4, 8, 2, 1))
-    assert passes(problem.folded, tiles)[0] == tiles
+    assert passes(tiled(problem), tiles)[0] == tiles
 
 
 # --- every listed configuration is right ---
@@ -153,7 +154,7 @@ import json
 
 import torch
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig
+from fusednorm.backends.triton.config import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig, tiled
 from fusednorm.backends.triton.config_lists import columns_backwards, passes, rows_backwards
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.bench.workloads import Workload
@@ -166,7 +167,7 @@ def small(problem):
     return TilesConfig(PassConfig(4, 16, 1 if one_tile else 2, 1, 3), PassConfig(4, 16, 2, 1))
 
 around = {
-    TILES: lambda problem: passes(problem.folded, small(problem)),
+    TILES: lambda problem: passes(tiled(problem), small(tiled(problem))),
     ROWS: lambda problem: (
         columns_backwards(problem, ColumnsBackwardConfig(64, 4, 64, 2, 24)) if instances._long(problem)
         else rows_backwards(problem, RowsBackwardConfig(2, 2, 2))

@@ -23,11 +23,13 @@ import torch
 import fusednorm
 from fusednorm import dispatch, ops
 from fusednorm.norm import norm_of
-from fusednorm.operands import Operands
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_direction, backward_problem, forward_problem
 
 from cpu_support import backward, faults, forward
+from fusednorm.backends import reference
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
+from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig, tiled
 from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
 
@@ -47,6 +49,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False, chosen),
+    ("triton.tiles", "batch_norm", (20, 6, 4, 3), 0, "float32", "nchw", "silu", False, chosen),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False, chosen),
@@ -208,7 +211,32 @@ for var in (torch.tensor([1e60, 1e-60, 4.0], dtype=torch.float64), torch.tensor(
     if not (torch.equal(mean, torch.ones(3)) and torch.allclose(rstd.double(), right, rtol=1e-6, atol=0)):
         given_faults.append(("empty", rstd.tolist()))
 
-faults_found = {"kernels": found, "eps": eps_ignored, "given eps": given_eps_ignored}
+# batch_norm with its positions as channels: in training and evaluation, each set of gradients.
+spread_faults = []
+x, dy = torch.randn(2, 20, 6, 4, 3).add(3).unbind()
+for training, affine in product((True, False), repeat=2):
+    norm = norm_of("batch_norm", activation="silu", training=training)
+    weight, bias = (torch.randn(6), torch.randn(6)) if affine else (None, None)
+    operands = Operands(x, weight, bias, None, None, *((None, None) if training else (torch.randn(6), torch.rand(6))))
+    problem = forward_problem(norm, operands)
+    results, expected = (one.plan(problem)(operands) for one in (instances.TILES, reference.INSTANCE))
+    names = ("output", "mean", "rstd", "var")
+    pairs = [(training, affine, name, getattr(results, name), getattr(expected, name)) for name in names]
+    for wanted in product((True, False), (affine, False), (affine, False)):
+        wanted += (False, False)
+        given = BackwardOperands(dy, x, expected.mean, expected.rstd, weight, bias, None, None)
+        problem = backward_problem(norm, given, backward_direction(wanted))
+        assert tiled(problem).layout.order == "channels_last"
+        got, right = (one.plan(problem)(given, wanted) for one in (instances.TILES, reference.INSTANCE))
+        names = ("input", "weight", "bias")
+        pairs += [(training, affine, wanted, name, getattr(got, name), getattr(right, name)) for name in names]
+    for *place, one, other in pairs:
+        if (one is None) != (other is None) or (
+            one is not None and not torch.allclose(one, other, rtol=1e-4, atol=1e-4)
+        ):
+            spread_faults.append(place)
+
+faults_found = {"spread": spread_faults, "kernels": found, "eps": eps_ignored, "given eps": given_eps_ignored}
 print(json.dumps({**faults_found, "imprecise": imprecise, "given": given_faults}))
 '''
 
@@ -219,4 +247,4 @@ OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 def test_every_kernel() -> None:
     path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     found = fresh_process(path + CODE, TRITON_INTERPRET="1")
-    assert found == {"kernels": [], "eps": [], "given eps": [], "imprecise": [], "given": []}
+    assert found == {"spread": [], "kernels": [], "eps": [], "given eps": [], "imprecise": [], "given": []}

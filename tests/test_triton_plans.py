@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import passes_for
+from fusednorm.backends.triton.config import passes_for, tiled
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
@@ -286,6 +286,25 @@ def test_given_statistics_cost_one_launch_and_no_operator_of_torch(
     assert [None if tensor is None else tensor.dtype for tensor in saved] == [
         torch.float32 if statistics else None, torch.float32 if statistics else None, None,
     ]  # fmt: skip
+
+
+# --- the positions of batch_norm as channels ---
+
+
+def _spreads(x: torch.Tensor, training: bool = True) -> bool:
+    return tiled(forward_problem(norm_of("batch_norm", training=training), Operands(x))).layout.order == "channels_last"
+
+
+def test_short_planes_of_many_samples_are_spread() -> None:
+    x = torch.empty(64, 32, 7, 7, dtype=torch.bfloat16, device="meta")
+    assert _spreads(x)
+    assert _spreads(x, training=False)
+    assert _spreads(x[:, 8:])
+    assert _spreads(torch.empty(64, 32, 1025, dtype=torch.bfloat16, device="meta"))
+    odd = x.as_strided(x.shape, (1569, 49, 7, 1))
+    for apart in (x[:8], odd, torch.empty(64, 32, 32, 32, device="meta")):
+        assert not _spreads(apart)
+    assert not _spreads(torch.empty(64, 32, 10001, dtype=torch.bfloat16, device="meta"))
 
 
 # --- alignment ---

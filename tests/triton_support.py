@@ -73,6 +73,7 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
+    Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("layer_norm", 1, (131072, 128), instance=WHOLE),

@@ -15,7 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal, get_args
 
-from fusednorm.norm import Family, Norm
+from fusednorm.norm import Family, Norm, norm_of
 
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
 Order = Literal["channels_first", "channels_last"]
@@ -222,6 +222,27 @@ class Problem:
         assert layout is not None
         whole = View(1, view.groups, view.group_channels, view.samples * view.spatial)
         return replace(self, view=whole, layout=layout, output_layout=output, grad_layout=grad)
+
+    @cached_property
+    def spread(self) -> Problem | None:
+        """batch_norm's channels_first as group_norm's channels_last of one sample: the C S elements of a sample as
+        channels, a group for each channel, and the samples as positions. None where strides do not permit that, and
+        where scale or shift differ by sample."""
+        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        if not self.norm.per_batch or self.modulated or self.layout.order == "channels_last":
+            return None
+        if view.channels > 1 and any(layout and layout.channel != view.spatial for layout in layouts):
+            return None
+        norm = self.norm
+        grouped = norm_of("group_norm", view.channels, 1, norm.eps, norm.activation, norm.training)
+
+        def across(layout: Layout | None) -> Layout | None:
+            return layout and Layout("channels_last", 0, 1, layout.sample)
+
+        layout, output, grad = map(across, layouts)
+        assert layout is not None
+        whole = View(1, view.channels, view.spatial, view.samples)
+        return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property
     def backward(self) -> bool:

@@ -15,6 +15,7 @@ from fusednorm.backends.triton.config import (
     passes_for,
     rows_backward_for,
     rows_forward_for,
+    tiled,
     whole_forward_for,
 )
 from fusednorm.backends.triton.config_lists import (
@@ -73,14 +74,14 @@ class TilesInstance:
         return _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
-        problem = problem.folded
-        return passes(problem, passes_for(problem))
+        seen = tiled(problem)
+        return passes(seen, passes_for(seen))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 
-        make, problem = TilesBackward if problem.backward else TilesForward, problem.folded
-        return make(problem, config or passes_for(problem))
+        make, seen = TilesBackward if problem.backward else TilesForward, tiled(problem)
+        return make(problem, seen, config or passes_for(seen))
 
 
 @dataclass(frozen=True, slots=True)

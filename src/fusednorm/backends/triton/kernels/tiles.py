@@ -239,15 +239,16 @@ def apply(
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
-    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
-    EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
 
     MERGE, where a tile's channels belong to one unit: each program merges the unit's partials while its first tile is
-    on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. The mean and
+    on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. SHARED: the
+    channels of a group share their weight and bias. The mean and
     variance of each unit may be given instead, as in batch_norm's evaluation. In both cases the first program of a unit
     stores the unit's statistics where somebody wants them.
     """
@@ -265,7 +266,7 @@ def apply(
     mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
-    gain, offset = affine(parameters, wide * C + o_c, o_c, m_c, dtype)
+    gain, offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     if OVERLAP:
         gdc_wait()
     if MERGE:

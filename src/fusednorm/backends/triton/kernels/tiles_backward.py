@@ -34,7 +34,8 @@ def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
     total, tiles, activation_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -53,7 +54,8 @@ def reduce(
     p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
     p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
     b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
-    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), wide * C + o_c, o_c, m_c, dtype)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
@@ -184,27 +186,39 @@ def parameter_program(
 def combine(
     p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     G, D, C, units, unit_programs, K, channel_programs, N, total, rows, chunks,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, SHARED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first ``unit_programs`` programs make P / K and Q / K of BLOCK_U units each, the others the parameters'
-    gradients."""
+    gradients. SHARED: the gradients of weight and bias are a unit's sums of q and p."""
     pid = tl.program_id(0)
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, None)
     if OVERLAP:
         gdc_wait()
         gdc_launch_dependents()
+    grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
     if pid < unit_programs:
-        if p_totals is not None:
-            o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
-            m_unit = o_unit < units
+        o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
+        m_unit = o_unit < units
+        if SHARED:
+            bare = Parameters(None, None, None, None)
+            total_p, total_q = unit_totals(partials, bare, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            if grads.bias is not None:
+                tl.store(grads.bias + o_unit, total_p.to(grads.bias.dtype.element_ty), m_unit)
+            if grads.weight is not None:
+                tl.store(grads.weight + o_unit, total_q.to(grads.weight.dtype.element_ty), m_unit)
+            if parameters.weight is not None:
+                weight = tl.load(parameters.weight + o_unit, m_unit, 0.0).to(total_p.dtype)
+                total_p *= weight
+                total_q *= weight
+        else:
             total_p, total_q = unit_totals(partials, parameters, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+        if p_totals is not None:
             if not RMS:
                 tl.store(p_totals + 2 * o_unit, total_p / K, m_unit)
             tl.store(p_totals + 2 * o_unit + 1, total_q / K, m_unit)
     else:
-        grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
         parameter_program(pid - unit_programs, partials, parameters, grads, channel_programs, N, LAST, BLOCK_C, BLOCK_N)
 
 
@@ -212,7 +226,8 @@ def combine(
 def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -232,7 +247,7 @@ def input_program(
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
-    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c, m_c, dtype)
+    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
@@ -288,7 +303,8 @@ def gradients(
     parameter_programs, programs, channel_programs, N,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, PER_BATCH: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr,
     LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -312,5 +328,5 @@ def gradients(
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
             p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, PER_BATCH, LAST, EVEN, ALIGN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

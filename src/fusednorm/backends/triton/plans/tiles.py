@@ -1,4 +1,7 @@
-"""Plans around kernels/tiles.py: both memory orders, any size, samples folded where they can be."""
+"""Plans around kernels/tiles.py: both memory orders, any size.
+
+A plan allocates for its problem, and its kernels work on the problem as tiles see it (:func:`config.tiled`).
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,11 @@ class Pass:
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
+def shares_parameters(made_for: Problem, problem: Problem) -> bool:
+    """Whether the channels of a group share its weight and bias: batch_norm's positions, seen as channels."""
+    return made_for.norm.per_batch and not problem.norm.per_batch
+
+
 class PartialsShape:
     """The shape of the partials that a pass leaves: two planes of one number for each sample, channel and chunk.
 
@@ -90,8 +98,8 @@ def _grouped(problem: Problem) -> Problem:
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
-    def __init__(self, problem: Problem, config: TilesConfig) -> None:
-        super().__init__(problem)
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for)
         source = _grouped(problem)
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, (source.layout,))
@@ -134,7 +142,8 @@ class TilesForward(ForwardPlan):
             ),
             {
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
-                "MERGE": self.merges, "GROUPED": self.merges and source is not problem, **output.order,
+                "MERGE": self.merges, "GROUPED": self.merges and source is not problem,
+                "SHARED": shares_parameters(made_for, problem), **output.order,
                 **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
             output.warps,
@@ -154,15 +163,16 @@ class TilesForward(ForwardPlan):
 class TilesBackward(BackwardPlan):
     """p and q of all chunks; the units' totals and the parameters' gradients; the input's gradient of all chunks."""
 
-    def __init__(self, problem: Problem, config: TilesConfig) -> None:
-        super().__init__(problem)
-        view = problem.view
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for)
+        view, shared = problem.view, shares_parameters(made_for, problem)
         assert problem.grad_layout is not None and problem.output_layout is not None
         inputs = problem.grad_layout, problem.layout
         reduction = Pass(problem, view, config.reduction, inputs)
         output = Pass(problem, view, config.output, (*inputs, problem.output_layout))
         per_batch = problem.norm.per_batch
-        self.units = problem.num_statistics if self.wants_input and problem.norm.training else 0
+        self.totals = self.wants_input and problem.norm.training
+        self.units = problem.num_statistics if self.totals or shared else 0
         self.partials = partials = PartialsShape(
             view, reduction.chunks, self.units, last=reduction.last, per_batch=per_batch
         )
@@ -175,37 +185,39 @@ class TilesBackward(BackwardPlan):
                 self.activation_parameter,
             ),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **reduction.order,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
                 **reduction.tile, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip
         within = view.group_channels % config.output.channels == 0
-        self.merges = self.units > 0 and within and partials.count <= merged(problem)
+        self.merges = self.totals and within and not shared and partials.count <= merged(problem)
         self.arguments = (
             *sizes, *_steps(problem.output_layout), output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
             problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
-            **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **output.order,
+            **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **output.order,
             **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
-        self.output, self.reduced = output, problem.reduced
+        self.output, self.reduced, self.shared = output, problem.reduced, shared
         self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
 
     def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
         """The launches of ``combine`` and ``gradients``: with the gradients of weight or bias, of scale or shift."""
-        sums = ParameterSums(self.partials, parameters, modulation)
+        sums = ParameterSums(self.partials, parameters and not self.shared, modulation)
         programs = sums.programs if self.merges else 0
-        combine = combine_launch(self.partials, self.units, self.reduced, self.rms, sums, self.overlap)
+        combine = combine_launch(
+            self.partials, self.units, self.reduced, self.rms, sums, self.overlap, shared=self.shared
+        )
         gradients = Launch(
             backward_kernels.gradients,
             self.output.programs + programs,
             (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
             {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
             self.output.warps,
-            follows=self.units > 0 or parameters or modulation,
+            follows=self.totals or parameters or modulation,
         )
         return self.launches.setdefault((parameters, modulation), (combine, gradients))
 
@@ -213,11 +225,11 @@ class TilesBackward(BackwardPlan):
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
         partials = totals = None
-        if self.units or wanted[0] or wanted[1]:
+        if self.totals or wanted[0] or wanted[1]:
             partials = self.workspace(2 * self.partials.total)
             self.reduce(*data, *parameters, *saved, partials)
             if not self.merges:
-                totals = self.workspace(2 * self.units) if self.units else None
+                totals = self.workspace(2 * self.units) if self.totals else None
                 combine(partials, *parameters[:3], totals, *grads)
         if dx is not None:
             gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
@@ -239,9 +251,17 @@ class ParameterSums:
 
 
 def combine_launch(
-    partials: PartialsShape, units: int, reduced: int, rms: bool, sums: ParameterSums, overlap: dict[str, bool]
+    partials: PartialsShape,
+    units: int,
+    reduced: int,
+    rms: bool,
+    sums: ParameterSums,
+    overlap: dict[str, bool],
+    *,
+    shared: bool = False,
 ) -> Launch:
-    """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q."""
+    """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q. Where the
+    channels of a unit share their parameters, the programs of the units make these gradients too."""
     view, programs = partials.view, partials.programs if units else 0
     merge = {"BLOCK_U": partials.together, **partials.block} if units else {"BLOCK_U": 1, **NO_BLOCK}
     return Launch(
@@ -251,7 +271,10 @@ def combine_launch(
             *_sizes(view)[:3], units, programs, reduced, sums.channel_programs, view.samples, partials.total,
             partials.rows, partials.chunks,
         ),
-        {**overlap, "RMS": rms, **partials.order, **merge, "BLOCK_C": sums.channels, "BLOCK_N": sums.rows},
+        {
+            **overlap, "RMS": rms, "SHARED": shared, **partials.order, **merge,
+            "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
+        },
         max(partials.warps if units else 1, sums.warps),
         follows=True,
     )  # fmt: skip
