@@ -36,7 +36,7 @@ class Launch:
         programs: int,
         scalars: Scalars,
         constants: dict[str, Any],
-        warps: int = 4,
+        warps: int,
         follows: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
