@@ -275,6 +275,12 @@ def test_a_strided_gradient_in_the_order_of_the_input_is_not_copied() -> None:
         assert problem.copies == ()
 
 
+def test_a_gradient_without_elements_is_not_copied() -> None:
+    """Its strides mean nothing, whatever torch gave it."""
+    x, grad_output = torch.empty(0, 8, 5, 6), torch.empty(0, 5, 6, 8).movedim(-1, 1)
+    assert problem_of(Workload("group_norm", (0, 8, 5, 6), 4), x, grad_output).copies == ()
+
+
 def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> None:
     x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
     weight, bias, grad_output = torch.randn(8), torch.randn(8), torch.randn(x.shape)
