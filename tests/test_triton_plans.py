@@ -161,6 +161,15 @@ def test_memory_of_the_caller_is_used_on_any_device(current: int, monkeypatch: p
     assert plan(given, (True, False, False, False, False), out).input is out
 
 
+def test_memory_is_allocated_on_the_device_of_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU by the function that takes the least of the host."""
+    monkeypatch.setattr(base, "empty_strided_cuda", allocate := object())
+    x = torch.empty(4, 8, 5, 6, device="meta")
+    problem = forward_problem(norm_of("group_norm", 2), Operands(x))
+    assert base.Plan(problem).workspace(3).device == x.device
+    assert base.Plan(replace(problem, device="cuda")).allocate is allocate
+
+
 # --- what a device can do ---
 
 
