@@ -92,6 +92,17 @@ def test_rows_refuse_a_norm_that_returns_a_variance(monkeypatch: pytest.MonkeyPa
     assert "variance" in (ROWS.supports(problem) or "")
 
 
+# --- how many programs ---
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 1000, 4099])
+def test_a_program_has_units_of_its_own(rows: int) -> None:
+    """As few programs as take all units."""
+    x = torch.empty(rows, 48, device="meta")
+    launch = WHOLE.plan(forward_problem(norm_of("layer_norm", 1), Operands(x))).launch
+    assert (launch.programs - 1) * launch.constants["BLOCK_U"] < rows <= launch.programs * launch.constants["BLOCK_U"]
+
+
 # --- tensors of another device than the current one ---
 
 
