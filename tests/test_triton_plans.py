@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 pytest.importorskip("triton")
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import passes_for
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, passes_for
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
+from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
 from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.private.triton_names import DEPENDENT_LAUNCH
@@ -114,6 +115,22 @@ def test_a_program_has_units_of_its_own(rows: int) -> None:
     x = torch.empty(rows, 48, device="meta")
     launch = WHOLE.plan(forward_problem(norm_of("layer_norm", 1), Operands(x))).launch
     assert (launch.programs - 1) * launch.constants["BLOCK_U"] < rows <= launch.programs * launch.constants["BLOCK_U"]
+
+
+def test_each_pass_has_tiles_of_its_own() -> None:
+    x = torch.empty(2, 8, 100, device="meta")
+    norm, config = norm_of("group_norm", 2), TilesConfig(PassConfig(2, 16, 2, 1), PassConfig(4, 32, 1, 2))
+    forward = TilesForward(forward_problem(norm, Operands(x)), config)
+    backward = TilesBackward(backward_problem(norm, BackwardOperands(x, x, x, x)), config)
+    _, gradients = backward.prepare(False, False)
+    reads, writes = config.reduction, config.output
+    for launch, each in ((backward.reduce, reads), (forward.apply, writes), (gradients, writes)):
+        assert (launch.constants["BLOCK_C"], launch.constants["BLOCK_S"]) == (each.channels, each.positions)
+        assert launch.options["num_warps"] == each.warps
+    # A group of one run of memory is one channel to the statistics.
+    assert forward.moments.programs == 2 * 1 * -(-400 // 32)
+    assert backward.reduce.programs == 2 * 4 * -(-100 // 32)
+    assert forward.apply.programs == gradients.programs == 2 * 2 * -(-100 // 32)
 
 
 # --- tensors of another device than the current one ---
