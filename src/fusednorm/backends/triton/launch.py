@@ -72,8 +72,7 @@ class Launch:
         """The first call of a case, by Triton's own launch."""
         launch = self.kernel[(self.programs, 1, 1)]
         compiled = launch(*tensors, *self.scalars, **self.constants, **self.options)
-        if compiled is not None:  # the interpreter compiles nothing
-            tail = (*self.scalars, *self.constants.values())
-            start = start_of(compiled, self.programs, addresses, tail)
-            if start is not None:
-                self.starts[case] = start
+        tail = (*self.scalars, *self.constants.values())
+        start = start_of(compiled, self.programs, addresses, tail)
+        if start is not None:  # the interpreter compiles nothing
+            self.starts[case] = start
