@@ -14,6 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from triton_support import Made
+
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import PassConfig, TilesConfig, passes_for
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
@@ -361,3 +363,29 @@ def test_runs_begin_and_end_at_multiples_of_the_alignment(
         x = x.as_strided(shape, strides)
     plan = TILES.plan(forward_problem(norm_of("instance_norm"), Operands(x)))
     assert plan.moments.constants["ALIGN"] == found
+
+
+@pytest.mark.parametrize("odd", ["layout", "output_layout", "grad_layout"])
+@pytest.mark.parametrize(("instance", "size"), [(WHOLE, 64), (ROWS, 64), (ROWS, 20000), (TILES, 64)])
+def test_each_tensor_has_its_own_step_between_rows_which_the_alignment_divides(
+    instance: Any, size: int, odd: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Made] = []
+    monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: made.append(Made(launch, tensors)))
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x, statistic = (torch.empty(4, count, dtype=torch.bfloat16, device="meta") for count in (size, 1))
+    forward, backward = Operands(x), BackwardOperands(x, x, statistic, statistic)
+    norm = norm_of("layer_norm", 1)
+    gaps = {"layout": 8, "output_layout": 16, "grad_layout": 24} | {odd: 2}
+    for operands, problem in ((forward, forward_problem(norm, forward)), (backward, backward_problem(norm, backward))):
+        layouts = {name: getattr(problem, name) for name in gaps}
+        apart = {name: one and replace(one, sample=size + gaps[name]) for name, one in layouts.items()}
+        if not (problem.backward and instance is WHOLE):
+            arguments = ((True, *(False,) * 4),) if problem.backward else ()
+            instance.plan(replace(problem, **apart))(operands, *arguments)
+    assert made
+    steps = {"x": "layout", "y": "output_layout", "dx": "output_layout", "dy": "grad_layout"}
+    for each in made:
+        found = {name: each.numbers[f"{name}_sample"] for name in steps if f"{name}_sample" in each.numbers}
+        assert found == {name: size + gaps[steps[name]] for name in found}
+        assert all(step % each.launch.constants["ALIGN"] == 0 for step in found.values())
