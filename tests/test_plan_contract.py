@@ -19,6 +19,7 @@ from plan_contract import (
     _plan,
     another_device,
     faults,
+    wanted_or_not,
 )
 
 from fusednorm.activations import Activation
@@ -147,3 +148,9 @@ def test_kernels_that_apply_no_activation_are_shared_by_all(monkeypatch: pytest.
     activated = {kernel.function for kernel in loaded if kernel.activation == "silu"}
     assert activated == {"forward", "apply", "backward", "reduce", "input_gradient"}
     assert {"given", "moments", "statistics", "coefficients"} <= {kernel.function for kernel in loaded}
+
+
+def test_more_statistics_than_a_plan_of_the_cpu_keeps_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "DISCARDED", 1)
+    for subject in CPU:
+        assert faults(wanted_or_not, subject) == []
