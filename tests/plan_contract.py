@@ -322,6 +322,11 @@ def nothing_to_normalize(subject: Subject) -> Iterator[str]:
         kept = _plan(alone, given)(given)
         if not bool((kept.mean == 3.0).all() and (kept.rstd == 0.5).all()):
             yield f"other statistics than those given from {shape}"
+        for name, right in (("mean", kept.mean), ("rstd", kept.rstd)):
+            out = torch.full_like(right, float("nan"))
+            _plan(alone, given)(given, False, **{f"{name}_out": out})
+            if not torch.equal(out, right):
+                yield f"{name} in the memory that was given alone differs from {shape}"
 
 
 def another_device(subject: Subject) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,8 +16,9 @@ from torch.autograd.functional import hessian, jacobian
 from torch.utils.checkpoint import checkpoint
 
 import fusednorm
-from fusednorm import ops
+from fusednorm import gate, ops
 from fusednorm.norm import FAMILIES
+from fusednorm.operands import BackwardOperands, Operands
 
 SHAPE = (2, 4, 3, 2)
 
@@ -257,6 +259,19 @@ def test_lazily_negated_parameters_and_saved_statistics() -> None:
     got = fusednorm.ops.group_norm_backward(dy, x, *negated, 4, weight, None)
     wanted = torch.autograd.grad(expected, (x, weight), dy)
     torch.testing.assert_close(got[:2], wanted)
+
+
+@pytest.mark.parametrize(
+    ("kind", "straight"), [(Operands, gate.straight_forward), (BackwardOperands, gate.straight_backward)]
+)
+def test_a_call_goes_straight_to_its_backend_where_each_tensor_is_plain(kind: Any, straight: Any) -> None:
+    """A kernel would read a lazily negated one with the wrong sign."""
+    tensors = dict.fromkeys((field.name for field in fields(kind)), torch.randn(8))
+    assert straight(kind(**tensors))
+    for name in ("weight", "bias", "scale", "shift", "mean"):
+        assert straight(kind(**{**tensors, name: None})), name
+    for name in tensors:
+        assert not straight(kind(**{**tensors, name: torch._neg_view(torch.randn(8))})), name
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

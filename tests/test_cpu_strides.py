@@ -275,6 +275,12 @@ def test_a_strided_gradient_in_the_order_of_the_input_is_not_copied() -> None:
         assert problem.copies == ()
 
 
+def test_a_gradient_without_elements_is_not_copied() -> None:
+    """Its strides mean nothing, whatever torch gave it."""
+    x, grad_output = torch.empty(0, 8, 5, 6), torch.empty(0, 5, 6, 8).movedim(-1, 1)
+    assert problem_of(Workload("group_norm", (0, 8, 5, 6), 4), x, grad_output).copies == ()
+
+
 def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> None:
     x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
     weight, bias, grad_output = torch.randn(8), torch.randn(8), torch.randn(x.shape)
@@ -282,6 +288,39 @@ def test_gradients_of_the_parameters_alone_from_an_input_that_is_copied() -> Non
     call = (grad_output, x, mean, rstd, 2, weight, bias)
     parts, whole = ops.group_norm_backward_gamma_beta(*call), ops.group_norm_backward(*call)
     assert all(same_bits(part, gradient) for part, gradient in zip(parts, whole[1:], strict=True))
+
+
+def test_results_of_an_input_that_is_copied_in_memory_of_the_caller() -> None:
+    x = torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2)  # samples fastest
+    norm, operands = norm_of("group_norm", 2), Operands(x)
+    plan = dispatch.make_plan(forward_problem(norm, operands), "reference")
+    right = plan(operands)
+    out, mean_out, rstd_out = (torch.full_like(each, torch.nan) for each in (right.output, right.mean, right.rstd))
+    found = plan(operands, False, out, mean_out, rstd_out)
+    for given, result, expected in (
+        (out, found.output, right.output), (mean_out, found.mean, right.mean), (rstd_out, found.rstd, right.rstd),
+    ):  # fmt: skip
+        assert result is given
+        assert same_bits(given, expected)
+    backward = BackwardOperands(torch.randn(x.shape), x, mean_out, rstd_out)
+    plan, wanted = dispatch.make_plan(backward_problem(norm, backward), "reference"), (True, *(False,) * 4)
+    assert plan(backward, wanted, out).input is out
+    assert same_bits(out, plan(backward, wanted).input)
+
+
+def test_an_input_that_is_copied_has_statistics_unless_nobody_wants_them() -> None:
+    operands = Operands(torch.randn(8, 6, 5, 4).permute(3, 0, 1, 2))
+    plan = dispatch.make_plan(forward_problem(norm_of("group_norm", 2), operands), "cpu.planes")
+    assert plan(operands).rstd is not None
+    assert plan(operands, False).rstd is None
+
+
+def test_a_copy_lies_on_the_device_of_its_tensor() -> None:
+    x = torch.empty(2, 8, 5, 6, device="meta")
+    statistic, turned = x.new_empty(2, 4), x.mT.contiguous().mT
+    operands = BackwardOperands(turned, x, statistic, statistic)
+    plan = dispatch.make_plan(backward_problem(norm_of("group_norm", 4), operands), "reference")
+    assert plan(operands, (True, *(False,) * 4)).input.device == x.device
 
 
 @pytest.mark.parametrize("strides", [(0, 2, 1, 1), (4, 2, 7, 1), (1, 2, 0, 1)])

@@ -19,8 +19,12 @@ from plan_contract import (
     _plan,
     another_device,
     faults,
+    wanted_or_not,
 )
 
+from fusednorm.activations import Activation
+from fusednorm.backends.cpu.compiler import Kernel
+from fusednorm.backends.cpu.plans import base
 from fusednorm.choice import all_instances, instances
 from fusednorm.norm import norm_of
 from fusednorm.operands import Operands
@@ -127,3 +131,26 @@ def test_a_frame_of_the_cpu_is_one_calls_alone_and_has_room_for_its_threads() ->
     assert again is frame
     assert other is not frame
     assert (again.room, other.room) == (64 + 3 * 80, 64 + 80)
+
+
+def test_kernels_that_apply_no_activation_are_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[Kernel] = []
+    monkeypatch.setattr(base, "load", lambda kernel: loaded.append(kernel) or 1)
+    for subject in CPU:
+        dims = subject.norm.num_groups or subject.norm.num_dims
+        norm = norm_of(subject.norm.family, dims, activation=Activation("silu"))
+        subject = replace(subject, norm=norm)
+        operands = _operands(subject)
+        _plan(subject, operands)
+        _plan(subject, _backward_operands(subject, operands))
+        if norm.per_batch:
+            _plan(replace(subject, norm=norm_of("batch_norm", activation=Activation("silu"), training=False)), operands)
+    activated = {kernel.function for kernel in loaded if kernel.activation == "silu"}
+    assert activated == {"forward", "apply", "backward", "reduce", "input_gradient"}
+    assert {"given", "moments", "statistics", "coefficients"} <= {kernel.function for kernel in loaded}
+
+
+def test_more_statistics_than_a_plan_of_the_cpu_keeps_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "DISCARDED", 1)
+    for subject in CPU:
+        assert faults(wanted_or_not, subject) == []

@@ -994,7 +994,7 @@ def test_without_a_way_to_start_a_kernel_triton_launches_each_time(compiled: Any
         def __getitem__(self, grid: Any) -> Any:
             return lambda *arguments, **options: asked.append(arguments) or compiled
 
-    launch = Launch(Kernel(), 7, (3,), {"SIZE": 4})
+    launch = Launch(Kernel(), 7, (3,), {"SIZE": 4}, warps=4)
     x = torch.zeros(4)
     for _ in range(3):
         launch(x)

@@ -215,7 +215,7 @@ def test_nothing_is_kept_of_what_compiles_nothing() -> None:
 @pytest.mark.parametrize("follows", [False, True])
 def test_what_follows_another_launch_starts_early_where_the_device_can(overlap: bool, follows: bool) -> None:
     kernel = Kernel()
-    Launch(kernel, 1, (), {"OVERLAP": overlap}, follows=follows)(*FIRST)
+    Launch(kernel, 1, (), {"OVERLAP": overlap}, warps=4, follows=follows)(*FIRST)
     assert kernel.asked[0][2].get("launch_pdl", False) is (overlap and follows)
 
 

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
+from triton_support import Made
+
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import passes_for, tiled
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, passes_for, tiled
 from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
@@ -92,6 +94,46 @@ def test_rows_refuse_a_norm_that_returns_a_variance(monkeypatch: pytest.MonkeyPa
     assert "variance" in (ROWS.supports(problem) or "")
 
 
+# --- statistics that nobody wants ---
+
+
+@pytest.mark.parametrize("instance", [WHOLE, ROWS, TILES])
+def test_statistics_that_nobody_wants_have_no_memory(instance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One launch needs none, nor do tiles whose partials every program merges for itself."""
+    monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: None)
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    operands = Operands(torch.empty(4, 64, device="meta"))
+    results = instance.plan(forward_problem(norm_of("layer_norm", 1), operands))(operands, False)
+    assert (results.mean, results.rstd, results.var) == (None,) * 3
+
+
+# --- how many programs ---
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64, 1000, 4099])
+def test_a_program_has_units_of_its_own(rows: int) -> None:
+    """As few programs as take all units."""
+    x = torch.empty(rows, 48, device="meta")
+    launch = WHOLE.plan(forward_problem(norm_of("layer_norm", 1), Operands(x))).launch
+    assert (launch.programs - 1) * launch.constants["BLOCK_U"] < rows <= launch.programs * launch.constants["BLOCK_U"]
+
+
+def test_each_pass_has_tiles_of_its_own() -> None:
+    x = torch.empty(2, 8, 100, device="meta")
+    norm, config = norm_of("group_norm", 2), TilesConfig(PassConfig(2, 16, 2, 1), PassConfig(4, 32, 1, 2))
+    forward = TILES.plan(forward_problem(norm, Operands(x)), config)
+    backward = TILES.plan(backward_problem(norm, BackwardOperands(x, x, x, x)), config)
+    _, gradients = backward.prepare(False, False)
+    reads, writes = config.reduction, config.output
+    for launch, each in ((backward.reduce, reads), (forward.apply, writes), (gradients, writes)):
+        assert (launch.constants["BLOCK_C"], launch.constants["BLOCK_S"]) == (each.channels, each.positions)
+        assert launch.options["num_warps"] == each.warps
+    # A group of one run of memory is one channel to the statistics.
+    assert forward.moments.programs == 2 * 1 * -(-400 // 32)
+    assert backward.reduce.programs == 2 * 4 * -(-100 // 32)
+    assert forward.apply.programs == gradients.programs == 2 * 2 * -(-100 // 32)
+
+
 # --- tensors of another device than the current one ---
 
 
@@ -159,6 +201,15 @@ def test_memory_of_the_caller_is_used_on_any_device(current: int, monkeypatch: p
     plan = TILES.plan(backward_problem(norm, given))
     plan.on_gpu = True
     assert plan(given, (True, False, False, False, False), out).input is out
+
+
+def test_memory_is_allocated_on_the_device_of_the_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU by the function that takes the least of the host."""
+    monkeypatch.setattr(base, "empty_strided_cuda", allocate := object())
+    x = torch.empty(4, 8, 5, 6, device="meta")
+    problem = forward_problem(norm_of("group_norm", 2), Operands(x))
+    assert base.Plan(problem).workspace(3).device == x.device
+    assert base.Plan(replace(problem, device="cuda")).allocate is allocate
 
 
 # --- what a device can do ---
@@ -330,3 +381,31 @@ def test_runs_begin_and_end_at_multiples_of_the_alignment(
         x = x.as_strided(shape, strides)
     plan = TILES.plan(forward_problem(norm_of("instance_norm"), Operands(x)))
     assert plan.moments.constants["ALIGN"] == found
+
+
+@pytest.mark.parametrize("odd", [None, "layout", "output_layout", "grad_layout"])
+@pytest.mark.parametrize(("instance", "size"), [(WHOLE, 60), (ROWS, 60), (ROWS, 20004), (TILES, 60)])
+def test_each_tensor_has_its_own_step_between_rows_and_the_alignment_divides_it(
+    instance: Any, size: int, odd: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Made] = []
+    monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: made.append(Made(launch, tensors)))
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x, statistic = (torch.empty(8, count, dtype=torch.bfloat16, device="meta") for count in (size, 1))
+    forward, backward = Operands(x), BackwardOperands(x, x, statistic, statistic)
+    norm = norm_of("layer_norm", 1)
+    gaps = {"layout": 4, "output_layout": 12, "grad_layout": 20}  # each step is then a multiple of 8
+    if odd is not None:
+        gaps[odd] = 2
+    for operands, problem in ((forward, forward_problem(norm, forward)), (backward, backward_problem(norm, backward))):
+        layouts = {name: getattr(problem, name) for name in gaps}
+        apart = {name: one and replace(one, sample=size + gaps[name]) for name, one in layouts.items()}
+        if not (problem.backward and instance is WHOLE):
+            arguments = ((True, *(False,) * 4),) if problem.backward else ()
+            instance.plan(replace(problem, **apart))(operands, *arguments)
+    assert made
+    steps = {"x": "layout", "y": "output_layout", "dx": "output_layout", "dy": "grad_layout"}
+    for each in made:
+        found = {name: each.numbers[f"{name}_sample"] for name in steps if f"{name}_sample" in each.numbers}
+        assert found == {name: size + gaps[steps[name]] for name in found}
+        assert all(run % each.numbers.get("ALIGN", 1) == 0 for run in (size, *found.values()))

@@ -9,7 +9,7 @@ from fusednorm.dtypes import dtype_name
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
 from fusednorm.problem import Direction, Layout, Problem, layout_of, view_of
-from fusednorm.strides import empty_output, is_dense
+from fusednorm.strides import empty_output, is_dense, packed_strides
 
 
 def forward_problem(norm: Norm, operands: Operands) -> Problem:
@@ -37,9 +37,8 @@ def _problem(
     layout, output_strides = _strides(norm, input)
     if layout is None:
         copies.append("input")
-        dense = torch.empty(shape, device="meta", dtype=input.dtype)
-        layout, output_strides = _strides(norm, dense)
-        like = dense.stride()
+        like = output_strides = packed_strides(shape)
+        layout = layout_of(norm, shape, like)
         assert layout is not None
     # torch gives a tensor without elements any strides; they mean nothing.
     output_layout = layout if 0 in shape else layout_of(norm, shape, output_strides, like, layout.order)

@@ -36,7 +36,7 @@ class Launch:
         programs: int,
         scalars: Scalars,
         constants: dict[str, Any],
-        warps: int = 4,
+        warps: int,
         follows: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
@@ -72,8 +72,7 @@ class Launch:
         """The first call of a case, by Triton's own launch."""
         launch = self.kernel[(self.programs, 1, 1)]
         compiled = launch(*tensors, *self.scalars, **self.constants, **self.options)
-        if compiled is not None:  # the interpreter compiles nothing
-            tail = (*self.scalars, *self.constants.values())
-            start = start_of(compiled, self.programs, addresses, tail)
-            if start is not None:
-                self.starts[case] = start
+        tail = (*self.scalars, *self.constants.values())
+        start = start_of(compiled, self.programs, addresses, tail)
+        if start is not None:  # the interpreter compiles nothing
+            self.starts[case] = start

@@ -126,9 +126,11 @@ class ForwardPlan(Plan):
             for tensor in (mean_out, rstd_out, saved_var):
                 if tensor is not None:
                     tensor.zero_()
-        elif mean_out is not None and rstd_out is not None:
-            mean_out.copy_(mean)
-            rstd_out.copy_((var.double() + self.eps).rsqrt())
+        else:
+            if mean_out is not None:
+                mean_out.copy_(mean)
+            if rstd_out is not None:
+                rstd_out.copy_((var.double() + self.eps).rsqrt())
         return Results(output, mean_out, rstd_out, saved_var)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
