@@ -167,5 +167,5 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
         x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
         norm = norm_of("layer_norm", 1)
         config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
-        assert config.programs == 132 or 8 * config.programs <= 2 * 3 * samples / 4
+        assert config.programs == 264 or 8 * config.programs <= 2 * 3 * samples / 4
         assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)

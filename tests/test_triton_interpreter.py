@@ -28,7 +28,7 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 
 from cpu_support import backward, faults, forward
 from fusednorm.backends import reference
-from fusednorm.backends.triton import instances
+from fusednorm.backends.triton import config, instances
 from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig, tiled
 from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
@@ -44,7 +44,7 @@ small = {
 again = {**small, "rows_backward_for": lambda problem: RowsBackwardConfig(1, 4, 2, reload=True)}
 instances.MOST_ROW = 200
 found = []
-for instance, family, shape, groups, dtype, layout, activation, modulated, config in (
+for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False, chosen),
@@ -68,7 +68,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.whole", "group_norm", (2, 12, 4, 4), 2, "float16", "nchw", None, False, chosen),
     ("triton.whole", "instance_norm", (3, 5, 3, 7), 0, "float32", "nchw", "silu", True, chosen),
 ):
-    vars(instances).update(config)
+    vars(instances).update(configs)
     dispatch._plans.clear()
     workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)
     inputs = draw(workload)
@@ -212,6 +212,7 @@ for var in (torch.tensor([1e60, 1e-60, 4.0], dtype=torch.float64), torch.tensor(
         given_faults.append(("empty", rstd.tolist()))
 
 # batch_norm with its positions as channels: in training and evaluation, each set of gradients.
+config.SPREAD_ELEMENTS = 0
 spread_faults = []
 x, dy = torch.randn(2, 20, 6, 4, 3).add(3).unbind()
 for training, affine in product((True, False), repeat=2):

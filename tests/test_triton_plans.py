@@ -347,13 +347,14 @@ def _spreads(x: torch.Tensor, training: bool = True) -> bool:
 
 
 def test_short_planes_of_many_samples_are_spread() -> None:
-    x = torch.empty(64, 32, 7, 7, dtype=torch.bfloat16, device="meta")
+    x = torch.empty(256, 32, 7, 7, dtype=torch.bfloat16, device="meta")
     assert _spreads(x)
     assert _spreads(x, training=False)
     assert _spreads(x[:, 8:])
     assert _spreads(torch.empty(64, 32, 1025, dtype=torch.bfloat16, device="meta"))
     odd = x.as_strided(x.shape, (1569, 49, 7, 1))
-    for apart in (x[:8], odd, torch.empty(64, 32, 32, 32, device="meta")):
+    few = torch.empty(8, 2048, 7, 7, dtype=torch.bfloat16, device="meta")
+    for apart in (few, x[:, :1], odd, torch.empty(512, 32, 32, 32, device="meta")):
         assert not _spreads(apart)
     assert not _spreads(torch.empty(64, 32, 10001, dtype=torch.bfloat16, device="meta"))
 

@@ -297,7 +297,8 @@ def test_one_warning_for_all_choices_that_an_instance_does_not_list(
 def test_paths_that_are_none(path: str, caplog: pytest.LogCaptureFixture) -> None:
     with fusednorm.use_tuned(path):
         assert normalize().shape == X.shape
-    assert len(warnings_of(caplog)) == 1
+    (warning,) = warnings_of(caplog)
+    assert warning.isprintable()
 
 
 def test_another_kind_of_device_has_no_tuned_choices(file: Path, caplog: pytest.LogCaptureFixture) -> None:

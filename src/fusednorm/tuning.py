@@ -168,7 +168,7 @@ class TunedFile:
         """One warning for the file, and one for all of its choices."""
         if what not in self._warned:
             self._warned.add(what)
-            logger.warning("%s is not used: %s", what, reason)
+            logger.warning("%s is not used: %s", printable(what), printable(reason))
 
     def _section(self, kind: str) -> _Section:
         """The section for the device of a kind. Raises UnusableError."""
@@ -257,7 +257,7 @@ def _merged(path: Path, content: bytes | None, own: _Section) -> bytes:
         try:
             sections = parsed(content)
         except UnusableError as error:
-            logger.warning("the tuned file %s is written anew: %s", path, error)
+            logger.warning("the tuned file %s is written anew: %s", printable(str(path)), printable(str(error)))
     kept = []
     for one in sections:
         if (one.kind, one.device) != (own.kind, own.device):

@@ -32,13 +32,15 @@ READ_CHANNELS, WRITE_CHANNELS = 64, 128
 #: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
 #: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
-#: Loads of fewer bytes than these are not copied to shared memory ahead of their use, or cost as many instructions as
-#: wider ones move elements. Then a thread takes SCALAR_ELEMENTS, and more programs hide the time that memory takes:
-#: 59 us, not 137, for the moments of (1, 3, 233, 233, 233) in fp16 with channels last.
-WIDE_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS = 8, 8, 4000
+#: Narrower loads are not in flight ahead of their use, or are as many as the elements. In channels_last a thread then
+#: takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the moments of
+#: (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
+WIDE_LOAD, WIDEST_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 16, 8, 4000, 16384
 #: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
-#: plane then has partials of its own, 8 bytes, so there must be some samples.
-SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES = 512, 4096, 16
+#: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
+SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
+#: The elements of short rows that one program takes in one step, and those that many programs take in few steps.
+ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -134,7 +136,8 @@ def tiled(problem: Problem) -> Problem:
     in bf16 took 81 us in planes.
     """
     spread = problem.spread
-    if spread is not None and problem.view.samples >= SPREAD_SAMPLES and load_bytes(spread) >= WIDE_LOAD:
+    many = problem.view.samples >= SPREAD_SAMPLES and problem.view.numel >= SPREAD_ELEMENTS
+    if spread is not None and many and load_bytes(spread) >= WIDE_LOAD:
         length = problem.view.spatial * DTYPE_BYTES[problem.dtype]
         if length <= SHORT_PLANE or (length <= LONG_PLANE and load_bytes(problem) < WIDE_LOAD):
             return spread
@@ -209,9 +212,12 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
-    if load_bytes(problem) < WIDE_LOAD:
+    if load_bytes(problem) < WIDEST_LOAD:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
-        tiles = _shares(-(-view.spatial // positions), blocks * view.spatial // positions // SCALAR_PROGRAMS)
+        count = -(-view.spatial // positions)
+        # A program merges a unit's partials at 4000 a microsecond.
+        least = count * (1 if problem.norm.per_batch else view.group_channels) // MOST_PARTIALS
+        tiles = _shares(count, max(blocks * count // SCALAR_PROGRAMS, least))
         elements = 4 * 32 * SCALAR_ELEMENTS
         return TilesConfig(
             PassConfig(read, positions, tiles, 2, stages), PassConfig(write, max(1, elements // write), 2, 4)
@@ -280,12 +286,15 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if problem.dtype == "float32":
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block))
         return RowsBackwardConfig(8192 // block, 16, PROCESSORS, stages=3)
-    wide = load_bytes(problem) >= WIDE_LOAD
-    elements = 32 * (32 if block >= 1024 else 16 if wide else max(8, block // 16))
+    if view.samples * block <= ONE_PROGRAM:  # whose sums are the gradients
+        rows = power_of_two(view.samples)
+        return RowsBackwardConfig(rows, min(16, max(1, rows * block // 512)), 1)
+    wide, few = load_bytes(problem) >= WIDE_LOAD, view.numel < FEW_ELEMENTS
+    elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
     resident = 8 if block >= 1024 else 16 if wide or block == 512 else 32
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
-    programs = max(PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
+    programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
     return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
 
 

@@ -78,8 +78,9 @@ class PartialsShape:
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
         rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
         self.block = {"BLOCK_R": rows, "BLOCK_D": columns}
-        run = max(1, MERGE_RUN // columns) if last else 1
-        share = max(run, power_of_two(-(-units // MERGE_PROGRAMS)))
+        share = power_of_two(-(-units // MERGE_PROGRAMS))
+        if last and share > 1:
+            share = max(share, MERGE_RUN // columns)
         self.together = min(share, power_of_two(units), MERGE_BLOCK // (rows * columns))
         self.programs = -(-units // self.together)
         self.warps = max(1, rows * columns * self.together // (32 * 8))
@@ -243,7 +244,8 @@ class ParameterSums:
         # Memory moves eight fp32 values at least. A program loops over more rows than its registers hold.
         few = rows > 64 and view.channels < 2048
         self.channels = min(power_of_two(view.channels), 8 if few else 16)
-        self.rows = min(power_of_two(rows), MERGE_BLOCK // 8)
+        # A program for the modulation of one sample takes the rows of that sample alone.
+        self.rows = min(power_of_two(max(16, partials.chunks) if modulation else rows), MERGE_BLOCK // 8)
         self.warps = max(1, self.channels * self.rows // (32 * 8)) if parameters or modulation else 1
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
