@@ -72,6 +72,8 @@ def own_statistics(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         var = x.square().mean(axes, keepdim=True)
         return torch.zeros_like(var), var, (var + norm.eps).rsqrt()
     mean = x.mean(axes, keepdim=True)
+    # The mean of the deviations corrects the rounding of the mean: the mean of equal numbers is then that number.
+    mean = mean + (x - mean).detach().mean(axes, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
     var = (x - mean).square().mean(axes, keepdim=True)
     return mean, var, (var + norm.eps).rsqrt()
 
