@@ -29,6 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
+from fusednorm.backends.cpu.geometry import repeat
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
@@ -292,3 +293,34 @@ def test_gradients_of_no_positions_are_zero_beside_a_nan(instance: str) -> None:
         y = fusednorm.group_norm(x, 2, weight, bias, scale=scale, shift=shift, activation="silu")
         for gradient in torch.autograd.grad(y.sum(), parameters):
             assert not gradient.any()
+
+
+# --- few channels: positions of channels_last together in a row ---
+
+
+@pytest.mark.parametrize("positions", [2, 7, 8, 127, 128, 129, 1027, 9000])
+@pytest.mark.parametrize(
+    ("family", "channels", "groups"),
+    [("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0), ("batch_norm", 2, 0)],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_channels(family: Family, channels: int, groups: int, positions: int, dtype: str) -> None:
+    """Lengths that rows of several positions, and their sums, divide, and others."""
+    shape, modulated = (3, channels, positions), family != "batch_norm"
+    workload = Workload(family, shape, groups, dtype, "nhwc", "silu", modulated=modulated)
+    inputs = draw(workload)
+    instances = ("cpu.slabs_split",) if family == "batch_norm" else ("cpu.slabs_split", "cpu.slabs")
+    for instance in instances:
+        assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
+    norm, x = norm_of("instance_norm"), torch.empty(2, 3, 64, device="meta")
+    dense, apart = torch.empty(2, 64, 3, device="meta").mT, torch.empty(2, 64, 4, device="meta").mT[:, :3]
+    wide = torch.empty(2, 64, 17, device="meta").mT
+    assert repeat(forward_problem(norm, Operands(dense))) == 8
+    assert repeat(forward_problem(norm, Operands(torch.empty(2, 640, 3, device="meta").mT))) == 32
+    for other in (x, apart, wide):
+        assert repeat(forward_problem(norm, Operands(other))) == 1
+    problem = forward_problem(norm, Operands(dense))
+    assert repeat(replace(problem, grad_layout=replace(problem.layout, spatial=5))) == 1

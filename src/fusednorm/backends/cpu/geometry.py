@@ -5,6 +5,7 @@ Kernels read a field as ``geometry[SAMPLES]``; :func:`geometry` makes the vector
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,7 +23,11 @@ INPUT_SAMPLE, INPUT_STEP, OUTPUT_SAMPLE, OUTPUT_STEP, GRAD_SAMPLE, GRAD_STEP = r
 PIECES, PIECE = 17, 18
 #: Which results are wanted.
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
-FIELDS = 21
+#: How many positions channels_last takes as one row, where their few channels follow one another in all tensors.
+REPEAT = 21
+FIELDS = 22
+#: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.
+FEW_CHANNELS, VECTOR, ROW_ELEMENTS = 16, 16, 64
 
 FLOAT32, FLOAT64, FLOAT16, BFLOAT16 = range(1, 5)
 DTYPE_CODES = {None: 0, "float32": FLOAT32, "float64": FLOAT64, "float16": FLOAT16, "bfloat16": BFLOAT16}
@@ -33,6 +38,18 @@ COEFFICIENTS = 6
 
 def _strides(layout: Layout) -> tuple[int, int]:
     return layout.sample, layout.channel if layout.order == "channels_first" else layout.spatial
+
+
+def repeat(problem: Problem) -> int:
+    """How many positions of channels_last make a row: loops over rows of few elements would take one at a time."""
+    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
+    if problem.layout.order == "channels_first" or not 0 < view.channels <= FEW_CHANNELS:
+        return 1
+    if any(layout is not None and layout.spatial != view.channels for layout in layouts):
+        return 1
+    together = VECTOR // gcd(VECTOR, view.channels)
+    together *= -(-ROW_ELEMENTS // (together * view.channels))
+    return max(1, min(together, view.spatial // 8))
 
 
 def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
@@ -52,4 +69,5 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[PIECES], fields[PIECE] = pieces, piece
     fields[WANT_VARIANCE] = problem.norm.has_variance
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
+    fields[REPEAT] = repeat(problem)
     return fields

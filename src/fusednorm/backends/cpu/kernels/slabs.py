@@ -1,8 +1,9 @@
 """Kernels of the channels_last order, where each position of each sample is a contiguous row of C channels.
 
 The work is cut into slabs of whole rows. A slab's statistics are kept per channel, so that every loop runs along
-contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Each kernel
-is called for all samples, or, where samples are small, all kernels for a few samples while these lie in cache.
+contiguous channels whatever the number of channels per group; groups are formed when slabs are combined. Where the
+channels are few, REPEAT positions make a row, whose coefficients and sums are those of its channels, repeated. Each
+kernel is called for all samples, or, where samples are small, all kernels for a few samples while these lie in cache.
 
 batch_norm without modulation is one sample of N * S positions where the strides permit it (Problem.folded).
 """
@@ -24,6 +25,7 @@ from fusednorm.backends.cpu.geometry import (
     PER_BATCH,
     PIECE,
     PIECES,
+    REPEAT,
     RMS,
     SAMPLES,
     SPATIAL,
@@ -48,6 +50,18 @@ def locate(geometry, task):
 @exact
 def channel_count(geometry):
     return geometry[GROUPS] * geometry[GROUP_CHANNELS]
+
+
+@exact
+def row_width(geometry):
+    """The elements of a row of REPEAT positions."""
+    return channel_count(geometry) * geometry[REPEAT]
+
+
+@exact
+def rows_of(geometry, positions):
+    """The rows of REPEAT positions, of which the last may have fewer."""
+    return (positions + geometry[REPEAT] - 1) // geometry[REPEAT]
 
 
 @exact
@@ -81,40 +95,54 @@ def _slab_moments(element: Element):
                 add_second(second, c, d0 * d0)
 
     @exact
-    def find_pivot(x, i, step, rows, n, pivot):
-        for c in range(n):
+    def find_pivot(x, i, step, rows, n, together, pivot):
+        """The means of n channels over some rows of ``together`` positions, repeated."""
+        for c in range(n * together):
             pivot[c] = T(0)
         if rows == 0:
             return
         head = max(rows // HEAD, min(rows, FEWEST_ROWS))
         for r in range(head):
-            for c in range(n):
+            for c in range(n * together):
                 add_first(pivot, c, load(x, i + r * step + c))
+        for k in range(1, together):
+            for c in range(n):
+                pivot[c] += pivot[k * n + c]
         for c in range(n):
-            pivot[c] = nearest(pivot[c] / T(head))
+            pivot[c] = nearest(pivot[c] / T(head * together))
+        for c in range(n, n * together):
+            pivot[c] = pivot[c - n]
 
     @exact
     def slab_moments(x, partials, geometry, task):
-        n, position, rows = locate(geometry, task)
+        n, position, positions = locate(geometry, task)
         channels, step = channel_count(geometry), geometry[INPUT_STEP]
         origin = n * geometry[INPUT_SAMPLE] + position * step
         pivot, first, second = scratch(), scratch(), scratch()
         rms = geometry[RMS]
+        together = min(geometry[REPEAT], positions)
+        rows, rest = positions // max(1, together), positions % max(1, together)
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             means, m2s = 2 * task * channels + tile, (2 * task + 1) * channels + tile
-            find_pivot(x, origin + tile, step, 0 if rms else rows, width, pivot)
-            for c in range(width):
+            find_pivot(x, origin + tile, step * together, 0 if rms else rows, width, together, pivot)
+            for c in range(width * together):
                 first[c] = second[c] = T(0)
+            for c in range(width):
                 partials[means + c] = partials[m2s + c] = 0.0
-            for r in range(0, rows, FLUSH):
-                add_rows(x, origin + tile + r * step, step, min(FLUSH, rows - r), width, pivot, first, second)
-                for c in range(width):
-                    partials[means + c] += np.float64(first[c])
-                    partials[m2s + c] += np.float64(second[c])
+            for r in range(0, rows + (rest > 0), FLUSH):
+                i, count = origin + tile + r * step * together, min(FLUSH, rows - r)
+                add_rows(x, i, step * together, count, width * together, pivot, first, second)
+                if rest > 0 and r + FLUSH > rows:
+                    add_rows(x, i + count * step * together, step, 1, width * rest, pivot, first, second)
+                for k in range(together):
+                    for c in range(width):
+                        partials[means + c] += np.float64(first[k * width + c])
+                        partials[m2s + c] += np.float64(second[k * width + c])
+                for c in range(width * together):
                     first[c] = second[c] = T(0)
             for c in range(width):
-                shift = partials[means + c] / rows
+                shift = partials[means + c] / positions
                 m2 = partials[m2s + c] - partials[means + c] * shift
                 if rms:
                     partials[means + c] = 0.0
@@ -187,15 +215,17 @@ def _sample_coefficients(element: Element):
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
         """mean, a, b and rstd of each channel of a sample."""
-        channels = channel_count(geometry)
-        base = n * COEFFICIENTS * channels
+        channels, width = channel_count(geometry), row_width(geometry)
+        base = n * COEFFICIENTS * width
         for c in range(channels):
             unit = statistic_unit(geometry, n, c)
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-            coefficients[base + c] = T(stats[2 * unit])
-            coefficients[base + channels + c] = T(gain * stats[2 * unit + 1])
-            coefficients[base + 2 * channels + c] = T(offset)
-            coefficients[base + 3 * channels + c] = T(stats[2 * unit + 1])
+            for k in range(geometry[REPEAT]):
+                i = base + k * channels + c
+                coefficients[i] = T(stats[2 * unit])
+                coefficients[i + width] = T(gain * stats[2 * unit + 1])
+                coefficients[i + 2 * width] = T(offset)
+                coefficients[i + 3 * width] = T(stats[2 * unit + 1])
 
     return sample_coefficients
 
@@ -206,14 +236,15 @@ def _apply_slab(element: Element, value):
 
     @exact
     def apply_slab(x, y, coefficients, geometry, activation_parameter, task):
-        n, first, rows = locate(geometry, task)
-        channels, alpha = channel_count(geometry), T(activation_parameter)
-        centre = n * COEFFICIENTS * channels
-        a, b = centre + channels, centre + 2 * channels
-        for r in range(first, first + rows):
+        n, first, positions = locate(geometry, task)
+        channels, width, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
+        centre = n * COEFFICIENTS * width
+        a, b = centre + width, centre + 2 * width
+        for row in range(rows_of(geometry, positions)):
+            r = first + row * geometry[REPEAT]
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for c in range(channels):
+            for c in range(min(width, (first + positions - r) * channels)):
                 deviation = load(x, i + c) - read(coefficients, centre + c)
                 z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
                 store(y, j + c, value(z, alpha))

@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.geometry import (
     OUTPUT_STEP,
     PER_BATCH,
     PIECES,
+    REPEAT,
     RMS,
     SAMPLES,
     TRAINING,
@@ -26,7 +27,7 @@ from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_co
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import rounded_number
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate
+from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of
 
 
 @cache
@@ -36,37 +37,42 @@ def _slab_sums(element: Element, pullback):
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
 
     @reassociated
-    def add_row(grad, g, x, i, coefficients, k, channels, n, alpha, first, second):
+    def add_row(grad, g, x, i, coefficients, k, plane, n, alpha, first, second):
         for c in range(n):
             deviation = load(x, i + c) - read(coefficients, k + c)
-            a, b = read(coefficients, k + channels + c), read(coefficients, k + 2 * channels + c)
+            a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
             dz = pullback(load(grad, g + c), normalized(deviation, a, b), alpha)
             add_first(first, c, dz)
-            add_second(second, c, dz * (deviation * read(coefficients, k + 3 * channels + c)))
+            add_second(second, c, dz * (deviation * read(coefficients, k + 3 * plane + c)))
 
     @exact
     def slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task):
-        n, position, rows = locate(geometry, task)
-        channels, alpha = channel_count(geometry), T(activation_parameter)
+        n, position, positions = locate(geometry, task)
+        channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
         g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
         first, second = scratch(), scratch()
+        together = geometry[REPEAT]
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
             for c in range(width):
                 partials[ps + c] = partials[qs + c] = 0.0
+            rows = rows_of(geometry, positions)
             for start in range(0, rows, FLUSH):
-                for c in range(width):
+                for c in range(width * together):
                     first[c] = second[c] = T(0)
-                for r in range(start, min(start + FLUSH, rows)):
+                for row in range(start, min(start + FLUSH, rows)):
+                    r = row * together
                     add_row(
                         grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
-                        coefficients, n * COEFFICIENTS * channels + tile, channels, width, alpha, first, second,
+                        coefficients, n * COEFFICIENTS * plane + tile, plane,
+                        width * min(together, positions - r), alpha, first, second,
                     )  # fmt: skip
-                for c in range(width):
-                    partials[ps + c] += np.float64(first[c])
-                    partials[qs + c] += np.float64(second[c])
+                for k in range(together):
+                    for c in range(width):
+                        partials[ps + c] += np.float64(first[k * width + c])
+                        partials[qs + c] += np.float64(second[k * width + c])
 
     return slab_sums
 
@@ -107,10 +113,13 @@ def _unit_gradient(element: Element):
         c2, c3 = -rstd * total_q / count, -rstd * total_p / count
         if geometry[RMS]:
             c3 = 0.0
+        width = row_width(geometry)
         for n in range(n0, n1):
+            base = (n * COEFFICIENTS + 4) * width
             for c in range(c0, c1):
-                base = n * COEFFICIENTS * channels + c
-                coefficients[base + 4 * channels], coefficients[base + 5 * channels] = T(c2), T(c3)
+                for k in range(geometry[REPEAT]):
+                    i = base + k * channels + c
+                    coefficients[i], coefficients[i + width] = T(c2), T(c3)
 
     return unit_gradient
 
@@ -121,25 +130,27 @@ def _gradient_slab(element: Element, pullback):
 
     @exact
     def gradient_slab(grad, x, dx, coefficients, geometry, activation_parameter, task):
-        n, first, rows = locate(geometry, task)
-        channels, alpha = channel_count(geometry), T(activation_parameter)
-        k = n * COEFFICIENTS * channels
+        n, first, positions = locate(geometry, task)
+        channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
+        k = n * COEFFICIENTS * plane
         training = geometry[TRAINING]
-        for r in range(first, first + rows):
+        for row in range(rows_of(geometry, positions)):
+            r = first + row * geometry[REPEAT]
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
+            width = min(plane, (first + positions - r) * channels)
             if training:
-                for c in range(channels):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
-                    xhat = deviation * read(coefficients, k + 3 * channels + c)
-                    c2, c3 = read(coefficients, k + 4 * channels + c), read(coefficients, k + 5 * channels + c)
+                for c in range(width):
+                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
+                    xhat = deviation * read(coefficients, k + 3 * plane + c)
+                    c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
                     store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
             else:  # 0 times an infinite xhat would be NaN
-                for c in range(channels):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + channels + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * channels + c))
+                for c in range(width):
+                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
                     store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
 
     return gradient_slab

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import COEFFICIENTS
+from fusednorm.backends.cpu.geometry import COEFFICIENTS, REPEAT
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import Problem
@@ -27,7 +27,7 @@ class SlabsForward(ForwardPlan):
         super().__init__(problem, pieces, piece)
 
     def loops(self) -> list[Loop]:
-        channels, count = self.channels, self.samples * self.channels
+        channels, count = self.channels, self.samples * self.channels * int(self.geometry[REPEAT])
         self.reserve(coefficients=COEFFICIENTS * count)
         coefficients = self.kernel("coefficients", activated=False)
         apply = self.kernel("apply")
@@ -63,7 +63,7 @@ class SlabsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         channels, count, units = self.channels, self.samples * self.channels, self.num_statistics
         self.reserve(partials=2 * self.tasks * channels, stats=2 * units, sums=2 * count)
-        self.reserve(coefficients=COEFFICIENTS * count)
+        self.reserve(coefficients=COEFFICIENTS * count * int(self.geometry[REPEAT]))
         recall = self.kernel("recall", activated=False)
         coefficients = self.kernel("coefficients", activated=False, module="slabs")
         reduce, combine = self.kernel("reduce"), self.kernel("combine", activated=False)
