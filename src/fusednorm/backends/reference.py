@@ -73,7 +73,7 @@ def own_statistics(norm: Norm, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return torch.zeros_like(var), var, (var + norm.eps).rsqrt()
     mean = x.mean(axes, keepdim=True)
     # The mean of the deviations corrects the rounding of the mean: the mean of equal numbers is then that number.
-    mean = mean + (x - mean).detach().mean(axes, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+    mean = mean + (x - mean).mean(axes, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
     var = (x - mean).square().mean(axes, keepdim=True)
     return mean, var, (var + norm.eps).rsqrt()
 
