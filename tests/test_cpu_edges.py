@@ -298,16 +298,15 @@ def test_gradients_of_no_positions_are_zero_beside_a_nan(instance: str) -> None:
 # --- few channels: positions of channels_last together in a row ---
 
 
-@pytest.mark.parametrize("positions", [2, 7, 8, 127, 128, 129, 1027, 9000])
+@pytest.mark.parametrize("positions", [2, 8, 129, 2100])
 @pytest.mark.parametrize(
     ("family", "channels", "groups"),
     [("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0), ("batch_norm", 2, 0)],
 )
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_few_channels(family: Family, channels: int, groups: int, positions: int, dtype: str) -> None:
+def test_few_channels(family: Family, channels: int, groups: int, positions: int) -> None:
     """Lengths that rows of several positions, and their sums, divide, and others."""
     shape, modulated = (3, channels, positions), family != "batch_norm"
-    workload = Workload(family, shape, groups, dtype, "nhwc", "silu", modulated=modulated)
+    workload = Workload(family, shape, groups, "float32", "nhwc", "silu", modulated=modulated)
     inputs = draw(workload)
     instances = ("cpu.slabs_split",) if family == "batch_norm" else ("cpu.slabs_split", "cpu.slabs")
     for instance in instances:
