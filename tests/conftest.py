@@ -12,9 +12,9 @@ import pytest
 import torch
 from hypothesis import settings
 
-# A first example may compile a kernel, so no deadline. The same examples are drawn each time, so that a change fails for
-# what it did. ``--hypothesis-profile=new`` draws new ones, of which a few exceed a tolerance by little: it stands on the
-# error of the plain result, and among a few small values that error may be small by chance.
+# A first example may compile a kernel, so no deadline. The same examples are drawn each time, so that a change fails
+# for what it did. ``--hypothesis-profile=new`` draws new ones, of which a few exceed a tolerance by little: it stands
+# on the error of the plain result, which among a few small values may be small by chance.
 settings.register_profile("same", deadline=None, max_examples=30, print_blob=True, derandomize=True, database=None)
 settings.register_profile("new", deadline=None, max_examples=30, print_blob=True)
 settings.load_profile("same")
