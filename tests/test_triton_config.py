@@ -169,3 +169,26 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
         config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
         assert config.programs == 264 or 8 * config.programs <= 2 * 3 * samples / 4
         assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)
+
+
+def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
+    x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
+    tile = passes_for(forward_problem(norm_of("group_norm", 1), Operands(x))).reduction
+    assert 293 * -(-(31**3) // (tile.positions * tile.tiles)) <= 16384
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "one"), [(1, 2048, True), (9, 256, True), (32, 256, True), (33, 256, False)]
+)
+def test_one_program_takes_few_short_rows_in_one_step(samples: int, size: int, one: bool) -> None:
+    x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
+    config = rows_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
+    assert (config.programs == 1) is one
+    if one:
+        assert config.rows >= samples
+
+
+def test_few_rows_are_shared_by_many_programs() -> None:
+    x = torch.empty(462, 768, dtype=torch.float16, device="meta")
+    config = rows_backward_for(backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x)))
+    assert config.rows * config.programs >= 256

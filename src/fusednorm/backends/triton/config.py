@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
 
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 
 #: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. In the pass that writes a
 #: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
@@ -55,18 +56,21 @@ def alignment(dtype: str, *numbers: int) -> int:
     return gcd(16 // DTYPE_BYTES[dtype], *numbers)
 
 
-def load_bytes(problem: Problem) -> int:
-    """The widest load that the strides of all tensors allow, 16 bytes at most."""
-    view, numbers = problem.view, []
-    for layout in (problem.layout, problem.output_layout, problem.grad_layout):
+def alignment_of_runs(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+    """The alignment of every run of contiguous elements in tensors of a view: of its beginning and its end."""
+    found = 0
+    for layout in layouts:
         if layout is not None:
             last = layout.order == "channels_last"
-            numbers += [
-                layout.sample,
-                layout.spatial if last else layout.channel,
-                view.channels if last else view.spatial,
-            ]
-    return alignment(problem.dtype, *numbers) * DTYPE_BYTES[problem.dtype]
+            run, step = (view.channels, layout.spatial) if last else (view.spatial, layout.channel)
+            found = gcd(found, run, step, layout.sample)
+    return alignment(dtype, found)
+
+
+def load_bytes(problem: Problem) -> int:
+    """The widest load that the strides of all tensors allow, 16 bytes at most."""
+    layouts = problem.layout, problem.output_layout, problem.grad_layout
+    return alignment_of_runs(problem.dtype, problem.view, layouts) * DTYPE_BYTES[problem.dtype]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +220,8 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
         count = -(-view.spatial // positions)
         # A program merges a unit's partials at 4000 a microsecond.
-        least = count * (1 if problem.norm.per_batch else view.group_channels) // MOST_PARTIALS
-        tiles = _shares(count, max(blocks * count // SCALAR_PROGRAMS, least))
+        most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
+        tiles = max(1, _shares(count, blocks * count // SCALAR_PROGRAMS), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         return TilesConfig(
             PassConfig(read, positions, tiles, 2, stages), PassConfig(write, max(1, elements // write), 2, 4)

@@ -35,9 +35,8 @@ def reduce(
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    STAGES: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -227,9 +226,8 @@ def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
     partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz."""
@@ -304,9 +302,9 @@ def gradients(
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr,
-    LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
     does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment, merged, power_of_two
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_runs, merged, power_of_two
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
@@ -39,16 +39,13 @@ class Pass:
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        starts = [
-            step for layout in layouts for step in (layout.sample, layout.spatial if self.last else layout.channel)
-        ]
         self.span = config.positions * config.tiles
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
         self.warps = config.warps
         self.tile = {
             "EVEN": view.spatial % self.span == 0,
-            "ALIGN": alignment(problem.dtype, view.channels if self.last else view.spatial, *starts),
+            "ALIGN": alignment_of_runs(problem.dtype, view, layouts),
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
