@@ -36,7 +36,7 @@ from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
 
 TILE = SCRATCH  # channels summed at a time
-FEWEST_ROWS = 16  # a channel's pivot is the mean of at least so many rows, or of all
+FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
 
@@ -101,7 +101,7 @@ def _slab_moments(element: Element):
             pivot[c] = T(0)
         if rows == 0:
             return
-        head = max(rows // HEAD, min(rows, FEWEST_ROWS))
+        head = max(rows // HEAD, min(rows, (FEWEST_POSITIONS + together - 1) // together))
         for r in range(head):
             for c in range(n * together):
                 add_first(pivot, c, load(x, i + r * step + c))
