@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,15 +16,15 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends import reference
-from fusednorm.bench import judging, summary
+from fusednorm.bench import judging, precompile, summary
 from fusednorm.bench import peers as peer_modules
-from fusednorm.bench.contenders import Eager, FusedNorm, FusedNormPreallocated, Prepared
+from fusednorm.bench.contenders import Compiled, Eager, FusedNorm, FusedNormPreallocated, Prepared
 from fusednorm.bench.judging import Asked, Judge, compute_saved_statistics
 from fusednorm.bench.markdown import report_markdown
 from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
-from fusednorm.bench.runner import run_workload
+from fusednorm.bench.runner import call_once, run_workload
 from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
 from fusednorm.machine import limits
 from fusednorm.machine.timing import Call, Calls, CpuTimer, Timing
@@ -357,3 +358,70 @@ def test_inputs_are_seeded_and_laid_out() -> None:
 def test_a_workload_that_cannot_be_is_refused(arguments: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         replace(GROUP, **arguments)
+
+
+# --- compiling ahead ---
+
+
+@pytest.fixture
+def two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precompile, "processes_for", lambda tasks: 2)
+
+
+def test_every_task_is_called_ahead_though_some_raise(tmp_path: Path, two_processes: None) -> None:
+    paths = [tmp_path / name for name in ("none/a", "b", "none/c", "d", "e")]
+    said: list[str] = []
+    precompile.precompile(Path.touch, paths, said.append)
+    assert [path.exists() for path in paths] == [False, True, False, True, True]
+    assert said[-1] == "compiling: 5 of 5"
+
+
+def test_a_process_that_dies_ends_no_suite(two_processes: None) -> None:
+    precompile.precompile(os._exit, [3, 3, 3])
+
+
+@pytest.mark.parametrize(("tasks", "cores", "processes"), [(7, 16, 0), (16, 16, 2), (1000, 16, 15), (1000, 1, 0)])
+def test_processes_leave_a_core_and_have_tasks(
+    monkeypatch: pytest.MonkeyPatch, tasks: int, cores: int, processes: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    assert precompile.processes_for(tasks) == processes
+
+
+def test_each_contender_is_called_once_though_some_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+
+    def prepare(contender: object, *_: object) -> Prepared:
+        called.append(type(contender).__name__)
+        if isinstance(contender, FusedNorm):
+            raise RuntimeError
+        return Prepared(lambda: called.append("a call"), lambda result: {})
+
+    for contender in (FusedNorm, Eager):
+        monkeypatch.setattr(contender, "prepare", prepare)
+    workload = Workload("layer_norm", (4, 8), 1)
+    call_once((workload, "backward"), ["fusednorm", "eager"], "cpu")
+    assert called == ["FusedNorm", "Eager", "a call"]
+
+
+# --- a peer that would write past its memory ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "asked", "refused"),
+    [
+        ((65537, 8, 4), 2, "backward", True),
+        ((65537, 8, 4), 2, "forward_backward", True),
+        ((65537, 8, 4), 2, "forward", False),
+        ((65536, 8, 4), 2, "backward", False),
+        ((65537, 32), 1, "backward", False),
+    ],
+)
+def test_torchs_backward_that_writes_out_of_bounds_is_not_run(
+    shape: tuple[int, ...], dims: int, asked: Asked, refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload = Workload("layer_norm", shape, dims)
+    assert Eager().refusal(workload, asked) is None
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (Eager().refusal(workload, asked) is not None) is refused
+    assert Compiled().refusal(workload, asked) is None

@@ -239,7 +239,9 @@ def test_an_old_result_stays_until_there_is_a_new_one(monkeypatch: pytest.Monkey
     path.write_text("old " * 10_000)
     with monkeypatch.context() as patched:
         patched.setattr(cli.bench, "run_workload", lambda *_, **__: 1 / 0)
-        assert run(*BENCH, "--json", str(path), "--csv", str(tmp_path / "new.csv")).exit_code == exits.DEFECT
+        failed = run(*BENCH, "--json", str(path), "--csv", str(tmp_path / "new.csv"))
+        assert failed.exit_code == exits.DEFECT
+        assert f"while measuring {TINY.key} forward" in failed.stderr
     assert path.read_text() == "old " * 10_000
     assert not (tmp_path / "new.csv").exists()
     assert run(*BENCH, "--json", str(path), "--csv", "/dev/null").exit_code == 0

@@ -212,11 +212,11 @@ class Compiled(Eager):
 
     name = "compile"
 
-    def corrupts_memory(self, workload: Workload) -> bool:
-        return False  # the compiled backward is Inductor's own
-
     def __init__(self) -> None:
         self._compiled: tuple[Workload, Callable[[Inputs], Tensor]] | None = None
+
+    def corrupts_memory(self, workload: Workload) -> bool:
+        return False  # the compiled backward is Inductor's own
 
     def prepare(self, workload: Workload, inputs: Inputs, asked: Asked) -> Prepared:
         if self._compiled is None or self._compiled[0] != workload:

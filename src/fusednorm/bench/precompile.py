@@ -18,7 +18,6 @@ from fusednorm.bench.runner import Progress, silent
 
 T = TypeVar("T")
 
-
 #: Tasks below which a process would spend more time on its start than on them.
 LEAST_TASKS = 8
 
@@ -31,7 +30,7 @@ def processes_for(tasks: int) -> int:
 def precompile(run: Callable[[T], None], tasks: Sequence[T], progress: Progress = silent) -> None:
     """Call ``run``, a picklable function, on each task in other processes.
 
-    A task that raises has its say when it is timed, and is passed over here; so is the rest where a process dies.
+    A task that raises is passed over, since its timing will raise again; so are all that are left where a process dies.
     """
     processes = processes_for(len(tasks))
     if processes < 2:
