@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import gcd
+from typing import Literal
 
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 
@@ -42,6 +43,11 @@ WIDE_LOAD, WIDEST_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 16,
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
 #: The elements of short rows that one program takes in one step, and those that many programs take in few steps.
 ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. A problem of FEW_HELD elements is held
+#: where it can be; of a larger one units of up to LARGE_HELD.
+MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
+#: Elements of a row in the registers of a backward's program, which holds four values an element.
+MOST_ROW = 16384
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -102,6 +108,14 @@ class WholeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldConfig:
+    """Units to a program, and warps."""
+
+    units: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class RowsForwardConfig:
     """A forward of rows: elements of a row to a step, and warps."""
 
@@ -123,14 +137,77 @@ class RowsBackwardConfig:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
-    """A backward of long rows. The pass for totals: elements to a step, warps. The pass by columns: columns to a
-    program, warps, and about how many programs."""
+    """A backward of long rows. The pass for totals: elements to a step, warps, and about how many programs, at least a
+    row to a program. The pass by columns: columns to a program, warps, and about how many programs."""
 
     row_elements: int
     row_warps: int
+    row_programs: int
     elements: int
     warps: int
     programs: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUnits:
+    """A problem's units as ``rows`` of ``columns`` contiguous elements, see kernels/held.py: ``in_sample`` units in
+    each of the samples, in batch_norm one sample. ``across`` is the stride of a layout from row to row; ``channels`` of
+    each sample have partials of their own."""
+
+    samples: int
+    in_sample: int
+    channels: int
+    rows: int
+    columns: int
+    affine: int
+    across: Literal["sample", "channel", "spatial"]
+    input: Layout
+    output: Layout | None
+    grad: Layout | None
+
+    @property
+    def units(self) -> int:
+        return self.samples * self.in_sample
+
+    @property
+    def elements(self) -> int:
+        """Of a unit, as a tile holds it."""
+        return power_of_two(self.rows) * power_of_two(self.columns)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether neighbouring units are neighbours in memory, element by element."""
+        layouts = self.input, self.output, self.grad
+        return self.columns == 1 and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
+
+    @property
+    def spans(self) -> bool:
+        """Whether units of several samples share a program: neighbours in memory are of one sample."""
+        return self.columns > 1
+
+    def steps(self, layout: Layout) -> tuple[int, int, int]:
+        """The strides of samples, units and rows."""
+        unit = layout.channel * (self.channels // max(1, self.in_sample))
+        return (0 if self.across == "sample" else layout.sample), unit, getattr(layout, self.across)
+
+
+def held_units(problem: Problem) -> HeldUnits | None:
+    """The units of a problem, or None where strides do not make them rows, or where a parameter of batch_norm differs
+    by sample."""
+    seen, per_batch = problem.folded, problem.norm.per_batch
+    view, layouts = seen.view, (seen.layout, seen.output_layout, seen.grad_layout)
+    last, D = seen.layout.order == "channels_last", view.group_channels
+    if per_batch and (problem.modulated or (last and view.samples > 1)):
+        return None
+    samples = 1 if per_batch else view.samples
+    across: Literal["sample", "channel", "spatial"] = "spatial"
+    if last:
+        rows, columns = view.spatial, D
+    else:
+        across = "sample" if per_batch else "channel"
+        rows, columns = view.samples if per_batch else D, view.spatial
+    affine = 0 if D == 1 else 2 if last else 1
+    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
 
 
 def tiled(problem: Problem) -> Problem:
@@ -150,7 +227,17 @@ def tiled(problem: Problem) -> Problem:
 
 def passes_for(problem: Problem) -> TilesConfig:
     """The passes of a problem as tiles see it."""
+    view = problem.view
+    if view.spatial == view.groups == 1 and not problem.norm.per_batch and not problem.backward:
+        return _long_rows(problem)
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
+
+
+def _long_rows(problem: Problem) -> TilesConfig:
+    """A forward of rows of one group: pieces of a row to a program."""
+    share = 4 if problem.dtype == "float64" else 1
+    row = power_of_two(problem.view.channels)
+    return TilesConfig(PassConfig(1, min(row, TILE // share)), PassConfig(min(row, TILE // 2 // share), 1))
 
 
 def merged(problem: Problem) -> int:
@@ -255,12 +342,44 @@ def _shares(count: int, most: int) -> int:
     return even if 2 * even >= most else most
 
 
+def _program_elements(total: int, most: int) -> int:
+    """The elements of a program, from 256 to ``most``: few where the total is small, which then has programs on all
+    multiprocessors."""
+    return max(256, min(most, power_of_two(total // (2 * PROCESSORS))))
+
+
 def whole_forward_for(problem: Problem) -> WholeConfig:
-    """16 elements a thread and 32 of a large unit: 16384 x 4096 in bf16 takes 67 us on 4 warps and 157 on 32."""
-    block = power_of_two(problem.reduced)
-    elements = max(block, 2048 if block < 512 else 1024)
-    units = min(elements // block, power_of_two(problem.num_statistics))
-    return WholeConfig(units, max(1, min(16, block * units // (512 if block < 4096 else 1024))))
+    """16 elements a thread and 32 of many large units: 16384 x 4096 in bf16 takes 67 us on 4 warps and 157 on 32."""
+    block, units = power_of_two(problem.reduced), problem.num_statistics
+    elements = max(block, _program_elements(block * units, 2048 if block < 512 else 1024))
+    together = min(elements // block, power_of_two(units))
+    thread = 32 if block >= 4096 and units > 2 * PROCESSORS else 16
+    return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
+
+
+def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """8 elements a thread, 4 of narrow loads; 16 where there are many elements, and 32 of a forward of 16 bits. Where
+    units are neighbours in memory, enough of them for 32 bytes of each row."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    units = max(32 // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
+    units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
+    if total <= 2 * PROCESSORS * 1024:
+        thread = 8 if load_bytes(problem) >= WIDE_LOAD else 4
+    else:
+        thread = 16 if problem.backward or size > 2 else 32
+    return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether units in registers are faster than tiles: in a small problem, since one launch does it; in others where
+    loads are wide and few lanes are empty. (128, 2048, 7, 7) in bf16 takes 53 us held, 22 in tiles."""
+    size = DTYPE_BYTES[problem.dtype]
+    if seen.contiguous and size * (MOST_HELD // seen.elements) < 16:
+        return False
+    if problem.view.numel <= FEW_HELD:
+        return True
+    full = 4 * seen.rows * seen.columns >= 3 * seen.elements
+    return full and seen.elements <= LARGE_HELD and (seen.contiguous or load_bytes(problem) >= WIDE_LOAD)
 
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:
@@ -302,7 +421,18 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
 
 
+def most_row(problem: Problem) -> int:
+    """The longest row whose backward fits the registers of a program."""
+    return MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
+
+
+def by_columns(problem: Problem) -> bool:
+    """Whether a backward of rows goes by columns."""
+    return problem.reduced > most_row(problem)
+
+
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     """8 elements a thread, and eight programs to a multiprocessor. Estimated, not measured."""
     wide = problem.dtype == "float64"
-    return ColumnsBackwardConfig(2048 if wide else 4096, 16, 512 if wide else 1024, 4, 8 * PROCESSORS)
+    elements, columns = (1024, 512) if wide else (2048, 1024)
+    return ColumnsBackwardConfig(elements, 8, 2 * PROCESSORS, columns, 4, 8 * PROCESSORS)

@@ -13,8 +13,11 @@ from itertools import product
 from typing import TypeVar
 
 from fusednorm.backends.triton.config import (
+    MOST_HELD,
     PROCESSORS,
     ColumnsBackwardConfig,
+    HeldConfig,
+    HeldUnits,
     PassConfig,
     RowsBackwardConfig,
     RowsForwardConfig,
@@ -65,6 +68,17 @@ def whole_forwards(problem: Problem, default: WholeConfig) -> tuple[WholeConfig,
     return _limited(default, (WholeConfig(units, warps) for _, units, warps in sorted(found)))
 
 
+def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldConfig, ...]:
+    """Units to a program and warps with 2 to 32 elements a thread, those near the default's number of units first."""
+    most = power_of_two(seen.units if seen.spans else seen.in_sample)
+    found = [
+        (abs(units.bit_length() - default.units.bit_length()), units, warps)
+        for units, warps in product(_powers(1, min(most, MOST_HELD // seen.elements)), WARPS)
+        if 2 <= _thread_elements(problem, seen.elements * units, warps) <= 32
+    ]
+    return _limited(default, (HeldConfig(units, warps) for _, units, warps in sorted(found)))
+
+
 def rows_forwards(problem: Problem, default: RowsForwardConfig) -> tuple[RowsForwardConfig, ...]:
     """Steps of up to a row, and warps with 4 to 32 elements a thread."""
     row = power_of_two(problem.reduced)
@@ -111,16 +125,17 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
 
 
 def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple[ColumnsBackwardConfig, ...]:
-    """Three steps for the totals, three blocks of columns with two numbers of warps, and two numbers of programs."""
-    share = default.programs // 4
-    totals = [(default.row_elements // by, default.row_warps // by) for by in (1, 2, 4)]
-    columns = [(default.elements * by // 2, default.warps) for by in (1, 2, 4)]
-    columns += [(default.elements * by // 2, default.warps * by // 2) for by in (1, 4)]
+    """Two steps and two numbers of programs for the totals; three blocks of columns on three numbers of programs."""
+    share = default.programs // 8
+    totals = [(default.row_elements * by // 2, default.row_warps * by // 2) for by in (2, 4)]
+    columns = [(default.elements * by // 2, max(1, default.warps * by // 2)) for by in (2, 1, 4)]
     return _limited(
         default,
         (
-            ColumnsBackwardConfig(*total, *block, programs)
-            for programs, block, total in product((4 * share, 2 * share), columns, totals)
+            ColumnsBackwardConfig(*total, rows, *block, programs)
+            for programs, rows, total, block in product(
+                (8 * share, 4 * share, 2 * share), (2 * PROCESSORS, 4 * PROCESSORS), totals, columns
+            )
         ),
     )
 

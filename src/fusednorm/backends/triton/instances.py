@@ -9,9 +9,18 @@ from functools import cache
 from typing import Any
 
 from fusednorm.backends.triton.config import (
+    MOST_HELD,
+    ColumnsBackwardConfig,
+    HeldConfig,
+    HeldUnits,
     TilesConfig,
     WholeConfig,
+    by_columns,
     columns_backward_for,
+    held_for,
+    held_units,
+    holding_pays,
+    most_row,
     passes_for,
     rows_backward_for,
     rows_forward_for,
@@ -20,6 +29,7 @@ from fusednorm.backends.triton.config import (
 )
 from fusednorm.backends.triton.config_lists import (
     columns_backwards,
+    held,
     passes,
     rows_backwards,
     rows_forwards,
@@ -29,7 +39,6 @@ from fusednorm.instance import Instance, Plan
 from fusednorm.problem import Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
-MOST_ROW = 16384  # elements of a row in the registers of a backward's program, which holds four values an element
 #: A program takes a row at 25 KB a microsecond, tiles take rows at 30 ps an element. So many rows, or rows so short,
 #: are faster with a program each: 92 rows of 12288 in bf16 took 2.9 us, and 33 in tiles.
 FEWEST_ROWS, SHORT_ROW = 4, 1 << 16
@@ -110,6 +119,40 @@ class WholeInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldInstance:
+    """Units of any memory order that fit the registers of one program: one read."""
+
+    name: str = "triton.held"
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction == "inference" or not problem.norm.training:
+            return "the statistics are given"
+        seen = held_units(problem)
+        if seen is None:
+            return "takes batch_norm without modulation, whose channels_last samples follow one another in memory"
+        most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
+        if seen.elements > most:
+            return f"holds units of {most} elements, these take {seen.elements} of a tile"
+        return _common(problem)
+
+    def configs(self, problem: Problem) -> Sequence[HeldConfig]:
+        seen = _seen(problem)
+        return held(problem, seen, held_for(problem, seen))
+
+    def plan(self, problem: Problem, config: HeldConfig | None = None) -> Plan:
+        from fusednorm.backends.triton.plans.held import HeldBackward, HeldForward
+
+        make, seen = HeldBackward if problem.backward else HeldForward, _seen(problem)
+        return make(problem, seen, config or held_for(problem, seen))
+
+
+def _seen(problem: Problem) -> HeldUnits:
+    seen = held_units(problem)
+    assert seen is not None
+    return seen
+
+
+@dataclass(frozen=True, slots=True)
 class RowsInstance:
     """Rows: the forward in steps, one program a row; the backward with the sums of a program's rows in registers, or
     by columns where rows are too long for that."""
@@ -131,27 +174,23 @@ class RowsInstance:
     def configs(self, problem: Problem) -> Sequence[Any]:
         if not problem.backward:
             return rows_forwards(problem, rows_forward_for(problem))
-        if _long(problem):
-            return columns_backwards(problem, columns_backward_for(problem))
-        return rows_backwards(problem, rows_backward_for(problem))
+        by_rows = rows_backwards(problem, rows_backward_for(problem)) if problem.reduced <= most_row(problem) else ()
+        columns = columns_backwards(problem, columns_backward_for(problem))
+        return (*columns, *by_rows) if by_columns(problem) else (*by_rows, *columns)
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(problem))
-        if _long(problem):
-            return LongRowsBackward(problem, config or columns_backward_for(problem))
-        return RowsBackward(problem, config or rows_backward_for(problem))
+        if config is None:
+            config = (columns_backward_for if by_columns(problem) else rows_backward_for)(problem)
+        make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
+        return make(problem, config)
 
 
 def _most_whole(problem: Problem) -> int:
     return MOST_WHOLE // 2 if problem.dtype == "float64" else MOST_WHOLE
-
-
-def _long(problem: Problem) -> bool:
-    """True for rows whose backward does not fit the registers of a program."""
-    return problem.reduced > (MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW)
 
 
 def _flat(problem: Problem, layout: Layout | None) -> bool:
@@ -162,18 +201,22 @@ def _flat(problem: Problem, layout: Layout | None) -> bool:
     return positions and (view.group_channels == 1 or layout.channel == view.spatial)
 
 
-TILES, WHOLE, ROWS = TilesInstance(), WholeInstance(), RowsInstance()
-INSTANCES = (WHOLE, ROWS, TILES)
+TILES, WHOLE, HELD, ROWS = TilesInstance(), WholeInstance(), HeldInstance(), RowsInstance()
+INSTANCES = (WHOLE, HELD, ROWS, TILES)
 
 
 def choose(problem: Problem) -> Instance:
-    """The instance for a problem that this backend can run: tiny units and rows are read by one program each,
-    other units in tiles, twice.
+    """The instance for a problem that this backend can run: rows, and units that pay to be held, are read by one
+    program each, other units in tiles, twice.
 
     For a larger unit of several positions an affine per element costs more than a second read: (32, 256, 56, 56) in
     bf16 took 86 us whole and 53 in tiles.
     """
-    row = problem.view.spatial == 1 and (problem.num_statistics >= FEWEST_ROWS or problem.reduced <= SHORT_ROW)
+    view = problem.view
+    row = view.spatial == 1 and (problem.num_statistics >= FEWEST_ROWS or problem.reduced <= SHORT_ROW)
+    plain = view.spatial == view.groups == 1 and not problem.modulated
+    if not plain and HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
+        return HELD
     single = row or problem.reduced <= SMALL_UNIT
     stepped = problem.dtype in ("float16", "bfloat16") and problem.reduced >= STEPPED_ROW
     rows = single and (problem.backward or stepped or problem.reduced > _most_whole(problem))

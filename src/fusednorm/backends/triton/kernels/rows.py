@@ -141,16 +141,17 @@ def rows_backward(
         store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, shares, o_c, K, BIAS)
 
 
-@triton.jit(do_not_specialize_on_alignment=["dy_sample", "x_sample"])
+@triton.jit(do_not_specialize_on_alignment=["dy_sample", "x_sample", "chunks"])
 def row_totals(
-    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, activation_parameter: tl.float64,
+    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, chunks,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """P / K and Q / K of one row, in steps of BLOCK_K."""
+    """P / K and Q / K of every chunk-th step of one row, in steps of BLOCK_K."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     parameters = Parameters(p_weight, p_bias, None, None)
-    n = tl.program_id(0).to(tl.int64)
+    n, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
     if OVERLAP:
         gdc_launch_dependents()
     o_k = tl.arange(0, BLOCK_K)
@@ -159,7 +160,7 @@ def row_totals(
     mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
-    for k in tl.range(0, K, BLOCK_K):
+    for k in tl.range(chunk * BLOCK_K, K, chunks * BLOCK_K):
         mask = o_k < K - k
         b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + k + o_k, mask, 0.0)
         b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + k + o_k, mask, 0.0)
@@ -167,18 +168,22 @@ def row_totals(
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
-    tl.store(p_totals + 2 * n, tl.sum(p, 0) / K)
-    tl.store(p_totals + 2 * n + 1, tl.sum(q, 0) / K)
+    o_total = 2 * (n * chunks + chunk)
+    tl.store(p_totals + o_total, tl.sum(p, 0) / K)
+    tl.store(p_totals + o_total + 1, tl.sum(q, 0) / K)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps"])
+@triton.jit(
+    do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps", "chunks"]
+)
 def columns_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials, p_grad_weight, p_grad_bias,
-    rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
+    rows, dy_sample, x_sample, dx_sample, steps, chunks, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr,
 ):  # fmt: skip
-    """grad_input of BLOCK_K columns of ``steps`` rows from the rows' P / K and Q / K, and the sums of p and q."""
+    """grad_input of BLOCK_K columns of ``steps`` rows from P / K and Q / K of the rows' chunks, and the sums of p and
+    q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     parameters = Parameters(p_weight, p_bias, None, None)
@@ -202,9 +207,11 @@ def columns_backward(
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         if p_dx is not None:
-            b_dx = tl.fma(dz, gain, -xhat * tl.load(p_totals + 2 * n + 1, m_n, 0.0))
+            o_j = tl.arange(0, BLOCK_J)
+            p_total, m_j = p_totals + 2 * (n * chunks + o_j), m_n & (o_j < chunks)
+            b_dx = tl.fma(dz, gain, -xhat * tl.sum(tl.load(p_total + 1, m_j, 0.0), 0))
             if p_mean is not None:
-                b_dx -= tl.load(p_totals + 2 * n, m_n, 0.0)
+                b_dx -= tl.sum(tl.load(p_total, m_j, 0.0), 0)
             tl.store(p_dx + n * aligned(dx_sample, ALIGN) + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if SUMS:
             q = tl.fma(dz, xhat, q)

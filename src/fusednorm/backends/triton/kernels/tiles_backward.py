@@ -108,32 +108,64 @@ def unit_totals(
 
 
 @triton.jit
+def parameter_sums(
+    partials, p_scale, block, share, shares, N,
+    P: tl.constexpr, Q: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The sums of p and q, with their weights 1 + scale, of a block of channels over every shares-th step of BLOCK_N of
+    all samples' chunks, and the channels. P and Q: which of the two are wanted."""
+    dtype: tl.constexpr = partials.pointer.dtype.element_ty
+    C, chunks = partials.groups.C, partials.chunks
+    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
+    p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    for start in range(share * BLOCK_N, N * chunks, shares * BLOCK_N):
+        j = start + tl.arange(0, BLOCK_N)
+        n = (j // chunks).to(tl.int64)
+        mask = (j < N * chunks)[:, None] & (o_c < C)[None, :]
+        o_partial = offsets_of_partials(n[:, None], (j % chunks)[:, None], o_c[None, :], C, chunks, LAST)
+        factor = 1.0
+        if p_scale is not None:
+            factor += tl.load(p_scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
+        if P:
+            p += tl.load(partials.pointer + o_partial, mask, 0.0) * factor
+        if Q:
+            q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0) * factor
+    sum_p, sum_q = tl.reduce((p, q), 0, add_pair)
+    return sum_p, sum_q, o_c
+
+
+@triton.jit
 def parameter_gradients(
     partials, parameters, grads, block, N, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr
 ):
     """The gradients of weight and bias for a block of channels."""
-    dtype: tl.constexpr = partials.pointer.dtype.element_ty
-    C, chunks = partials.groups.C, partials.chunks
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    m_c = o_c < C
-    p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-    q = tl.zeros((BLOCK_N, BLOCK_C), dtype)
-    for start in range(0, N * chunks, BLOCK_N):
-        j = start + tl.arange(0, BLOCK_N)
-        n = (j // chunks).to(tl.int64)
-        mask = (j < N * chunks)[:, None] & m_c[None, :]
-        o_partial = offsets_of_partials(n[:, None], (j % chunks)[:, None], o_c[None, :], C, chunks, LAST)
-        factor = 1.0
-        if parameters.scale is not None:
-            factor += tl.load(parameters.scale + n[:, None] * C + o_c[None, :], mask, 0.0).to(dtype)
-        if grads.bias is not None:
-            p += tl.load(partials.pointer + o_partial, mask, 0.0) * factor
-        if grads.weight is not None:
-            q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0) * factor
+    P: tl.constexpr = grads.bias is not None
+    Q: tl.constexpr = grads.weight is not None
+    p, q, o_c = parameter_sums(partials, parameters.scale, block, 0, 1, N, P, Q, LAST, BLOCK_C, BLOCK_N)
+    m_c = o_c < partials.groups.C
     if grads.bias is not None:
-        tl.store(grads.bias + o_c, tl.sum(p, 0).to(grads.bias.dtype.element_ty), m_c)
+        tl.store(grads.bias + o_c, p.to(grads.bias.dtype.element_ty), m_c)
     if grads.weight is not None:
-        tl.store(grads.weight + o_c, tl.sum(q, 0).to(grads.weight.dtype.element_ty), m_c)
+        tl.store(grads.weight + o_c, q.to(grads.weight.dtype.element_ty), m_c)
+
+
+@triton.jit(do_not_specialize=["N"], do_not_specialize_on_alignment=["chunks", "shares"])
+def fold(
+    p_partials, p_scale, p_folded, C, N, total, chunks, shares,
+    OVERLAP: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The sums of p and q, with their weights 1 + scale, of each share of all samples' chunks. Every shares-th step of
+    BLOCK_N of them belongs to a share."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    block, share = tl.program_id(0) // shares, tl.program_id(0) % shares
+    partials = Partials(p_partials, total, Groups(1, C, C), N * chunks, chunks)
+    p, q, o_c = parameter_sums(partials, p_scale, block, share, shares, N, True, True, LAST, BLOCK_C, BLOCK_N)
+    o_folded = share.to(tl.int64) * C + o_c
+    tl.store(p_folded + o_folded, p, o_c < C)
+    tl.store(p_folded + shares * C + o_folded, q, o_c < C)
 
 
 @triton.jit
@@ -164,13 +196,13 @@ def modulation_gradients(
 
 @triton.jit
 def parameter_program(
-    pid, partials, parameters, grads, channel_programs, N,
+    pid, summed, summed_parameters, partials, parameters, grads, channel_programs, N,
     LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a block of channels: the first ``channel_programs`` for weight and bias, the others for scale and
-    shift of one sample."""
+    """A program takes a block of channels: the first ``channel_programs`` for weight and bias, from the ``summed``
+    partials of N samples, the others for scale and shift of one sample."""
     if pid < channel_programs:
-        parameter_gradients(partials, parameters, grads, pid, N, LAST, BLOCK_C, BLOCK_N)
+        parameter_gradients(summed, summed_parameters, grads, pid, N, LAST, BLOCK_C, BLOCK_N)
     else:
         blocks = tl.cdiv(partials.groups.C, BLOCK_C)
         rest = pid - channel_programs
@@ -183,13 +215,14 @@ def parameter_program(
     do_not_specialize_on_alignment=["rows", "chunks"],
 )
 def combine(
-    p_partials, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+    p_partials, p_folded, p_weight, p_bias, p_scale, p_totals, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     G, D, C, units, unit_programs, K, channel_programs, N, total, rows, chunks,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, SHARED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The first ``unit_programs`` programs make P / K and Q / K of BLOCK_U units each, the others the parameters'
-    gradients. SHARED: the gradients of weight and bias are a unit's sums of q and p."""
+    gradients, those of weight and bias from N samples' partials or from N shares that ``fold`` has left. SHARED: the
+    gradients of weight and bias are a unit's sums of q and p."""
     pid = tl.program_id(0)
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, None)
@@ -218,7 +251,14 @@ def combine(
                 tl.store(p_totals + 2 * o_unit, total_p / K, m_unit)
             tl.store(p_totals + 2 * o_unit + 1, total_q / K, m_unit)
     else:
-        parameter_program(pid - unit_programs, partials, parameters, grads, channel_programs, N, LAST, BLOCK_C, BLOCK_N)
+        summed, summed_parameters = partials, parameters
+        if p_folded is not None:
+            summed = Partials(p_folded, N * C, Groups(G, D, C), N, 1)
+            summed_parameters = Parameters(p_weight, p_bias, None, None)
+        parameter_program(
+            pid - unit_programs, summed, summed_parameters, partials, parameters, grads, channel_programs, N,
+            LAST, BLOCK_C, BLOCK_N,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -321,7 +361,9 @@ def gradients(
             if OVERLAP:
                 gdc_wait()
             grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
-            parameter_program(pid, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N)
+            parameter_program(
+                pid, partials, parameters, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N
+            )
     if pid >= parameter_programs:
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),

@@ -23,6 +23,24 @@ def channel_of(o_k, reciprocal, S: tl.constexpr):
         return tl.umulhi(2 * o_k, reciprocal)
 
 
+@triton.jit
+def affine_of_units(
+    parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal,
+    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """A and B of the elements of units, as far as they differ between them."""
+    if D == 1:
+        gain, offset = affine(parameters, o_u[:, None], g[:, None], m_u[:, None], dtype)
+    elif G == 1 and parameters.scale is None and parameters.shift is None:
+        o_d = channel_of(o_k, reciprocal, S)
+        gain, offset = affine(parameters, o_d, o_d, m_k, dtype)
+        gain, offset = gain[None, :], offset[None, :]
+    else:
+        o_c = (g * D)[:, None] + channel_of(o_k, reciprocal, S)[None, :]
+        gain, offset = affine(parameters, n[:, None] * (G * D) + o_c, o_c, mask, dtype)
+    return gain, offset
+
+
 @triton.jit(
     do_not_specialize=["units", "reciprocal"],
     do_not_specialize_on_alignment=["length", "x_sample", "x_group", "y_sample", "y_group"],
@@ -31,11 +49,13 @@ def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
     x_sample, x_group, y_sample, y_group, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
-    K is ``length`` where S is None. EVEN: K = BLOCK_K.
+    K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters are loaded beside the input, and wait in
+    registers for the statistics; where a thread holds few elements, that saves the time of one access.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
@@ -48,6 +68,9 @@ def whole_forward(
     g = o_u % G
     p_in = p_x + (n * aligned(x_sample, ALIGN) + g * aligned(x_group, ALIGN))[:, None] + o_k[None, :]
     b_x = tl.load(p_in, mask, 0.0).to(dtype)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    if EARLY:
+        gain, offset = affine_of_units(parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, dtype)
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)
@@ -61,17 +84,8 @@ def whole_forward(
         tl.store(p_rstd + o_u, rstd, m_u)
     if p_var is not None:
         tl.store(p_var + o_u, variance, m_u)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
-    if D == 1:
-        gain, offset = affine(parameters, o_u[:, None], g[:, None], m_u[:, None], dtype)
-    elif G == 1 and p_scale is None and p_shift is None:
-        o_d = channel_of(o_k, reciprocal, S)
-        gain, offset = affine(parameters, o_d, o_d, m_k, dtype)
-        gain, offset = gain[None, :], offset[None, :]
-    else:
-        o_c = (g * D)[:, None] + channel_of(o_k, reciprocal, S)[None, :]
-        o_modulation = n[:, None] * (G * D) + o_c
-        gain, offset = affine(parameters, o_modulation, o_c, mask, dtype)
+    if not EARLY:
+        gain, offset = affine_of_units(parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, dtype)
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
     p_out = p_y + (n * aligned(y_sample, ALIGN) + g * aligned(y_group, ALIGN))[:, None] + o_k[None, :]

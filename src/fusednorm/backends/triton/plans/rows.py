@@ -21,7 +21,7 @@ from fusednorm.backends.triton.plans.base import (
     Tensors,
     stages,
 )
-from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape, combine_launch
+from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.problem import Problem, View
 
 
@@ -51,7 +51,7 @@ class SummedRowsBackward(BackwardPlan):
         # The sums of a share lie where the partials of a sample of one chunk would.
         partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, 0, last=True, per_batch=False)
         self.total, self.shares = partials.total, shares
-        self.combine = combine_launch(partials, 0, 1, self.rms, ParameterSums(partials, True, False), self.overlap)
+        self.combine = Combination(self, partials, 0, 1, ParameterSums(partials, True, False))
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         operands = (*parameters[:2], *saved)
@@ -60,7 +60,7 @@ class SummedRowsBackward(BackwardPlan):
         else:
             partials = self.workspace(2 * self.total)
             self.gradients(data, dx, operands, (partials, None, None))
-            self.combine(partials, *parameters[:3], None, *grads)
+            self.combine(partials, parameters, None, grads)
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         """Compute grad_input and the sums of p and q. ``operands`` are weight, bias, mean and rstd, and ``sums`` the
@@ -96,7 +96,8 @@ class RowsBackward(SummedRowsBackward):
 
 
 class LongRowsBackward(SummedRowsBackward):
-    """Rows of any length, in two reads: each row's totals, then blocks of columns of a share's rows."""
+    """Rows of any length, in two reads: the totals of each row, by chunks where rows are few, then blocks of columns of
+    a share's rows."""
 
     def __init__(self, problem: Problem, config: ColumnsBackwardConfig) -> None:
         grad, output, self.rows = problem.grad_layout, problem.output_layout, problem.view.samples
@@ -106,28 +107,32 @@ class LongRowsBackward(SummedRowsBackward):
         steps = max(1, -(-self.rows // max(1, config.programs // blocks)))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
+        self.chunks = min(-(-size // config.row_elements), max(1, -(-config.row_programs // max(1, self.rows))))
         samples = grad.sample, problem.layout.sample, output.sample
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
         row = {"K": size, "ALIGN": alignment(problem.dtype, size, *samples)}
         self.totals = Launch(
             rows.row_totals,
-            self.rows,
-            (grad.sample, problem.layout.sample, self.activation_parameter),
+            self.rows * self.chunks,
+            (grad.sample, problem.layout.sample, self.chunks, self.activation_parameter),
             {**common, **row, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
         self.columns = Launch(
             rows.columns_backward,
             blocks * shares,
-            (self.rows, *samples, steps, self.activation_parameter),
-            {**common, "BIAS": problem.bias_dtype is not None, **row, "BLOCK_K": config.elements},
+            (self.rows, *samples, steps, self.chunks, self.activation_parameter),
+            {
+                **common, "BIAS": problem.bias_dtype is not None, **row, "BLOCK_K": config.elements,
+                "BLOCK_J": power_of_two(self.chunks),
+            },
             config.warps,
             follows=self.wants_input,
-        )
+        )  # fmt: skip
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         totals = None
         if dx is not None:
-            totals = self.workspace(2 * self.rows)
+            totals = self.workspace(2 * self.rows * self.chunks)
             self.totals(*data, *operands, totals)
         self.columns(*data, dx, *operands, totals, *sums)

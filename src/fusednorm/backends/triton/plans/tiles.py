@@ -21,6 +21,9 @@ from fusednorm.problem import Layout, Problem, View
 #: which such a launch shares many units. Where neighbouring units' partials are neighbours in memory, a program takes
 #: MERGE_RUN of them: 49152 units of channels_last took 63 us with a unit to a program.
 MERGE_BLOCK, MERGE_PROGRAMS, MERGE_RUN = 4096, 264, 8
+#: Partials of a channel that one program sums for the parameters' gradients, at most; of more, programs sum shares of
+#: FOLDED first. (65536, 12) in 3 groups took 242 us in two programs.
+MOST_SUMMED, FOLDED = 2048, 512
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
@@ -68,6 +71,8 @@ class PartialsShape:
 
     def __init__(self, view: View, chunks: int, units: int, *, last: bool, per_batch: bool) -> None:
         self.view, self.chunks = view, chunks
+        #: Of each channel.
+        self.summed = view.samples * chunks
         self.order = {"PER_BATCH": per_batch, "LAST": last}
         self.total = view.samples * view.channels * chunks
         self.rows = chunks * (view.samples if per_batch else 1)
@@ -86,11 +91,13 @@ class PartialsShape:
 def _grouped(problem: Problem) -> Problem:
     """The problem with each group as one channel, where a group's elements follow one another in memory."""
     view, layout = problem.view, problem.layout
-    flat = layout.order == "channels_first" and layout.channel == view.spatial and not problem.norm.per_batch
-    if not flat or view.group_channels == 1:
+    row = view.spatial == 1 and view.groups == 1
+    flat = layout.channel == view.spatial and (row or layout.order == "channels_first")
+    if not flat or problem.norm.per_batch or view.group_channels == 1:
         return problem
     one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
-    return replace(problem, view=one, layout=replace(layout, channel=view.group_channels * layout.channel))
+    run = Layout("channels_first", layout.sample, view.group_channels * layout.channel, 1)
+    return replace(problem, view=one, layout=run)
 
 
 class TilesForward(ForwardPlan):
@@ -108,7 +115,7 @@ class TilesForward(ForwardPlan):
             seen, reduction.chunks, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
         self.given = problem.direction == "inference"
-        within = view.group_channels % config.output.channels == 0
+        within = view.groups == 1 or view.group_channels % config.output.channels == 0
         self.merges = not self.given and within and partials.count <= merged(problem)
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, reduction.chunks, reduction.span)
@@ -189,7 +196,8 @@ class TilesBackward(BackwardPlan):
             reduction.warps,
         )  # fmt: skip
         within = view.group_channels % config.output.channels == 0
-        self.merges = self.totals and within and not shared and partials.count <= merged(problem)
+        few = partials.count <= merged(problem) and partials.summed <= MOST_SUMMED
+        self.merges = self.totals and within and not shared and few
         self.arguments = (
             *sizes, *_steps(problem.output_layout), output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
@@ -200,15 +208,14 @@ class TilesBackward(BackwardPlan):
             **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.output, self.reduced, self.shared = output, problem.reduced, shared
-        self.launches: dict[tuple[bool, bool], tuple[Launch, Launch]] = {}
+        self.launches: dict[tuple[bool, bool], tuple[Combination, Launch]] = {}
 
-    def prepare(self, parameters: bool, modulation: bool) -> tuple[Launch, Launch]:
-        """The launches of ``combine`` and ``gradients``: with the gradients of weight or bias, of scale or shift."""
+    def prepare(self, parameters: bool, modulation: bool) -> tuple[Combination, Launch]:
+        """What makes totals, and the launch of ``gradients``: with the gradients of weight or bias, of scale or
+        shift."""
         sums = ParameterSums(self.partials, parameters and not self.shared, modulation)
         programs = sums.programs if self.merges else 0
-        combine = combine_launch(
-            self.partials, self.units, self.reduced, self.rms, sums, self.overlap, shared=self.shared
-        )
+        combine = Combination(self, self.partials, self.units, self.reduced, sums, shared=self.shared)
         gradients = Launch(
             backward_kernels.gradients,
             self.output.programs + programs,
@@ -228,16 +235,21 @@ class TilesBackward(BackwardPlan):
             self.reduce(*data, *parameters, *saved, partials)
             if not self.merges:
                 totals = self.workspace(2 * self.units) if self.totals else None
-                combine(partials, *parameters[:3], totals, *grads)
+                combine(partials, parameters, totals, grads)
         if dx is not None:
             gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
 
 
 class ParameterSums:
-    """The programs that sum p and q into the parameters' gradients, by blocks of channels."""
+    """The programs that sum p and q into the parameters' gradients, by blocks of channels; ``shares`` of the partials
+    are summed first where there is more than one."""
 
     def __init__(self, partials: PartialsShape, parameters: bool, modulation: bool) -> None:
-        view, rows = partials.view, partials.view.samples * partials.chunks
+        view, rows = partials.view, partials.summed
+        self.shares = -(-rows // FOLDED) if parameters and rows > MOST_SUMMED else 1
+        rows = rows if self.shares == 1 else self.shares
+        #: The samples, or shares, whose partials the gradients of weight and bias are summed from.
+        self.samples = view.samples if self.shares == 1 else self.shares
         # Memory moves eight fp32 values at least. A program loops over more rows than its registers hold.
         few = rows > 64 and view.channels < 2048
         self.channels = min(power_of_two(view.channels), 8 if few else 16)
@@ -249,31 +261,53 @@ class ParameterSums:
         self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
 
 
-def combine_launch(
-    partials: PartialsShape,
-    units: int,
-    reduced: int,
-    rms: bool,
-    sums: ParameterSums,
-    overlap: dict[str, bool],
-    *,
-    shared: bool = False,
-) -> Launch:
-    """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q. Where the
-    channels of a unit share their parameters, the programs of the units make these gradients too."""
-    view, programs = partials.view, partials.programs if units else 0
-    merge = {"BLOCK_U": partials.together, **partials.block} if units else {"BLOCK_U": 1, **NO_BLOCK}
-    return Launch(
-        backward_kernels.combine,
-        programs + sums.programs,
-        (
-            *_sizes(view)[:3], units, programs, reduced, sums.channel_programs, view.samples, partials.total,
-            partials.rows, partials.chunks,
-        ),
-        {
-            **overlap, "RMS": rms, "SHARED": shared, **partials.order, **merge,
-            "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
-        },
-        max(partials.warps if units else 1, sums.warps),
-        follows=True,
-    )  # fmt: skip
+class Combination:
+    """The launch that makes P / K and Q / K of so many units, and the parameters' gradients, from p and q; before it,
+    where a channel has many partials, one that sums shares of them. Where the channels of a unit share their
+    parameters, the programs of the units make these gradients too."""
+
+    def __init__(
+        self,
+        plan: BackwardPlan,
+        partials: PartialsShape,
+        units: int,
+        reduced: int,
+        sums: ParameterSums,
+        *,
+        shared: bool = False,
+    ) -> None:
+        view, programs = partials.view, partials.programs if units else 0
+        merge = {"BLOCK_U": partials.together, **partials.block} if units else {"BLOCK_U": 1, **NO_BLOCK}
+        self.workspace, self.folded = plan.workspace, 2 * sums.shares * view.channels
+        self.fold: Launch | None = None
+        if sums.shares > 1:
+            channels = min(power_of_two(view.channels), 8)
+            self.fold = Launch(
+                backward_kernels.fold,
+                -(-view.channels // channels) * sums.shares,
+                (view.channels, view.samples, partials.total, partials.chunks, sums.shares),
+                {**plan.overlap, "LAST": partials.order["LAST"], "BLOCK_C": channels, "BLOCK_N": FOLDED},
+                max(1, channels * FOLDED // (32 * 8)),
+                follows=True,
+            )
+        self.combine = Launch(
+            backward_kernels.combine,
+            programs + sums.programs,
+            (
+                *_sizes(view)[:3], units, programs, reduced, sums.channel_programs, sums.samples, partials.total,
+                partials.rows, partials.chunks,
+            ),
+            {
+                **plan.overlap, "RMS": plan.rms, "SHARED": shared, **partials.order, **merge,
+                "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
+            },
+            max(partials.warps if units else 1, sums.warps),
+            follows=True,
+        )  # fmt: skip
+
+    def __call__(self, partials: Tensor, parameters: Tensors, totals: Tensor | None, grads: Tensors) -> None:
+        folded = None
+        if self.fold is not None:
+            folded = self.workspace(self.folded)
+            self.fold(partials, parameters[2], folded)
+        self.combine(partials, folded, *parameters[:3], totals, *grads)

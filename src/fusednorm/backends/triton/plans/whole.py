@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import WholeConfig, alignment, power_of_two
+from fusednorm.backends.triton.config import PROCESSORS, WholeConfig, alignment, power_of_two
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.problem import Layout, Problem
@@ -30,6 +30,7 @@ class WholeForward(OneLaunchForward):
             "D": view.group_channels,
             "S": compiled,
             "EVEN": problem.reduced == block,
+            "EARLY": programs * config.warps <= PROCESSORS * 32 and block * config.units <= 32 * 32 * config.warps,
             "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
             "BLOCK_U": config.units,
             "BLOCK_K": block,

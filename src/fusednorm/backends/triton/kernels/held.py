@@ -1,0 +1,182 @@
+"""Units of any memory order that fit the registers of one program: one read of each tensor, one launch.
+
+A unit is ``rows`` rows of ``columns`` elements that follow one another in memory:
+
+- a group of channels_first: its channels by their positions,
+- a group of channels_last: the positions by the group's channels,
+- a channel of batch_norm: the samples by the positions, in channels_last all positions by one element.
+
+A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. AFFINE is the axis along which the weight and
+bias of a unit differ, 0 where a unit is one channel. SPAN: units of several samples may share a program.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents
+
+from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
+from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
+
+
+@triton.jit
+def total(b):
+    """The sum of each unit of a tile."""
+    if b.shape[0] == 1:
+        return tl.sum(b) + tl.zeros((1,), b.dtype)
+    else:
+        return tl.sum(tl.sum(b, 2), 1)
+
+
+@triton.jit
+def units_of_program(units, G, SPAN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr):
+    """The units of a program, their samples, their places in these, and which of them there are."""
+    pid = tl.program_id(0)
+    if SPAN:
+        o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
+        return o_unit, (o_unit // G).to(tl.int64), o_unit % G, o_unit < units
+    else:
+        blocks = tl.cdiv(G, BLOCK_U)
+        n, g = (pid // blocks).to(tl.int64), pid % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
+        return n * G + g, n + tl.zeros_like(g), g, g < aligned(G, ALIGN)
+
+
+@triton.jit
+def of_units(b):
+    """Values of units, along their axis of a tile."""
+    return b[:, None, None]
+
+
+@triton.jit
+def of_channels(b, AFFINE: tl.constexpr):
+    """Values of the channels of units, along their axes of a tile."""
+    if AFFINE == 0:
+        return b[:, None, None]
+    elif AFFINE == 1:
+        return b[:, :, None]
+    else:
+        return b[:, None, :]
+
+
+@triton.jit
+def channels_of(
+    n, g, m_u, rows, columns, C, AFFINE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """The channels of units, their places among the channels of all samples, and which of them there are."""
+    if AFFINE == 0:
+        return g, n * C + g, m_u
+    else:
+        size = rows if AFFINE == 1 else aligned(columns, ALIGN)
+        o_d = tl.arange(0, BLOCK_R if AFFINE == 1 else BLOCK_K)[None, :]
+        o_c = g[:, None] * size + o_d
+        return o_c, n[:, None] * C + o_c, m_u[:, None] & (o_d < size)
+
+
+@triton.jit
+def offsets_of_units(n, g, o_r, o_k, steps, ALIGN: tl.constexpr):
+    """The offsets of tiles; ``steps`` are the strides of samples, units and rows. ALIGN divides all but a unit's 1."""
+    unit = steps.channel if o_k.shape[2] == 1 else aligned(steps.channel, ALIGN)
+    o_unit = n * aligned(steps.sample, ALIGN) + g * unit
+    return of_units(o_unit) + o_r.to(tl.int64) * aligned(steps.spatial, ALIGN) + o_k
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=["columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row"],
+)
+def held_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
+    x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
+    dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
+    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
+    m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
+    mask = of_units(m_u) & m_r & m_k
+    x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
+    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
+    # Loaded before the sums, which then do not wait between two memory accesses.
+    o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
+    gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
+    count = (rows * columns).to(dtype)
+    if RMS:
+        variance = total(b_x * b_x) / count
+        mean = tl.zeros_like(variance)
+    else:
+        mean = total(b_x) / count
+        deviation = tl.where(mask, b_x - of_units(mean), 0.0)
+        if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
+            mean += total(deviation) / count
+            deviation = tl.where(mask, b_x - of_units(mean), 0.0)
+        variance = total(deviation * deviation) / count
+        if p_mean is not None:
+            tl.store(p_mean + o_unit, mean, m_u)
+    rstd = inverse_deviation(variance, eps)
+    if p_rstd is not None:
+        tl.store(p_rstd + o_unit, rstd, m_u)
+    if p_var is not None:
+        tl.store(p_var + o_unit, variance, m_u)
+    b_z = normalized(b_x - of_units(mean), gain * of_units(rstd), offset)
+    b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
+    tl.store(p_y + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+    ],
+)  # fmt: skip
+def held_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    units, G, C, rows, columns, dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
+    sums, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient of BLOCK_U units, and p and q: the gradients of bias and weight where a unit has all
+    positions of its channel, else partials for each sample and channel."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    dtype: tl.constexpr = p_rstd.dtype.element_ty
+    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
+    m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
+    mask = of_units(m_u) & m_r & m_k
+    dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
+    b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0).to(dtype)
+    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
+    rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
+    mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+    o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
+    gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
+    centred, inverse = b_x - of_units(mean), of_units(rstd)
+    b_z = normalized(centred, gain * inverse, offset)
+    dz = b_dy * DERIVATIVE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
+    xhat = centred * inverse
+    if AFFINE == 0:
+        p, q = total(dz), total(dz * xhat)
+        total_p, total_q = p * b_gain, q * b_gain
+    else:
+        p, q = tl.reduce((dz, dz * xhat), 3 - AFFINE, add_pair)
+        total_p, total_q = tl.reduce((p * b_gain, q * b_gain), 1, add_pair)
+    if p_partials is not None:
+        tl.store(p_partials + o_modulation, p, m_c)
+        tl.store(p_partials + sums + o_modulation, q, m_c)
+    if p_grad_weight is not None:
+        tl.store(p_grad_weight + o_c, q.to(p_grad_weight.dtype.element_ty), m_c)
+    if p_grad_bias is not None:
+        tl.store(p_grad_bias + o_c, p.to(p_grad_bias.dtype.element_ty), m_c)
+    if p_dx is not None:
+        dx_steps = Steps(dx_sample, dx_unit, dx_row)
+        count = (rows * columns).to(dtype)
+        b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
+        if p_mean is not None:
+            b_dx -= of_units(total_p / count)
+        p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
+        tl.store(p_out, (b_dx * inverse).to(p_dx.dtype.element_ty), mask)

@@ -1,0 +1,95 @@
+"""Plans around kernels/held.py: units of any memory order that fit the registers of one program."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusednorm.backends.triton.config import HeldConfig, HeldUnits, alignment, power_of_two
+from fusednorm.backends.triton.kernels import held
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
+from fusednorm.problem import Layout, Problem
+
+
+def _programs(seen: HeldUnits, config: HeldConfig) -> int:
+    if seen.spans:
+        return -(-seen.units // config.units)
+    return seen.samples * -(-seen.in_sample // config.units)
+
+
+def _sizes(seen: HeldUnits) -> tuple[int, ...]:
+    return seen.units, seen.in_sample, seen.channels, seen.rows, seen.columns
+
+
+def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[Layout, ...]) -> dict[str, int | None]:
+    steps = [seen.steps(layout) for layout in layouts]
+    if seen.contiguous:  # loads run along units
+        align = alignment(problem.dtype, seen.in_sample, *(step for sample, _, row in steps for step in (sample, row)))
+    else:
+        align = alignment(problem.dtype, seen.columns, *(number for three in steps for number in three))
+    return {
+        "AFFINE": seen.affine,
+        "SPAN": seen.spans,
+        "ALIGN": align,
+        "BLOCK_U": config.units,
+        "BLOCK_R": power_of_two(seen.rows),
+        "BLOCK_K": power_of_two(seen.columns),
+    }
+
+
+class HeldForward(OneLaunchForward):
+    """So many units to a program."""
+
+    def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
+        assert seen.output is not None
+        super().__init__(
+            problem,
+            held.held_forward,
+            _programs(seen, config),
+            (*_sizes(seen), *seen.steps(seen.input), *seen.steps(seen.output)),
+            _tile(problem, seen, config, (seen.input, seen.output)),
+            config.warps,
+        )
+
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
+        self.launch(x, y, *parameters, *saved)
+
+
+class HeldBackward(BackwardPlan):
+    """So many units to a program; a last launch sums the partials of samples into the parameters' gradients."""
+
+    def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
+        super().__init__(problem)
+        assert seen.grad is not None and seen.output is not None
+        self.alone = problem.norm.per_batch  # a unit has all positions of its channel
+        self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
+        layouts = seen.grad, seen.input, seen.output
+        self.backward = Launch(
+            held.held_backward,
+            _programs(seen, config),
+            (
+                *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)),
+                self.partials.total, self.activation_parameter,
+            ),
+            {
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
+                **_tile(problem, seen, config, layouts),
+            },
+            config.warps,
+        )  # fmt: skip
+        self.sums: dict[tuple[bool, bool], Combination] = {}
+
+    def sum(self, wanted: tuple[bool, bool]) -> Combination:
+        """What makes the gradients of weight or bias, of scale or shift."""
+        sums = ParameterSums(self.partials, *wanted)
+        return self.sums.setdefault(wanted, Combination(self, self.partials, 0, 1, sums))
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
+        if self.alone or not any(wanted):
+            self.backward(*data, dx, *parameters, *saved, None, *grads[:2])
+        else:
+            partials = self.workspace(2 * self.partials.total)
+            self.backward(*data, dx, *parameters, *saved, partials, None, None)
+            (self.sums.get(wanted) or self.sum(wanted))(partials, parameters, None, grads)
