@@ -47,7 +47,7 @@ ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
 #: where it can be; of a larger one units of up to LARGE_HELD.
 MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
-MOST_ROW = 16384
+MOST_ROW, LONG_ROW = 16384, 12288
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -138,14 +138,16 @@ class RowsBackwardConfig:
 @dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
     """A backward of long rows. The pass for totals: elements to a step, warps, and about how many programs, at least a
-    row to a program. The pass by columns: columns to a program, warps, and about how many programs."""
+    row to a program. The pass by columns: columns and rows to a program, warps, and how many rows are in flight
+    together."""
 
     row_elements: int
     row_warps: int
     row_programs: int
     elements: int
+    rows: int
     warps: int
-    programs: int
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,24 +351,30 @@ def _program_elements(total: int, most: int) -> int:
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
-    """16 elements a thread and 32 of many large units: 16384 x 4096 in bf16 takes 67 us on 4 warps and 157 on 32."""
+    """16 elements a thread, 4 of short narrow rows; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16
+    takes 44 us on 4 warps, 51 on 8 and 60 on 16."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
     elements = max(block, _program_elements(block * units, 2048 if block < 512 else 1024))
     together = min(elements // block, power_of_two(units))
-    thread = 32 if block >= 4096 and units > 2 * PROCESSORS else 16
+    narrow, size = load_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
+    thread = 16
+    if block < 512 and narrow:
+        thread = 4
+    elif 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
+        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 else 32
     return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
 
 
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
-    """8 elements a thread, 4 of narrow loads; 16 where there are many elements, and 32 of a forward of 16 bits. Where
-    units are neighbours in memory, enough of them for 32 bytes of each row."""
+    """8 elements a thread, 4 of narrow loads; where there are many elements 16, and 32 of a forward of 16 bits and
+    where units are neighbours in memory. Of such units enough for 32 bytes of each row."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     units = max(32 // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
     if total <= 2 * PROCESSORS * 1024:
         thread = 8 if load_bytes(problem) >= WIDE_LOAD else 4
     else:
-        thread = 16 if problem.backward or size > 2 else 32
+        thread = 32 if seen.contiguous or (size == 2 and not problem.backward) else 16
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
 
 
@@ -427,12 +435,16 @@ def most_row(problem: Problem) -> int:
 
 
 def by_columns(problem: Problem) -> bool:
-    """Whether a backward of rows goes by columns."""
-    return problem.reduced > most_row(problem)
+    """Whether a backward of rows goes by columns: where a row is long for the registers of a program, and rows are few
+    for the multiprocessors. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns."""
+    length, few = problem.reduced, problem.view.samples <= 4 * PROCESSORS
+    return length > most_row(problem) or length > LONG_ROW or (few and length > LONG_ROW * 2 // 3)
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
-    """8 elements a thread, and eight programs to a multiprocessor. Estimated, not measured."""
-    wide = problem.dtype == "float64"
-    elements, columns = (1024, 512) if wide else (2048, 1024)
-    return ColumnsBackwardConfig(elements, 8, 2 * PROCESSORS, columns, 4, 8 * PROCESSORS)
+    """Four programs to a multiprocessor, but at least four rows to a program, since each program leaves sums."""
+    wide, view = problem.dtype == "float64", problem.view
+    step, columns = (1024, 256) if wide else (2048, 512)
+    rows = max(4, view.samples * -(-view.channels // columns) // (4 * PROCESSORS))
+    stages = 3 if load_bytes(problem) >= WIDE_LOAD else 1
+    return ColumnsBackwardConfig(step, 8, 2 * PROCESSORS, columns, rows, 2, stages)

@@ -125,19 +125,22 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
 
 
 def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple[ColumnsBackwardConfig, ...]:
-    """Two steps and two numbers of programs for the totals; three blocks of columns on three numbers of programs."""
-    share = default.programs // 8
-    totals = [(default.row_elements * by // 2, default.row_warps * by // 2) for by in (2, 4)]
-    columns = [(default.elements * by // 2, max(1, default.warps * by // 2)) for by in (2, 1, 4)]
-    return _limited(
-        default,
-        (
-            ColumnsBackwardConfig(*total, rows, *block, programs)
-            for programs, rows, total, block in product(
-                (8 * share, 4 * share, 2 * share), (2 * PROCESSORS, 4 * PROCESSORS), totals, columns
-            )
-        ),
+    """Two steps for the totals; three blocks of columns, by half to four times the default's rows, in flight or not."""
+    count = problem.view.samples
+    found = (
+        replace(
+            default,
+            row_elements=default.row_elements * step,
+            row_warps=default.row_warps * step,
+            elements=default.elements * block,
+            warps=default.warps * block,
+            rows=max(1, int(default.rows * share)),
+            stages=stages,
+        )
+        for step, block, share, stages in product((1, 2), (1, 2, 4), (1, 0.5, 2, 4), (default.stages, 1))
+        if share <= 1 or default.rows < count
     )
+    return _limited(default, found)
 
 
 # --- tiles ---

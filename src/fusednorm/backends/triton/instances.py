@@ -10,6 +10,8 @@ from typing import Any
 
 from fusednorm.backends.triton.config import (
     MOST_HELD,
+    PROCESSORS,
+    WIDE_LOAD,
     ColumnsBackwardConfig,
     HeldConfig,
     HeldUnits,
@@ -20,6 +22,7 @@ from fusednorm.backends.triton.config import (
     held_for,
     held_units,
     holding_pays,
+    load_bytes,
     most_row,
     passes_for,
     rows_backward_for,
@@ -36,13 +39,13 @@ from fusednorm.backends.triton.config_lists import (
     whole_forwards,
 )
 from fusednorm.instance import Instance, Plan
-from fusednorm.problem import Layout, Problem
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
-#: A program takes a row at 25 KB a microsecond, tiles take rows at 30 ps an element. So many rows, or rows so short,
-#: are faster with a program each: 92 rows of 12288 in bf16 took 2.9 us, and 33 in tiles.
-FEWEST_ROWS, SHORT_ROW = 4, 1 << 16
-STEPPED_ROW = 4096  # from this length on, two reads of a 16-bit row, the second from the L1, are faster than one
+#: From this length on, two reads of a 16-bit row, the second from the L1, are faster than one, where there are rows for
+#: all multiprocessors. Of so few longer rows pieces to a program are faster than rows: 60 rows of 150528 in bf16 took
+#: 18.5 us, and 42 in rows.
+STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
 
 
@@ -213,13 +216,23 @@ def choose(problem: Problem) -> Instance:
     bf16 took 86 us whole and 53 in tiles.
     """
     view = problem.view
-    row = view.spatial == 1 and (problem.num_statistics >= FEWEST_ROWS or problem.reduced <= SHORT_ROW)
-    plain = view.spatial == view.groups == 1 and not problem.modulated
-    if not plain and HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
+    if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
+        return ROWS if problem.backward else _for_rows(problem)
+    if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
         return HELD
-    single = row or problem.reduced <= SMALL_UNIT
-    stepped = problem.dtype in ("float16", "bfloat16") and problem.reduced >= STEPPED_ROW
-    rows = single and (problem.backward or stepped or problem.reduced > _most_whole(problem))
-    if rows and ROWS.supports(problem) is None:
-        return ROWS
-    return WHOLE if single and WHOLE.supports(problem) is None else TILES
+    if problem.reduced <= SMALL_UNIT or view.spatial == 1:
+        if problem.backward and ROWS.supports(problem) is None:
+            return ROWS
+        if WHOLE.supports(problem) is None:
+            return WHOLE
+    return TILES
+
+
+def _for_rows(problem: Problem) -> Instance:
+    """The forward of rows: in one program, in registers or in steps, or by pieces of few long rows."""
+    length, count = problem.reduced, problem.view.samples
+    wide = load_bytes(problem) >= WIDE_LOAD
+    stepped = wide and length > STEPPED_ROW and count >= 2 * PROCESSORS and DTYPE_BYTES[problem.dtype] == 2
+    if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or count > PROCESSORS):
+        return WHOLE
+    return ROWS if stepped or count > FEW_LONG_ROWS else TILES

@@ -180,7 +180,7 @@ def columns_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials, p_grad_weight, p_grad_bias,
     rows, dy_sample, x_sample, dx_sample, steps, chunks, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_K columns of ``steps`` rows from P / K and Q / K of the rows' chunks, and the sums of p and
     q."""
@@ -198,7 +198,7 @@ def columns_backward(
     if OVERLAP:
         gdc_wait()
     n = (share * steps + tl.arange(0, 1)).to(tl.int64)
-    for _step in tl.range(0, steps):
+    for _step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
         mask = m_n & m_k
         b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + o_k, mask, 0.0)

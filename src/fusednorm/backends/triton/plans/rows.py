@@ -104,7 +104,7 @@ class LongRowsBackward(SummedRowsBackward):
         assert grad is not None and output is not None
         size = problem.view.channels
         blocks = -(-size // config.elements)
-        steps = max(1, -(-self.rows // max(1, config.programs // blocks)))
+        steps = max(1, min(self.rows, config.rows))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
         self.chunks = min(-(-size // config.row_elements), max(1, -(-config.row_programs // max(1, self.rows))))
@@ -124,7 +124,7 @@ class LongRowsBackward(SummedRowsBackward):
             (self.rows, *samples, steps, self.chunks, self.activation_parameter),
             {
                 **common, "BIAS": problem.bias_dtype is not None, **row, "BLOCK_K": config.elements,
-                "BLOCK_J": power_of_two(self.chunks),
+                "BLOCK_J": power_of_two(self.chunks), "STAGES": stages(config.stages),
             },
             config.warps,
             follows=self.wants_input,
