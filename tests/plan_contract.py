@@ -47,6 +47,8 @@ SUBJECTS = (
     Subject("triton.tiles", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.tiles", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.whole", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
+    Subject("triton.held", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
+    Subject("triton.held", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),

@@ -18,7 +18,10 @@ from fusednorm.backends.triton.config import (
     PassConfig,
     RowsBackwardConfig,
     TilesConfig,
+    by_columns,
     columns_backward_for,
+    held_for,
+    held_units,
     passes_for,
     power_of_two,
     rows_backward_for,
@@ -81,10 +84,11 @@ def test_lists_begin_with_the_choice_of_the_heuristics_and_are_short(listed: lis
         heuristics = {
             "triton.whole": whole_forward_for,
             "triton.tiles": lambda problem: passes_for(tiled(problem)),
+            "triton.held": lambda problem: held_for(problem, held_units(problem)),
             "triton.rows": (
                 rows_forward_for
                 if not problem.backward
-                else columns_backward_for if triton_instances._long(problem) else rows_backward_for
+                else columns_backward_for if by_columns(problem) else rows_backward_for
             ),
         }  # fmt: skip
         assert configs[0] == heuristics[instance.name](problem)
@@ -94,9 +98,13 @@ def test_lists_begin_with_the_choice_of_the_heuristics_and_are_short(listed: lis
 def test_lists_offer_a_choice_where_there_is_one(listed: list[Any]) -> None:
     few = [(instance.name, problem.shape) for instance, problem, configs in listed if len(configs) < 5]
     # One unit that fills the registers, rows shorter than the shortest step, and no positions to share out.
-    assert {name for name, _ in few} <= {"triton.whole", "triton.rows", "triton.tiles"}
+    assert {name for name, _ in few} <= {"triton.whole", "triton.held", "triton.rows", "triton.tiles"}
     assert max(len(configs) for _, _, configs in listed) > 30
-    image = [len(configs) for instance, problem, configs in listed if problem.shape == (2, 320, 64, 64)]
+    image = [
+        len(configs)
+        for instance, problem, configs in listed
+        if problem.shape == (2, 320, 64, 64) and instance.name == "triton.tiles"
+    ]
     assert min(image) >= 30
 
 
@@ -153,14 +161,14 @@ CODE = """
 import json
 
 import torch
-from fusednorm.backends.triton import instances
+from fusednorm.backends.triton import config
 from fusednorm.backends.triton.config import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig, tiled
 from fusednorm.backends.triton.config_lists import columns_backwards, passes, rows_backwards
-from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
 from fusednorm.bench.workloads import Workload
 from test_configs import wrong
 
-instances.MOST_ROW = 200
+config.MOST_ROW = 200
 # Lists around tiny configurations, so that tiny problems have several tiles, steps and programs.
 def small(problem):
     one_tile = problem.layout.order == "channels_first" and not problem.backward
@@ -169,13 +177,15 @@ def small(problem):
 around = {
     TILES: lambda problem: passes(tiled(problem), small(tiled(problem))),
     ROWS: lambda problem: (
-        columns_backwards(problem, ColumnsBackwardConfig(64, 4, 64, 2, 24)) if instances._long(problem)
+        columns_backwards(problem, ColumnsBackwardConfig(64, 4, 4, 64, 2, 2)) if config.by_columns(problem)
         else rows_backwards(problem, RowsBackwardConfig(2, 2, 2))
     ),
 }
 cases = (
     (WHOLE, True, "group_norm", (2, 12, 4, 4), 4, "float32", "nchw"),
     (WHOLE, True, "layer_norm", (9, 100), 1, "float16", "nchw"),
+    (HELD, True, "group_norm", (3, 12, 3, 3), 4, "float16", "nhwc"),
+    (HELD, True, "batch_norm", (3, 20, 3, 3), 0, "float32", "nchw"),
     (TILES, True, "group_norm", (1, 4, 5, 7), 2, "float32", "nchw"),
     (TILES, True, "group_norm", (1, 12, 5, 7), 3, "float16", "nhwc"),
     (ROWS, True, "layer_norm", (9, 150), 1, "float16", "nchw"),

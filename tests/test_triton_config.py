@@ -114,14 +114,15 @@ def test_rows() -> None:
     ("shape", "dims", "forward", "backward"),
     [
         ((16384, 1024), 1, "triton.whole", "triton.rows"),
-        ((16384, 8192), 1, "triton.rows", "triton.rows"),
+        ((16384, 8192), 1, "triton.whole", "triton.rows"),
+        ((16384, 16384), 1, "triton.rows", "triton.rows"),
+        ((60, 16384), 1, "triton.whole", "triton.rows"),
         ((4096, 20000), 1, "triton.rows", "triton.rows"),
-        ((32, 64, 56, 56), 3, "triton.rows", "triton.rows"),
-        ((5, 5120), 1, "triton.rows", "triton.rows"),
+        ((32, 64, 56, 56), 3, "triton.tiles", "triton.rows"),
+        ((5, 5120), 1, "triton.whole", "triton.rows"),
         ((2, 300), 1, "triton.whole", "triton.rows"),
-        ((4, 1 << 20), 1, "triton.rows", "triton.rows"),
-        ((2, 1 << 20), 1, "triton.tiles", "triton.tiles"),
-        ((1, 1 << 22), 1, "triton.tiles", "triton.tiles"),
+        ((4, 1 << 20), 1, "triton.tiles", "triton.rows"),
+        ((1, 1 << 22), 1, "triton.tiles", "triton.rows"),
     ],
 )
 def test_rows_get_the_instance_of_their_length(

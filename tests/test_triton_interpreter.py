@@ -39,10 +39,11 @@ chosen = {name: getattr(instances, name) for name in ("rows_forward_for", "rows_
 small = {
     "rows_forward_for": lambda problem: RowsForwardConfig(32, 4),
     "rows_backward_for": lambda problem: RowsBackwardConfig(2, 4, 2),
-    "columns_backward_for": lambda problem: ColumnsBackwardConfig(64, 4, 32, 4, 24),
+    "columns_backward_for": lambda problem: ColumnsBackwardConfig(64, 4, 12, 32, 2, 4),
 }
 again = {**small, "rows_backward_for": lambda problem: RowsBackwardConfig(1, 4, 2, reload=True)}
-instances.MOST_ROW = 200
+config.MOST_ROW = 200
+tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
@@ -52,6 +53,15 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "batch_norm", (20, 6, 4, 3), 0, "float32", "nchw", "silu", False, chosen),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
+    ("triton.tiles", "layer_norm", (3, 77), 1, "float32", "rows", "silu", False, chosen),
+    ("triton.tiles", "group_norm", (60, 12), 3, "float32", "nchw", None, False, chosen),
+    ("triton.held", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
+    ("triton.held", "group_norm", (5, 12, 4, 3), 3, "float16", "nhwc", "gelu", True, chosen),
+    ("triton.held", "group_norm", (60, 12), 3, "float32", "nchw", None, False, chosen),
+    ("triton.held", "batch_norm", (3, 5, 4, 4), 0, "float64", "nchw", "gelu_tanh", False, chosen),
+    ("triton.held", "batch_norm", (3, 20, 3, 4), 0, "float32", "nhwc", "tanh", False, chosen),
+    ("triton.held", "instance_norm", (3, 40, 5, 3), 0, "float32", "nhwc", "silu", True, chosen),
+    ("triton.held", "rms_norm", (5, 24), 1, "float16", "rows", None, False, chosen),
     ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False, chosen),
     ("triton.rows", "rms_norm", (5, 24), 1, "float32", "rows", None, False, small),
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, small),

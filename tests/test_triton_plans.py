@@ -18,7 +18,7 @@ from triton_support import Made
 
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import PassConfig, TilesConfig, passes_for, tiled
-from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.norm import Norm, norm_of
@@ -248,7 +248,7 @@ def test_abilities_of_a_device(
 #: one of the same call. The first of a call must not: what runs before it may be any kernel.
 FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool], list[bool]]] = [
     (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True]),
-    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True], [False, True, True]),
+    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True], [False, True, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, [False], [False, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), [False], [False]),
     (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, [False, True], [False, True]),
@@ -256,10 +256,13 @@ FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool
     (ROWS, norm_of("layer_norm", 1), (4, 64), False, (True, True, True, False, False), [False], [False]),
     (ROWS, norm_of("layer_norm", 1), (4096, 64), False, (True, True, True, False, False), [False], [False, True]),
     (
-        ROWS, norm_of("layer_norm", 1), (4, 20000), False, (True, True, True, False, False),
+        ROWS, norm_of("layer_norm", 1), (40, 20000), False, (True, True, True, False, False),
         [False], [False, True, True],
     ),
-    (ROWS, norm_of("layer_norm", 1), (4, 20000), False, (False, True, True, False, False), [], [False, True]),
+    (ROWS, norm_of("layer_norm", 1), (40, 20000), False, (False, True, True, False, False), [], [False, True]),
+    (HELD, norm_of("instance_norm"), (4, 8, 64), True, (True,) * 5, [False], [False, True]),
+    (HELD, norm_of("instance_norm"), (4096, 8, 64), True, (True,) * 5, [False], [False, True, True]),
+    (HELD, norm_of("batch_norm"), (4, 8, 64), False, (True, True, True, False, False), [False], [False]),
 ]  # fmt: skip
 
 

@@ -84,7 +84,7 @@ FAMILIES: dict[str, tuple[Callable[[int], Case], int, int]] = {
     "layer_norm of long rows": (lambda n: Case("layer_norm", 1, (n, 20000)), 8192, 8),
     "rms_norm": (lambda n: Case("rms_norm", 1, (n, 768), FP32), 65536, 9),
     "group_norm": (lambda n: Case("group_norm", 32, (2, 320, n), activation="silu"), 1 << 18, 40),
-    "group_norm, last": (lambda n: Case("group_norm", 32, (2, 320, n, 1), last=True), 1 << 18, 9),
+    "group_norm, last": (lambda n: Case("group_norm", 32, (2, 320, n, 1), last=True), 1 << 18, 10),
     "instance_norm": (lambda n: Case("instance_norm", 0, (4, 64, n)), 480_000, 40),
     "batch_norm": (lambda n: Case("batch_norm", 0, (16, 80, n), activation="relu"), 100_000, 50),
     "batch_norm, last": (lambda n: Case("batch_norm", 0, (32, 64, n, 1), last=True), 50_000, 13),

@@ -18,7 +18,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.instances import ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.norm import Family, activation_of, norm_of
@@ -37,8 +37,8 @@ TARGETS = {
     "gfx1100": GPUTarget("hip", "gfx1100", 32),
 }
 KERNELS = {
-    "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "combine", "gradients", "whole_forward",
-    "rows_forward", "rows_backward", "row_totals", "columns_backward",
+    "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
+    "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
 }  # fmt: skip
 
 
@@ -76,6 +76,12 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
+    Case("group_norm", 2, (4096, 8, 64), modulated=True, instance=TILES),
+    Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=HELD),
+    Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, modulated=True, instance=HELD),
+    Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD),
+    Case("batch_norm", 0, (8, 32, 5, 5), FP64, last=True, instance=HELD),
+    Case("instance_norm", 0, (4, 384, 7, 7), FP16, last=True, instance=HELD),
     Case("layer_norm", 1, (131072, 128), instance=WHOLE),
     Case("layer_norm", 1, (8192, 8192), FP32, instance=WHOLE),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=WHOLE),

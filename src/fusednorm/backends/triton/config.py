@@ -48,6 +48,8 @@ ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
 MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
+#: Elements from which on a backward by columns has rows in flight.
+LARGE_ROWS = 1 << 23
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -138,14 +140,14 @@ class RowsBackwardConfig:
 @dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
     """A backward of long rows. The pass for totals: elements to a step, warps, and about how many programs, at least a
-    row to a program. The pass by columns: columns and rows to a program, warps, and how many rows are in flight
-    together."""
+    row to a program. The pass by columns: columns to a program, steps of a row each, warps, and how many steps are in
+    flight together."""
 
     row_elements: int
     row_warps: int
     row_programs: int
     elements: int
-    rows: int
+    steps: int
     warps: int
     stages: int = 1
 
@@ -442,9 +444,12 @@ def by_columns(problem: Problem) -> bool:
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
-    """Four programs to a multiprocessor, but at least four rows to a program, since each program leaves sums."""
-    wide, view = problem.dtype == "float64", problem.view
-    step, columns = (1024, 256) if wide else (2048, 512)
-    rows = max(4, view.samples * -(-view.channels // columns) // (4 * PROCESSORS))
-    stages = 3 if load_bytes(problem) >= WIDE_LOAD else 1
-    return ColumnsBackwardConfig(step, 8, 2 * PROCESSORS, columns, rows, 2, stages)
+    """Each program leaves the sums of its rows: few programs with many rows move fewer bytes, many end sooner. All rows
+    to a program where rows are few and so long that their columns have enough programs."""
+    share, view = 4 if problem.dtype == "float64" else 1, problem.view
+    elements = 1024 // share
+    steps = max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
+    if view.samples <= 16 and view.channels > PROCESSORS * elements:
+        steps = view.samples
+    large = view.numel >= LARGE_ROWS and load_bytes(problem) >= WIDE_LOAD
+    return ColumnsBackwardConfig(2048 // share, 8, 2 * PROCESSORS, elements, steps, 4, 3 if large else 1)

@@ -125,7 +125,7 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
 
 
 def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple[ColumnsBackwardConfig, ...]:
-    """Two steps for the totals; three blocks of columns, by half to four times the default's rows, in flight or not."""
+    """Two steps of totals; three blocks of columns; half to four times the default's steps, in flight or not."""
     count = problem.view.samples
     found = (
         replace(
@@ -134,11 +134,11 @@ def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple
             row_warps=default.row_warps * step,
             elements=default.elements * block,
             warps=default.warps * block,
-            rows=max(1, int(default.rows * share)),
+            steps=max(1, int(default.steps * share)),
             stages=stages,
         )
         for step, block, share, stages in product((1, 2), (1, 2, 4), (1, 0.5, 2, 4), (default.stages, 1))
-        if share <= 1 or default.rows < count
+        if share <= 1 or default.steps < count
     )
     return _limited(default, found)
 

@@ -31,6 +31,7 @@ from fusednorm.backends.triton.config import (
     whole_forward_for,
 )
 from fusednorm.backends.triton.config_lists import (
+    MOST_CONFIGS,
     columns_backwards,
     held,
     passes,
@@ -177,9 +178,13 @@ class RowsInstance:
     def configs(self, problem: Problem) -> Sequence[Any]:
         if not problem.backward:
             return rows_forwards(problem, rows_forward_for(problem))
-        by_rows = rows_backwards(problem, rows_backward_for(problem)) if problem.reduced <= most_row(problem) else ()
-        columns = columns_backwards(problem, columns_backward_for(problem))
-        return (*columns, *by_rows) if by_columns(problem) else (*by_rows, *columns)
+        first = by_columns(problem)
+        columns = columns_backwards(problem, columns_backward_for(problem)) if first or _between(problem) else ()
+        by_rows = rows_backwards(problem, rows_backward_for(problem)) if not first or _between(problem) else ()
+        if not columns or not by_rows:
+            return columns or by_rows
+        half = MOST_CONFIGS // 2
+        return (*columns[:half], *by_rows[:half]) if first else (*by_rows[:half], *columns[:half])
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
@@ -190,6 +195,11 @@ class RowsInstance:
             config = (columns_backward_for if by_columns(problem) else rows_backward_for)(problem)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
         return make(problem, config)
+
+
+def _between(problem: Problem) -> bool:
+    """Whether a backward of rows may go both by rows and by columns."""
+    return most_row(problem) // 4 < problem.reduced <= most_row(problem)
 
 
 def _most_whole(problem: Problem) -> int:

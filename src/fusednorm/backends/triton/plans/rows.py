@@ -104,7 +104,7 @@ class LongRowsBackward(SummedRowsBackward):
         assert grad is not None and output is not None
         size = problem.view.channels
         blocks = -(-size // config.elements)
-        steps = max(1, min(self.rows, config.rows))
+        steps = max(1, min(self.rows, config.steps))
         shares = -(-self.rows // steps)
         super().__init__(problem, shares)
         self.chunks = min(-(-size // config.row_elements), max(1, -(-config.row_programs // max(1, self.rows))))
