@@ -260,7 +260,8 @@ FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool
         [False], [False, True, True],
     ),
     (ROWS, norm_of("layer_norm", 1), (40, 20000), False, (False, True, True, False, False), [], [False, True]),
-    (HELD, norm_of("instance_norm"), (4, 8, 64), True, (True,) * 5, [False], [False, True]),
+    (HELD, norm_of("instance_norm"), (4, 8, 64), True, (True,) * 5, [False], [False]),
+    (HELD, norm_of("instance_norm"), (400, 8, 64), True, (True,) * 5, [False], [False, True]),
     (HELD, norm_of("instance_norm"), (4096, 8, 64), True, (True,) * 5, [False], [False, True, True]),
     (HELD, norm_of("batch_norm"), (4, 8, 64), False, (True, True, True, False, False), [False], [False]),
 ]  # fmt: skip

@@ -82,6 +82,8 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD),
     Case("batch_norm", 0, (8, 32, 5, 5), FP64, last=True, instance=HELD),
     Case("instance_norm", 0, (4, 384, 7, 7), FP16, last=True, instance=HELD),
+    Case("instance_norm", 0, (300, 384, 7, 7), FP16, last=True, instance=HELD),
+    Case("group_norm", 4, (5, 24, 6, 6), last=True, modulated=True, instance=HELD),
     Case("layer_norm", 1, (131072, 128), instance=WHOLE),
     Case("layer_norm", 1, (8192, 8192), FP32, instance=WHOLE),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=WHOLE),

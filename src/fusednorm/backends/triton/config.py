@@ -43,15 +43,18 @@ WIDE_LOAD, WIDEST_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 16,
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
 #: The elements of short rows that one program takes in one step, and those that many programs take in few steps.
 ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
-#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. A problem of FEW_HELD elements is held
-#: where it can be; of a larger one units of up to LARGE_HELD.
-MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
 #: Elements from which on a backward by columns has rows in flight.
 LARGE_ROWS = 1 << 23
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. A problem of FEW_HELD elements is held
+#: where it can be; of a larger one units of up to LARGE_HELD.
+MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
+#: Elements of a problem that all multiprocessors hold with 1024 to a program, and of the units in one place of all
+#: samples that one program of a backward takes, which then needs no second launch.
+SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 4096
 
 
 def power_of_two(number: int) -> int:
@@ -111,10 +114,11 @@ class WholeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeldConfig:
-    """Units to a program, and warps."""
+    """Units to a program, warps, and whether these units are those in one place of all samples, in a backward."""
 
     units: int
     warps: int
+    all_samples: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,9 +375,12 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """8 elements a thread, 4 of narrow loads; where there are many elements 16, and 32 of a forward of 16 bits and
     where units are neighbours in memory. Of such units enough for 32 bytes of each row."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    samples = power_of_two(seen.samples)
+    if problem.backward and seen.samples > 1 and samples * seen.elements <= ALL_SAMPLES and total <= SMALL_HELD:
+        return HeldConfig(samples, max(1, min(16, samples * seen.elements // (32 * 8))), all_samples=True)
     units = max(32 // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
-    if total <= 2 * PROCESSORS * 1024:
+    if total <= SMALL_HELD:
         thread = 8 if load_bytes(problem) >= WIDE_LOAD else 4
     else:
         thread = 32 if seen.contiguous or (size == 2 and not problem.backward) else 16
@@ -438,9 +445,10 @@ def most_row(problem: Problem) -> int:
 
 def by_columns(problem: Problem) -> bool:
     """Whether a backward of rows goes by columns: where a row is long for the registers of a program, and rows are few
-    for the multiprocessors. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns."""
+    for the multiprocessors, or loads narrow. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns."""
     length, few = problem.reduced, problem.view.samples <= 4 * PROCESSORS
-    return length > most_row(problem) or length > LONG_ROW or (few and length > LONG_ROW * 2 // 3)
+    slow = few or load_bytes(problem) < WIDE_LOAD
+    return length > most_row(problem) or length > LONG_ROW or (slow and length > LONG_ROW * 2 // 3)
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:

@@ -7,7 +7,8 @@ A unit is ``rows`` rows of ``columns`` elements that follow one another in memor
 - a channel of batch_norm: the samples by the positions, in channels_last all positions by one element.
 
 A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. AFFINE is the axis along which the weight and
-bias of a unit differ, 0 where a unit is one channel. SPAN: units of several samples may share a program.
+bias of a unit differ, 0 where a unit is one channel. A program's units are neighbours in one sample; with SPAN they are
+any neighbours, and with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
 """
 
 import triton
@@ -29,10 +30,16 @@ def total(b):
 
 
 @triton.jit
-def units_of_program(units, G, SPAN: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr):
+def units_of_program(
+    units, G, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr
+):
     """The units of a program, their samples, their places in these, and which of them there are."""
     pid = tl.program_id(0)
-    if SPAN:
+    if ALL_SAMPLES:
+        n = tl.arange(0, BLOCK_U).to(tl.int64)
+        o_unit = n * G + pid
+        return o_unit, n, pid + tl.zeros_like(tl.arange(0, BLOCK_U)), o_unit < units
+    elif SPAN:
         o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
         return o_unit, (o_unit // G).to(tl.int64), o_unit % G, o_unit < units
     else:
@@ -92,7 +99,7 @@ def held_forward(
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
     m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
     mask = of_units(m_u) & m_r & m_k
@@ -132,18 +139,19 @@ def held_forward(
     ],
 )  # fmt: skip
 def held_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
-    units, G, C, rows, columns, dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
-    sums, activation_parameter: tl.float64,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient of BLOCK_U units, and p and q: the gradients of bias and weight where a unit has all
-    positions of its channel, else partials for each sample and channel."""
+    """The input's gradient of BLOCK_U units, the gradients of scale and shift, and those of weight and bias, or their
+    partials p and q for each sample and channel where a program has not all of a channel."""
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
     m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
     mask = of_units(m_u) & m_r & m_k
@@ -168,10 +176,28 @@ def held_backward(
     if p_partials is not None:
         tl.store(p_partials + o_modulation, p, m_c)
         tl.store(p_partials + sums + o_modulation, q, m_c)
-    if p_grad_weight is not None:
-        tl.store(p_grad_weight + o_c, q.to(p_grad_weight.dtype.element_ty), m_c)
-    if p_grad_bias is not None:
-        tl.store(p_grad_bias + o_c, p.to(p_grad_bias.dtype.element_ty), m_c)
+    if p_grad_scale is not None:
+        b_weight, b_bias = affine(Parameters(p_weight, p_bias, None, None), o_c, o_c, m_c, dtype)
+        b_scale = b_weight * q + b_bias * p
+        tl.store(p_grad_scale + o_modulation, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
+    if p_grad_shift is not None:
+        tl.store(p_grad_shift + o_modulation, p.to(p_grad_shift.dtype.element_ty), m_c)
+    if p_grad_weight is not None or p_grad_bias is not None:
+        if p_scale is not None:
+            factor = 1.0 + tl.load(p_scale + o_modulation, m_c, 0.0).to(dtype)
+            p *= factor
+            q *= factor
+        if ALL_SAMPLES:
+            p, q = tl.reduce((p, q), 0, add_pair)
+            BLOCK_D: tl.constexpr = 1 if AFFINE == 0 else BLOCK_R if AFFINE == 1 else BLOCK_K
+            size = 1 if AFFINE == 0 else rows if AFFINE == 1 else columns
+            o_d = tl.arange(0, BLOCK_D)
+            o_c, m_c = tl.program_id(0) * size + o_d, o_d < size
+            p, q = p + tl.zeros((BLOCK_D,), dtype), q + tl.zeros((BLOCK_D,), dtype)
+        if p_grad_weight is not None:
+            tl.store(p_grad_weight + o_c, q.to(p_grad_weight.dtype.element_ty), m_c)
+        if p_grad_bias is not None:
+            tl.store(p_grad_bias + o_c, p.to(p_grad_bias.dtype.element_ty), m_c)
     if p_dx is not None:
         dx_steps = Steps(dx_sample, dx_unit, dx_row)
         count = (rows * columns).to(dtype)

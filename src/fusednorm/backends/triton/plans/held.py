@@ -13,6 +13,8 @@ from fusednorm.problem import Layout, Problem
 
 
 def _programs(seen: HeldUnits, config: HeldConfig) -> int:
+    if config.all_samples:
+        return seen.in_sample
     if seen.spans:
         return -(-seen.units // config.units)
     return seen.samples * -(-seen.in_sample // config.units)
@@ -57,12 +59,13 @@ class HeldForward(OneLaunchForward):
 
 
 class HeldBackward(BackwardPlan):
-    """So many units to a program; a last launch sums the partials of samples into the parameters' gradients."""
+    """So many units to a program; a last launch sums the partials of samples into the gradients of weight and bias,
+    unless a program has all of a channel."""
 
     def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
         super().__init__(problem)
         assert seen.grad is not None and seen.output is not None
-        self.alone = problem.norm.per_batch  # a unit has all positions of its channel
+        self.alone = seen.samples == 1 or config.all_samples
         self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
         layouts = seen.grad, seen.input, seen.output
         self.backward = Launch(
@@ -74,22 +77,16 @@ class HeldBackward(BackwardPlan):
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
-                **_tile(problem, seen, config, layouts),
+                **_tile(problem, seen, config, layouts), "ALL_SAMPLES": config.all_samples,
             },
             config.warps,
         )  # fmt: skip
-        self.sums: dict[tuple[bool, bool], Combination] = {}
-
-    def sum(self, wanted: tuple[bool, bool]) -> Combination:
-        """What makes the gradients of weight or bias, of scale or shift."""
-        sums = ParameterSums(self.partials, *wanted)
-        return self.sums.setdefault(wanted, Combination(self, self.partials, 0, 1, sums))
+        self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
-        if self.alone or not any(wanted):
-            self.backward(*data, dx, *parameters, *saved, None, *grads[:2])
+        if self.alone or (grads[0] is None and grads[1] is None):
+            self.backward(*data, dx, *parameters, *saved, None, *grads)
         else:
             partials = self.workspace(2 * self.partials.total)
-            self.backward(*data, dx, *parameters, *saved, partials, None, None)
-            (self.sums.get(wanted) or self.sum(wanted))(partials, parameters, None, grads)
+            self.backward(*data, dx, *parameters, *saved, partials, None, None, *grads[2:])
+            self.sums(partials, parameters, None, (*grads[:2], None, None))

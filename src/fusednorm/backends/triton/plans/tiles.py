@@ -24,6 +24,8 @@ MERGE_BLOCK, MERGE_PROGRAMS, MERGE_RUN = 4096, 264, 8
 #: Partials of a channel that one program sums for the parameters' gradients, at most; of more, programs sum shares of
 #: FOLDED first. (65536, 12) in 3 groups took 242 us in two programs.
 MOST_SUMMED, FOLDED = 2048, 512
+#: Programs that the parameters' gradients take about at most.
+SUM_PROGRAMS = 1024
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
@@ -252,9 +254,11 @@ class ParameterSums:
         self.samples = view.samples if self.shares == 1 else self.shares
         # Memory moves eight fp32 values at least. A program loops over more rows than its registers hold.
         few = rows > 64 and view.channels < 2048
-        self.channels = min(power_of_two(view.channels), 8 if few else 16)
+        least = power_of_two(view.channels // SUM_PROGRAMS) if view.channels else 1
+        self.channels = min(power_of_two(view.channels), max(8 if few else 16, least))
         # A program for the modulation of one sample takes the rows of that sample alone.
-        self.rows = min(power_of_two(max(16, partials.chunks) if modulation else rows), MERGE_BLOCK // 8)
+        most = max(1, MERGE_BLOCK // max(8, self.channels))
+        self.rows = min(power_of_two(max(16, partials.chunks) if modulation else rows), most)
         self.warps = max(1, self.channels * self.rows // (32 * 8)) if parameters or modulation else 1
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
