@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
-from cpu_support import fresh_process
 from graph_support import GRAPHS, NODES, PATTERNS, described, run
+from interpreter_support import interpreted
 from torch import Tensor
 
 import fusednorm
@@ -88,8 +87,7 @@ def test_a_gpu_gives_the_functional_bits() -> None:
 
 
 INTERPRETED = """
-import json, sys
-sys.path.insert(0, {tests!r})
+import json
 import fusednorm
 from graph_support import described, run
 import torch
@@ -107,7 +105,7 @@ def test_graphs_on_triton_kernels_in_the_interpreter() -> None:
     triton = pytest.importorskip("triton")
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
         pytest.skip("the interpreter of triton < 3.8 fails with numpy >= 2.4")
-    assert fresh_process(INTERPRETED.format(tests=str(Path(__file__).parent)), TRITON_INTERPRET="1") == []
+    assert interpreted(INTERPRETED) == []
 
 
 # --- the functional API's bits ---
