@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,17 @@ needs_kept = pytest.mark.skipif(
 )
 
 
+@cache
+def settle() -> None:
+    """The compiler and the kernels live until the end: the tests' collections need not look through them."""
+    normalized()
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_kept() -> Iterator[None]:
+    settle()
     gc.collect()
     memory.empty_cache()
     yield
