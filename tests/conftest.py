@@ -25,12 +25,14 @@ settings.register_profile("new", deadline=None, max_examples=30, print_blob=True
 settings.load_profile("same")
 
 
-#: Files of few long tests, which a worker that gets them last would end alone.
-LONG = ("triton_compile", "triton_interpreter", "cpu_outputs", "cpu_memory", "graph_nodes")
+#: Files that come first, in this order: long ones, with which a worker that gets them last would end alone. One worker
+#: of two compiles most kernels of the CPU in the first file while the other has files that need none of them.
+LONG = ("graph_nodes", "triton_compile", "triton_interpreter", "plan_contract", "cpu_edges")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(LONG)))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False")
