@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 
 # cuBLAS is deterministic only with a fixed workspace, and reads this when CUDA starts.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+# Several workers share the cores, and OpenMP reads this when torch starts: a thread without work leaves its core to
+# others instead of spinning, which is a fifth of the time of large tensors.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
@@ -20,18 +25,26 @@ settings.register_profile("new", deadline=None, max_examples=30, print_blob=True
 settings.load_profile("same")
 
 
-#: Files of few long tests, which a worker that gets them last would end alone.
-LONG = ("triton_compile", "triton_interpreter", "cpu_outputs", "cpu_memory", "graph_nodes")
+#: Files that come first, in this order: long ones, with which a worker that gets them last would end alone. One worker
+#: of two compiles most kernels of the CPU in the first file while the other has files that need none of them.
+LONG = ("graph_nodes", "triton_compile", "triton_interpreter", "plan_contract", "cpu_edges")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in LONG)
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(LONG)))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(skip)
+
+
+def pytest_collection_finish() -> None:
+    """What lives until the end, the items and all modules, is nothing for the garbage collector to look through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

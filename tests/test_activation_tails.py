@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
@@ -138,13 +138,25 @@ def test_leaky_relu_is_torchs(dtype: torch.dtype, slope: float) -> None:
 # --- sums ---
 
 
+@lru_cache(maxsize=1)  # the test's parameters come in the order of the cases
+def xhat_and_factors(channels: int, terms: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Normalized numbers of a dtype, and (channels, 6, terms) that their derivatives are multiplied with.
+
+    Those are gradients of one, of noise and of one sign, for the bias and, times xhat, for the weight.
+    """
+    generator = torch.Generator().manual_seed(terms)
+    xhat = torch.randn(channels, terms, generator=generator).to(dtype).float()
+    noise = torch.randn(channels, terms, generator=generator).to(dtype).double()
+    gradients = (torch.ones_like(noise), noise, 1e-4 * noise.abs())
+    return xhat, torch.stack([factor for grad in gradients for factor in (grad, grad * xhat)], 1)
+
+
 @NAMES
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(("channels", "terms"), [(6, 165_000), (2, 1_000_000)])
 def test_sums_of_derivatives(channels: int, terms: int, dtype: torch.dtype, name: str) -> None:
     """A bias of the derivative's functions adds up over the terms of a parameter's gradient, while noise does not."""
-    generator = torch.Generator().manual_seed(terms)
-    xhat = torch.randn(channels, terms, generator=generator).to(dtype).float()
+    xhat, factors = xhat_and_factors(channels, terms, dtype)
     z = xhat * 1.5 + 0.25
     derivative = ours(z.view(-1), name, dtype=dtype)[1].view(z.shape)
     exact = reference.DERIVATIVES[name](z.double(), FORMULAS[name].default)
@@ -152,12 +164,10 @@ def test_sums_of_derivatives(channels: int, terms: int, dtype: torch.dtype, name
     error = derivative.double() - exact
     assert abs(error.mean()) <= (4e-9 if name == "hardswish" else 1.5e-9)  # a third is rounded in hardswish
     assert error.square().mean().sqrt() <= 5e-8
-    noise = torch.randn(channels, terms, generator=generator).to(dtype).double()
-    for grad in (torch.ones_like(noise), noise, 1e-4 * noise.abs()):
-        for factor in (grad, grad * xhat):
-            got, right, torchs_ = ((factor * part.double()).sum(1) for part in (derivative, exact, plain))
-            verdict = judge(got.float(), right, torchs_, terms=terms)
-            assert verdict.ok, verdict.fault
+    parts = torch.stack([part.double() for part in (derivative, exact, plain)], 2)
+    for got, right, torchs_ in (factors @ parts).permute(1, 2, 0):
+        verdict = judge(got.float(), right, torchs_, terms=terms)
+        assert verdict.ok, verdict.fault
 
 
 @pytest.mark.parametrize("activation", ["silu", "tanh"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import astuple, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from cpu_support import INSTANCES, fresh_process, layout_for
+from cpu_support import INSTANCES, layout_for
+from interpreter_support import interpreted
 
 from fusednorm import choice
 from fusednorm.backends.triton import instances as triton_instances
@@ -238,12 +238,10 @@ def wrong(instance: Any, workload: Workload, direction: Any, configs: Any = None
 
 
 def in_the_interpreter(exhaustive: bool) -> tuple[int, list[str]]:
-    """In a process of its own, since TRITON_INTERPRET must be set before triton is imported."""
     triton = pytest.importorskip("triton")
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8) and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("triton < 3.8 with numpy >= 2.4")
-    path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\nEXHAUSTIVE = {exhaustive}\n"
-    count, faults = fresh_process(path + CODE, TRITON_INTERPRET="1")
+    count, faults = interpreted(f"EXHAUSTIVE = {exhaustive}\n{CODE}")
     return count, faults
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from cpu_support import fresh_process
+from interpreter_support import interpreted
 from plan_contract import (
     CHECKS,
     EVERYTHING,
@@ -96,10 +95,8 @@ print(json.dumps([fault for subject in small for check in checks for fault in fa
 
 
 def test_in_the_interpreter() -> None:
-    """In a process of its own, since TRITON_INTERPRET must be set before triton is imported."""
     pytest.importorskip("triton")
-    path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    assert fresh_process(path + INTERPRETED, TRITON_INTERPRET="1") == []
+    assert interpreted(INTERPRETED) == []
 
 
 @pytest.mark.gpu

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from activation_support import errors
-from cpu_support import fresh_process
+from interpreter_support import interpreted
 from test_activation_tails import TINY, grid
 
 from fusednorm.activations import FORMULAS
@@ -25,7 +25,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from fusednorm.backends.triton.kernels.activations import activation  # noqa: E402
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
-interpreted = pytest.mark.skipif(
+can_interpret = pytest.mark.skipif(
     OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton < 3.8 with numpy >= 2.4"
 )
 
@@ -74,12 +74,12 @@ def _evaluate(z: torch.Tensor, dtype: str, nvidia: bool, folder: Path) -> dict[s
     names = {"points": str(folder / "z.npy"), "results": str(folder / "of_"), "dtype": dtype, "nvidia": nvidia}
     script = folder / "evaluate.py"  # Triton reads the source of a function from its file
     script.write_text(CODE.format(**names))
-    assert fresh_process(f"import runpy; runpy.run_path({str(script)!r})", TRITON_INTERPRET="1") is True
+    assert interpreted(f"import runpy; runpy.run_path({str(script)!r})") is True
     found = {name: torch.from_numpy(np.load(folder / f"of_{name}.npy")) for name in FORMULAS}
     return {name: (both[0], both[1]) for name, both in found.items()}
 
 
-@interpreted
+@can_interpret
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 260.0), ("float64", 1500.0)])
 def test_tails(dtype: str, bound: float, tmp_path: Path) -> None:
     """In machine epsilons, relative: a rounding of the exponential's argument counts up to 87 or 700 times."""
@@ -91,7 +91,7 @@ def test_tails(dtype: str, bound: float, tmp_path: Path) -> None:
             assert error.max() <= bound, f"{name}: {error.max()} at {z[error.argmax()]}"
 
 
-@interpreted
+@can_interpret
 def test_sums_with_the_errors_of_nvidias_instructions(tmp_path: Path) -> None:
     """A bias of two units of the exponential and of one of the reciprocal stays within the rule over 165,000 terms."""
     channels, terms = 4, 165_000

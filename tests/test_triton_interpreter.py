@@ -1,15 +1,10 @@
-"""Every Triton kernel at small shapes in Triton's interpreter on the CPU, in a process of its own.
-
-TRITON_INTERPRET must be set before triton is imported, which another test of this process may have done.
-"""
+"""Every Triton kernel at small shapes in Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from cpu_support import fresh_process
+from interpreter_support import interpreted
 
 triton = pytest.importorskip("triton")
 
@@ -256,6 +251,5 @@ OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 @pytest.mark.skipif(OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="triton < 3.8 with numpy >= 2.4")
 def test_every_kernel() -> None:
-    path = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-    found = fresh_process(path + CODE, TRITON_INTERPRET="1")
+    found = interpreted(CODE)
     assert found == {"spread": [], "kernels": [], "eps": [], "given eps": [], "imprecise": [], "given": []}

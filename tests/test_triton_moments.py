@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cpu_support import fresh_process
+from interpreter_support import interpreted
 
 pytest.importorskip("triton")
 
@@ -52,7 +52,7 @@ def test_merges_at_the_ends(tmp_path: Path) -> None:
     """An empty set beside a mean whose square float32 does not hold; equal numbers as large."""
     script = tmp_path / "moments.py"  # Triton reads the kernels' source
     script.write_text(CODE)
-    found = fresh_process(f"import runpy; runpy.run_path({str(script)!r})", TRITON_INTERPRET="1")
+    found = interpreted(f"import runpy; runpy.run_path({str(script)!r})")
     assert found["huge"] == pytest.approx([3e30, 0.0, 9.0])
     assert found["equal"] == pytest.approx([3.3e30, 0.0])
     assert found["one"] == pytest.approx([2e27, 0.0, 1.0])

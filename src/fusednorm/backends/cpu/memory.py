@@ -99,7 +99,7 @@ def describe() -> str:
 
 
 def empty_cache() -> None:
-    """Give the memory of dead outputs back to the system."""
+    """Free the memory of dead outputs. The C library gives it back to the system, except for what lay in its heap."""
     for block in tuple(_blocks):
         if block.counts() == _idle_counts():
             _forget(block)
