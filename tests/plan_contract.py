@@ -36,12 +36,20 @@ class Subject:
     last: bool = False
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    modulated: bool = True
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether the instance takes given statistics: those that hold units in one place until their output do not,
+        and these take no modulation either."""
+        return self.norm.per_batch and self.modulated
 
 
 SUBJECTS = (
     Subject("cpu.planes", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("cpu.planes_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7)),
     Subject("cpu.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7), last=True),
+    Subject("cpu.slabs", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("cpu.slabs_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("cpu.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.tiles", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
@@ -49,6 +57,7 @@ SUBJECTS = (
     Subject("triton.whole", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.held", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.held", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7), last=True),
+    Subject("triton.held", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("triton.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
@@ -70,7 +79,7 @@ def _operands(subject: Subject, dtypes: dict[str, torch.dtype] | None = None, un
     generator, norm, shape = torch.Generator().manual_seed(7), subject.norm, subject.shape
     channels = shape[-1] if norm.row_family else shape[1]
     sizes = {"input": shape, "weight": (channels,), "bias": (channels,)}
-    if not norm.row_family:
+    if not norm.row_family and subject.modulated:
         sizes |= {"scale": shape[:2], "shift": shape[:2]}
     if not norm.has_mean:
         del sizes["bias"]
@@ -259,7 +268,7 @@ def strided_operands(subject: Subject) -> Iterator[str]:
             yield from _check_backward(subject, backward, f"{name} with gaps")
     norm = subject.norm
     alone = replace(subject, norm=norm_of(norm.family, 0, norm.channel_dim, norm.eps, training=False))
-    if norm.per_batch:
+    if subject.evaluates:
         for name in ("mean", "var"):
             given = _operands(subject)
             given.mean, given.var = (torch.rand(subject.shape[1]).add(0.5).to(subject.device) for _ in range(2))
@@ -315,7 +324,7 @@ def nothing_to_normalize(subject: Subject) -> Iterator[str]:
                 gradient = getattr(gradients, name)
                 if gradient is not None and gradient.count_nonzero():
                     yield f"a gradient of {name} from {shape}"
-        if not subject.norm.per_batch:
+        if not subject.evaluates:
             continue
         given = _operands(empty)
         given.mean, given.var = torch.full((shape[1],), 3.0), torch.full((shape[1],), 4.0)

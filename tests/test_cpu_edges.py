@@ -30,6 +30,7 @@ import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import repeat
+from fusednorm.backends.cpu.instances import PLANES, SLABS, SLABS_SPLIT, choose
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
@@ -323,3 +324,49 @@ def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
         assert repeat(forward_problem(norm, Operands(other))) == 1
     problem = forward_problem(norm, Operands(dense))
     assert repeat(replace(problem, grad_layout=replace(problem.layout, spatial=5))) == 1
+
+
+# --- batch_norm's short planes: blocks of channels by the samples ---
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize(
+    "shape",
+    [(16, 40, 3, 5), (20, 7, 9, 9), (3, 128, 2, 2), (17, 1, 16, 8), (600, 130, 2), (33, 1026, 1, 3), (16, 33, 127)],
+)
+def test_short_planes(shape: tuple[int, ...], dtype: str) -> None:
+    """Blocks of one channel, of some and of all, samples of one slab and of several."""
+    workload = Workload("batch_norm", shape, 0, dtype, "nchw", "relu")
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs, "cpu.slabs")) == []
+
+
+def test_short_planes_of_other_strides() -> None:
+    """Samples with others between them; a channel's planes apart, which make no rows; weight and bias of any dtype."""
+    norm, whole = norm_of("batch_norm", eps=1e-3), torch.randn(40, 66, 4, 4)
+    weight, bias = torch.rand(66, dtype=torch.float64), torch.randn(66).half()
+    for x, possible in ((whole[::2], True), (whole[:, ::2], False)):
+        x = x.detach().requires_grad_()
+        parameters = [p[: x.shape[1]].clone().requires_grad_() for p in (weight, bias)]
+        asked = forward_problem(norm, Operands(x, *parameters))
+        assert (SLABS.supports(asked) is None) == possible
+        assert (choose(asked) is SLABS) == possible
+        y = fusednorm.batch_norm(x, None, None, *parameters, training=True, eps=1e-3, activation="tanh")
+        right = torch.nn.functional.batch_norm(
+            x.double(), None, None, *(p.double() for p in parameters), True, eps=1e-3
+        )
+        torch.testing.assert_close(y.double(), right.tanh(), rtol=1e-5, atol=1e-5)
+        dy = torch.randn_like(y)
+        found = torch.autograd.grad(y, (x, *parameters), dy)
+        exact = torch.autograd.grad(right.tanh(), (x, *parameters), dy.double())
+        for one, other in zip(found, exact, strict=True):
+            torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=2e-4)
+
+
+def test_planes_that_are_long_or_few_or_make_short_rows_stay_planes() -> None:
+    norm = norm_of("batch_norm")
+    for shape, instance in (
+        ((16, 64, 8, 8), SLABS), ((16, 64, 12, 12), PLANES), ((4, 64, 8, 8), PLANES), ((16, 487, 5, 5), PLANES),
+        ((16, 64, 1, 1), SLABS_SPLIT),
+    ):  # fmt: skip
+        assert choose(forward_problem(norm, Operands(torch.empty(shape)))) is instance

@@ -225,23 +225,28 @@ class Problem:
 
     @cached_property
     def spread(self) -> Problem | None:
-        """batch_norm's channels_first as group_norm's channels_last of one sample: the C S elements of a sample as
-        channels, a group for each channel, and the samples as positions. None where strides do not permit that, and
-        where scale or shift differ by sample."""
+        """:meth:`spread_over` one sample."""
+        return self.spread_over(1)
+
+    def spread_over(self, blocks: int) -> Problem | None:
+        """batch_norm's channels_first as group_norm's channels_last: a sample for each of so many blocks of channels,
+        the elements that a block has of a sample as channels, a group for each channel, and the samples as positions.
+        None where strides do not permit that, and where scale or shift differ by sample.
+        """
         view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_last":
             return None
         if view.channels > 1 and any(layout and layout.channel != view.spatial for layout in layouts):
             return None
-        norm = self.norm
-        grouped = norm_of("group_norm", view.channels, 1, norm.eps, norm.activation, norm.training)
+        channels, norm = view.channels // blocks, self.norm
+        grouped = norm_of("group_norm", channels, 1, norm.eps, norm.activation, norm.training)
 
         def across(layout: Layout | None) -> Layout | None:
-            return layout and Layout("channels_last", 0, 1, layout.sample)
+            return layout and Layout("channels_last", channels * view.spatial if blocks > 1 else 0, 1, layout.sample)
 
         layout, output, grad = map(across, layouts)
         assert layout is not None
-        whole = View(1, view.channels, view.spatial, view.samples)
+        whole = View(blocks, channels, view.spatial, view.samples)
         return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property

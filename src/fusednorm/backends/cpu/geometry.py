@@ -25,7 +25,9 @@ PIECES, PIECE = 17, 18
 WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 #: How many positions channels_last takes as one row, where their few channels follow one another in all tensors.
 REPEAT = 21
-FIELDS = 22
+#: Whether the channels of a group share its weight and bias: batch_norm's positions, seen as channels.
+SHARED = 22
+FIELDS = 23
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.
 FEW_CHANNELS, VECTOR, ROW_ELEMENTS = 16, 16, 64
 
@@ -67,7 +69,6 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     if problem.grad_layout is not None:
         fields[GRAD_SAMPLE:PIECES] = _strides(problem.grad_layout)
     fields[PIECES], fields[PIECE] = pieces, piece
-    fields[WANT_VARIANCE] = problem.norm.has_variance
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     fields[REPEAT] = repeat(problem)
     return fields

@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
+#: batch_norm's planes of so many elements, over so many samples, are taken in slabs: a loop over each alone would start
+#: for little work. A row of several planes is to have ROW_ELEMENTS, and has SHORT_ROW at least.
+SHORT_PLANE, FEWEST_SAMPLES, ROW_ELEMENTS, SHORT_ROW = 128, 16, 512, 128
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -133,9 +136,26 @@ class PlanesSplitInstance:
         return make(problem, *_pieces(problem, (config or PIECES[0]).positions(problem)))
 
 
+def _spread(problem: Problem) -> Problem | None:
+    """batch_norm's channels_first with short planes seen as channels_last, in blocks of channels that lie in cache and
+    make rows of some length; None where it cannot be."""
+    view = problem.view
+    if not problem.norm.training:
+        return None
+    if not view.numel:
+        return problem.spread_over(1)
+    most = min(view.channels, 8 * ROW_ELEMENTS)
+    sizes = [size for size in range(1, most + 1) if view.channels % size == 0]
+    long = [size for size in sizes if ROW_ELEMENTS <= size * view.spatial <= 8 * ROW_ELEMENTS]
+    short = [size for size in sizes if size * view.spatial < ROW_ELEMENTS]
+    size = (long or short[::-1] or [1])[0]
+    return problem.spread_over(view.channels // size) if size * view.spatial >= SHORT_ROW else None
+
+
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
-    """channels_last: a few samples at a time go from their statistics to their results."""
+    """channels_last: a few samples at a time go from their statistics to their results; batch_norm's channels_first, as
+    blocks of a few channels."""
 
     name: str = "cpu.slabs"
 
@@ -143,15 +163,23 @@ class SlabsInstance:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
         if problem.norm.per_batch:
-            return "the statistics run over the samples"
+            if _spread(problem) is None:
+                return "the statistics run over the samples, and planes do not make rows of several channels"
+            return _common(problem)
         return _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
-        return _distinct(SLABS_OF, lambda config: config.rows(problem))
+        seen = self._seen(problem)
+        return _distinct(SLABS_OF, lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
-        make = SlabsBackward if problem.backward else SlabsForward
-        return make(problem, *_pieces(problem, (config or SLABS_OF[0]).rows(problem)), whole=True)
+        make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
+        pieces = _pieces(seen, (config or SLABS_OF[0]).rows(seen))
+        return make(seen, *pieces, whole=True, made_for=problem)
+
+    @staticmethod
+    def _seen(problem: Problem) -> Problem:
+        return (_spread(problem) if problem.norm.per_batch else None) or problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +252,9 @@ def choose(problem: Problem) -> Instance:
         return ROWS
     inference = problem.direction == "inference"
     if problem.layout.order == "channels_first":
+        short = view.spatial <= SHORT_PLANE and view.samples >= FEWEST_SAMPLES
+        if problem.norm.per_batch and short and SLABS.supports(problem) is None:
+            return SLABS
         few = problem.num_statistics < MINIMUM_UNITS and size > SMALL_BYTES
         split = inference or (few and view.spatial > 1)  # pieces of one element would be merged one by one
         return PLANES_SPLIT if split else PLANES

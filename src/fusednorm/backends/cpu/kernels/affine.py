@@ -114,6 +114,32 @@ def build_given(element: Element, value, pullback):
     return given
 
 
+@exact
+def _sums_of_four(sums, c, channels, samples):
+    """p and q of four channels over all samples: the numbers that a cache line holds."""
+    p0, p1, p2, p3 = 0.0, 0.0, 0.0, 0.0
+    q0, q1, q2, q3 = 0.0, 0.0, 0.0, 0.0
+    for n in range(samples):
+        i = 2 * (n * channels + c)
+        p0 += sums[i]
+        q0 += sums[i + 1]
+        p1 += sums[i + 2]
+        q1 += sums[i + 3]
+        p2 += sums[i + 4]
+        q2 += sums[i + 5]
+        p3 += sums[i + 6]
+        q3 += sums[i + 7]
+    return p0, p1, p2, p3, q0, q1, q2, q3
+
+
+@exact
+def _put_parameter_gradients(grad_weight, grad_bias, geometry, c, p, q):
+    if wanted(grad_weight):
+        put_number(grad_weight, c, q, geometry[WEIGHT_DTYPE])
+    if wanted(grad_bias):
+        put_number(grad_bias, c, p, geometry[BIAS_DTYPE])
+
+
 def build_parameter_gradients(element: Element, value, pullback):
     """The gradients of the parameters from p and q per (n, c).
 
@@ -125,7 +151,15 @@ def build_parameter_gradients(element: Element, value, pullback):
         sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, start, stop
     ):
         channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        for c in range(start, stop):
+        quads = 0 if geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE] else (stop - start) // 4
+        for quad in range(quads):
+            c = start + 4 * quad
+            p0, p1, p2, p3, q0, q1, q2, q3 = _sums_of_four(sums, c, channels, geometry[SAMPLES])
+            _put_parameter_gradients(grad_weight, grad_bias, geometry, c, p0, q0)
+            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 1, p1, q1)
+            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 2, p2, q2)
+            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 3, p3, q3)
+        for c in range(start + 4 * quads, stop):
             total_p, total_q = 0.0, 0.0
             gain, offset = 1.0, 0.0
             if geometry[WEIGHT_DTYPE]:
@@ -144,10 +178,7 @@ def build_parameter_gradients(element: Element, value, pullback):
                     put_number(grad_scale, i, gain * q + offset * p, geometry[SCALE_DTYPE])
                 if wanted(grad_shift):
                     put_number(grad_shift, i, p, geometry[SHIFT_DTYPE])
-            if wanted(grad_weight):
-                put_number(grad_weight, c, total_q, geometry[WEIGHT_DTYPE])
-            if wanted(grad_bias):
-                put_number(grad_bias, c, total_p, geometry[BIAS_DTYPE])
+            _put_parameter_gradients(grad_weight, grad_bias, geometry, c, total_p, total_q)
 
     return parameter_gradients
 

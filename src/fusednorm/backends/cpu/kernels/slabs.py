@@ -5,7 +5,8 @@ contiguous channels whatever the number of channels per group; groups are formed
 channels are few, REPEAT positions make a row, whose coefficients and sums are those of its channels, repeated. Each
 kernel is called for all samples, or, where samples are small, all kernels for a few samples while these lie in cache.
 
-batch_norm without modulation is one sample of N * S positions where the strides permit it (Problem.folded).
+batch_norm without modulation is one sample of N * S positions where the strides permit it (Problem.folded). Its short
+planes are groups of channels that share their parameters, with the samples as positions (Problem.spread_over).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
     COEFFICIENTS,
     GROUP_CHANNELS,
     GROUPS,
@@ -28,12 +30,17 @@ from fusednorm.backends.cpu.geometry import (
     REPEAT,
     RMS,
     SAMPLES,
+    SCALE_DTYPE,
+    SHARED,
+    SHIFT_DTYPE,
     SPATIAL,
+    WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
+from fusednorm.backends.cpu.kernels.operands import number, rounded_number
 
 TILE = SCRATCH  # channels summed at a time
 FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
@@ -184,6 +191,11 @@ def _unit_statistics(element: Element):
         else:
             n, width = unit // geometry[GROUPS], geometry[GROUP_CHANNELS]
             tasks, first = (n * pieces, (n + 1) * pieces), (unit % geometry[GROUPS]) * width
+        if width == 1 and tasks[1] - tasks[0] == 1:
+            means = 2 * tasks[0] * channels + first
+            centre, m2 = partials[means], partials[means + channels]
+            stats[2 * unit], stats[2 * unit + 1] = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+            return
         total = 0.0
         for task in range(tasks[0], tasks[1]):
             _, _, rows = locate(geometry, task)
@@ -209,23 +221,89 @@ def _unit_statistics(element: Element):
 
 
 @cache
+def _parameter_row(element: Element):
+    T = element.compute
+
+    @exact
+    def parameter_row(operand, dtype, absent, coefficients, first, n):
+        """The n elements of weight or bias in the compute dtype, ``absent`` where there is none."""
+        if dtype == 0:
+            for c in range(n):
+                coefficients[first + c] = absent
+        else:
+            for c in range(n):
+                coefficients[first + c] = T(number(operand, c, dtype))
+
+    return parameter_row
+
+
+@cache
 def _sample_coefficients(element: Element):
-    channel_affine, T = affine(element), element.compute
+    channel_affine, parameter_row, T = affine(element), _parameter_row(element), element.compute
+    rounded = rounded_number(element)
+
+    @exact
+    def of_shared(stats, coefficients, weight, bias, geometry, unit, i, width):
+        rstd, n, gain, offset = stats[2 * unit + 1], geometry[GROUP_CHANNELS], 1.0, 0.0
+        if geometry[WEIGHT_DTYPE]:
+            gain = rounded(weight, unit, geometry[WEIGHT_DTYPE])
+        if geometry[BIAS_DTYPE]:
+            offset = rounded(bias, unit, geometry[BIAS_DTYPE])
+        mean, a, b, inverse = T(stats[2 * unit]), T(gain * rstd), T(offset), T(rstd)
+        for c in range(i, i + n):
+            coefficients[c], coefficients[c + width] = mean, a
+            coefficients[c + 2 * width], coefficients[c + 3 * width] = b, inverse
+
+    @exact
+    def of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width):
+        for c in range(channel_count(geometry)):
+            unit = statistic_unit(geometry, n, c)
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
+            coefficients[base + c] = T(stats[2 * unit])
+            coefficients[base + width + c] = T(gain * stats[2 * unit + 1])
+            coefficients[base + 2 * width + c] = T(offset)
+            coefficients[base + 3 * width + c] = T(stats[2 * unit + 1])
+
+    @exact
+    def of_unit(coefficients, mean, rstd, i, width, n):
+        for c in range(i, i + n):
+            coefficients[c] = T(mean)
+            coefficients[c + width] = T(np.float64(coefficients[c + width]) * rstd)
+            coefficients[c + 3 * width] = T(rstd)
+
+    @exact
+    def of_single_channels(stats, first, coefficients, i, width, n):
+        for c in range(n):
+            rstd = stats[2 * (first + c) + 1]
+            coefficients[i + c] = T(stats[2 * (first + c)])
+            coefficients[i + width + c] = T(np.float64(coefficients[i + width + c]) * rstd)
+            coefficients[i + 3 * width + c] = T(rstd)
 
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
         """mean, a, b and rstd of each channel of a sample."""
         channels, width = channel_count(geometry), row_width(geometry)
         base = n * COEFFICIENTS * width
-        for c in range(channels):
-            unit = statistic_unit(geometry, n, c)
-            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-            for k in range(geometry[REPEAT]):
-                i = base + k * channels + c
-                coefficients[i] = T(stats[2 * unit])
-                coefficients[i + width] = T(gain * stats[2 * unit + 1])
-                coefficients[i + 2 * width] = T(offset)
-                coefficients[i + 3 * width] = T(stats[2 * unit + 1])
+        if geometry[SHARED]:
+            for g in range(geometry[GROUPS]):
+                i = base + g * geometry[GROUP_CHANNELS]
+                of_shared(stats, coefficients, weight, bias, geometry, n * geometry[GROUPS] + g, i, width)
+        elif geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE]:
+            of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width)
+        else:
+            parameter_row(weight, geometry[WEIGHT_DTYPE], T(1), coefficients, base + width, channels)
+            parameter_row(bias, geometry[BIAS_DTYPE], T(0), coefficients, base + 2 * width, channels)
+            first, size = statistic_unit(geometry, n, 0), geometry[GROUP_CHANNELS]
+            if size == 1:
+                of_single_channels(stats, first, coefficients, base, width, channels)
+            else:
+                for g in range(geometry[GROUPS]):
+                    unit = first + g
+                    of_unit(coefficients, stats[2 * unit], stats[2 * unit + 1], base + g * size, width, size)
+        for k in range(1, geometry[REPEAT]):
+            for plane in range(4):
+                for c in range(base + plane * width, base + plane * width + channels):
+                    coefficients[c + k * channels] = coefficients[c]
 
     return sample_coefficients
 

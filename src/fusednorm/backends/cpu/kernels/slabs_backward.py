@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
     COEFFICIENTS,
     GRAD_SAMPLE,
     GRAD_STEP,
@@ -21,12 +22,15 @@ from fusednorm.backends.cpu.geometry import (
     REPEAT,
     RMS,
     SAMPLES,
+    SCALE_DTYPE,
+    SHARED,
     TRAINING,
+    WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.operands import rounded_number
+from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of
 
 
@@ -91,8 +95,31 @@ def _sample_sums(partials, sums, geometry, n):
 
 
 @cache
+def _weighted_sums(element: Element):
+    rounded = rounded_number(element)
+
+    @reassociated
+    def weighted_sums(sums, i, weight, dtype, c, n):
+        """P and Q of n channels from c on, whose p and q follow one another from ``i`` on."""
+        total_p, total_q = 0.0, 0.0
+        if dtype == 0:
+            for k in range(n):
+                total_p += sums[i + 2 * k]
+                total_q += sums[i + 2 * k + 1]
+        else:
+            for k in range(n):
+                gain = rounded(weight, c + k, dtype)
+                total_p += gain * sums[i + 2 * k]
+                total_q += gain * sums[i + 2 * k + 1]
+        return total_p, total_q
+
+    return weighted_sums
+
+
+@cache
 def _unit_gradient(element: Element):
-    channel_affine, T = affine(element), element.compute
+    channel_affine, weighted_sums, T = affine(element), _weighted_sums(element), element.compute
+    rounded = rounded_number(element)
 
     @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
@@ -105,10 +132,19 @@ def _unit_gradient(element: Element):
             n1, c1 = n0 + 1, c0 + geometry[GROUP_CHANNELS]
         total_p, total_q = 0.0, 0.0
         for n in range(n0, n1):
-            for c in range(c0, c1):
-                gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                total_p += gain * sums[2 * (n * channels + c)]
-                total_q += gain * sums[2 * (n * channels + c) + 1]
+            if geometry[SCALE_DTYPE]:
+                for c in range(c0, c1):
+                    gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
+                    total_p += gain * sums[2 * (n * channels + c)]
+                    total_q += gain * sums[2 * (n * channels + c) + 1]
+            else:
+                dtype = 0 if geometry[SHARED] else geometry[WEIGHT_DTYPE]
+                p, q = weighted_sums(sums, 2 * (n * channels + c0), weight, dtype, c0, c1 - c0)
+                total_p += p
+                total_q += q
+        if geometry[SHARED] and geometry[WEIGHT_DTYPE]:
+            gain = rounded(weight, unit, geometry[WEIGHT_DTYPE])
+            total_p, total_q = gain * total_p, gain * total_q
         rstd, count = stats[2 * unit + 1], reduced_count(geometry)
         c2, c3 = -rstd * total_q / count, -rstd * total_p / count
         if geometry[RMS]:
@@ -116,9 +152,8 @@ def _unit_gradient(element: Element):
         width = row_width(geometry)
         for n in range(n0, n1):
             base = (n * COEFFICIENTS + 4) * width
-            for c in range(c0, c1):
-                for k in range(geometry[REPEAT]):
-                    i = base + k * channels + c
+            for k in range(geometry[REPEAT]):
+                for i in range(base + k * channels + c0, base + k * channels + c1):
                     coefficients[i], coefficients[i + width] = T(c2), T(c3)
 
     return unit_gradient
@@ -200,6 +235,22 @@ def build_gradient_coefficients(element: Element, value, pullback):
     return gradient_coefficients
 
 
+def build_shared_gradients(element: Element, value, pullback):
+    """The gradients of weight and bias of units start to stop, whose channels share them."""
+    weighted_sums = _weighted_sums(element)
+
+    def shared_gradients(sums, weight, grad_weight, grad_bias, geometry, start, stop):
+        size = geometry[GROUP_CHANNELS]
+        for unit in range(start, stop):
+            p, q = weighted_sums(sums, 2 * unit * size, weight, 0, 0, size)
+            if wanted(grad_weight):
+                put_number(grad_weight, unit, q, geometry[WEIGHT_DTYPE])
+            if wanted(grad_bias):
+                put_number(grad_bias, unit, p, geometry[BIAS_DTYPE])
+
+    return shared_gradients
+
+
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of slabs start to stop."""
     gradient_slab = _gradient_slab(element, pullback)
@@ -216,5 +267,6 @@ BUILDERS = {
     "reduce": build_reduce,
     "combine": build_combine,
     "gradient_coefficients": build_gradient_coefficients,
+    "shared_gradients": build_shared_gradients,
     "input_gradient": build_input_gradient,
 }

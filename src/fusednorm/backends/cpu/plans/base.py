@@ -12,7 +12,7 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
 from fusednorm.backends.cpu.frame import Frame, template, writer
-from fusednorm.backends.cpu.geometry import DTYPE_CODES, geometry
+from fusednorm.backends.cpu.geometry import DTYPE_CODES, SHARED, WANT_VARIANCE, geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
@@ -40,16 +40,23 @@ class Plan:
 
     module: str
 
-    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+    def __init__(
+        self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
+    ) -> None:
+        """``problem`` is what kernels see of the problem that the plan is ``made_for``."""
         self.problem = problem
+        made_for = made_for or problem
         self.dtype: torch.dtype = getattr(torch, problem.dtype)
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
+        self.has_variance = made_for.norm.has_variance
+        self.shared = made_for.norm.per_batch and not problem.norm.per_batch
+        self.geometry[WANT_VARIANCE], self.geometry[SHARED] = self.has_variance, self.shared
         self.samples, self.channels = view.samples, view.channels
         self.num_statistics = problem.num_statistics
         self.tensor_bytes = view.numel * DTYPE_BYTES[problem.dtype]
-        self.statistics_shape = problem.statistics_shape
+        self.statistics_shape = made_for.statistics_shape
         self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
         self.tasks = view.samples * pieces
         # For a dense input empty_like gives the same strides 0.4 us faster, but it takes no kept blocks.
@@ -110,10 +117,11 @@ class Plan:
 class ForwardPlan(Plan):
     """A :class:`~fusednorm.instance.ForwardPlan`."""
 
-    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
-        super().__init__(problem, pieces, piece)
-        norm = problem.norm
-        self.has_mean, self.has_variance, self.eps = norm.has_mean, norm.has_variance, norm.eps
+    def __init__(
+        self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
+    ) -> None:
+        super().__init__(problem, pieces, piece, made_for)
+        self.has_mean, self.eps = problem.norm.has_mean, problem.norm.eps
         self.few = self.num_statistics <= DISCARDED
         # Every thread writes statistics that nobody asked for here, and none reads them. It saves small inputs 2 us.
         shape = (3 if self.few else 0, *self.statistics_shape)
@@ -189,8 +197,10 @@ class ForwardPlan(Plan):
 class BackwardPlan(Plan):
     """A :class:`~fusednorm.instance.BackwardPlan`."""
 
-    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
-        super().__init__(problem, pieces, piece)
+    def __init__(
+        self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
+    ) -> None:
+        super().__init__(problem, pieces, piece, made_for)
         self.wants_input = problem.direction != "backward_gamma_beta"
         operands = (problem.weight_dtype, problem.bias_dtype, problem.scale_dtype, problem.shift_dtype)
         self.sums_parameters = problem.direction != "backward_data" and any(operands)
@@ -204,6 +214,9 @@ class BackwardPlan(Plan):
         """The loop, if any, that makes the parameters' gradients from p and q per (n, c)."""
         if not self.sums_parameters:
             return []
+        if self.shared:
+            kernel = self.kernel("shared_gradients", activated=False, module="slabs_backward")
+            return [self.loop(kernel, self.num_statistics, 16 * self.samples * self.channels)]
         kernel = self.kernel("parameter_gradients", activated=False, module="affine")
         return [self.loop(kernel, self.channels, 16 * self.samples * self.channels)]
 

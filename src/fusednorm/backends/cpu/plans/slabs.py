@@ -22,9 +22,9 @@ class SlabsForward(ForwardPlan):
 
     module = "slabs"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool, made_for: Problem | None = None) -> None:
         self.pieces, self.whole = pieces, whole
-        super().__init__(problem, pieces, piece)
+        super().__init__(problem, pieces, piece, made_for)
 
     def loops(self) -> list[Loop]:
         channels, count = self.channels, self.samples * self.channels * int(self.geometry[REPEAT])
@@ -56,9 +56,9 @@ class SlabsBackward(BackwardPlan):
 
     module = "slabs_backward"
 
-    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool, made_for: Problem | None = None) -> None:
         self.pieces, self.whole = pieces, whole
-        super().__init__(problem, pieces, piece)
+        super().__init__(problem, pieces, piece, made_for)
 
     def loops(self) -> list[Loop]:
         channels, count, units = self.channels, self.samples * self.channels, self.num_statistics
