@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import (
+    MOST_HELD,
     _shares,
+    by_columns,
+    columns_backward_for,
+    held_for,
+    held_units,
     load_bytes,
     merged,
     passes_for,
@@ -193,3 +199,98 @@ def test_few_rows_are_shared_by_many_programs() -> None:
     x = torch.empty(462, 768, dtype=torch.float16, device="meta")
     config = rows_backward_for(backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x)))
     assert config.rows * config.programs >= 256
+
+
+# --- units in registers ---
+
+
+def _of(family: Family, groups: int, shape: tuple[int, ...], last: bool = False) -> tuple[Problem, Problem]:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    x = x.contiguous(memory_format=torch.channels_last) if last else x
+    norm = norm_of(family, groups)
+    return forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "last", "expected"),
+    [  # samples, units of a sample, rows, columns, the axis of weight and bias, strides of sample, unit and row
+        ("group_norm", 4, False, (6, 4, 3, 35, 1, (420, 105, 35))),
+        ("group_norm", 4, True, (6, 4, 35, 3, 2, (420, 3, 12))),
+        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 35))),
+        ("instance_norm", 0, True, (6, 12, 35, 1, 0, (420, 1, 12))),
+        ("batch_norm", 0, False, (1, 12, 6, 35, 0, (0, 35, 420))),
+        ("batch_norm", 0, True, (1, 12, 210, 1, 0, (420, 1, 12))),
+    ],
+)
+def test_units_as_rows_of_columns(family: Family, groups: int, last: bool, expected: tuple[Any, ...]) -> None:
+    for problem in _of(family, groups, (6, 12, 5, 7), last):
+        seen = held_units(problem)
+        assert seen is not None
+        found = (seen.samples, seen.in_sample, seen.rows, seen.columns, seen.affine, seen.steps(seen.input))
+        assert found == expected
+        assert seen.units == problem.num_statistics
+        assert seen.contiguous == (seen.columns == 1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "held"),
+    [
+        ("batch_norm", 0, (56, 16, 1, 1), True),
+        ("batch_norm", 0, (32, 256, 8, 8), True),
+        ("instance_norm", 0, (12, 2260, 7, 7), True),
+        ("group_norm", 32, (8, 512, 16, 16), True),
+        ("group_norm", 32, (64, 512, 8, 8), True),
+        ("batch_norm", 0, (128, 2048, 7, 7), False),
+        ("instance_norm", 0, (128, 384, 12, 12), False),
+        ("group_norm", 32, (2, 320, 128, 128), False),
+    ],
+)
+def test_units_are_held_where_they_are_small(
+    family: Family, groups: int, shape: tuple[int, ...], held: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for problem in _of(family, groups, shape, last):
+        assert (instances.choose(problem) is instances.HELD) == held
+        if held:
+            seen = held_units(problem)
+            assert seen is not None
+            config = held_for(problem, seen)
+            assert config.units == power_of_two(config.units)
+            assert config.units * seen.elements <= MOST_HELD
+            assert 1 <= config.warps <= 16
+            assert not (config.all_samples and problem.direction == "forward")
+
+
+def test_batch_norm_is_not_held_where_parameters_or_statistics_are_not_those_of_its_channels() -> None:
+    x, scale = torch.empty(4, 8, 5, 5, device="meta"), torch.empty(4, 8, device="meta")
+    assert held_units(forward_problem(norm_of("batch_norm"), Operands(x, scale=scale))) is None
+    apart = torch.empty(8, 8, 5, 5, device="meta").contiguous(memory_format=torch.channels_last)[::2]
+    assert held_units(forward_problem(norm_of("batch_norm"), Operands(apart))) is None
+    given = forward_problem(norm_of("batch_norm", training=False), Operands(x))
+    assert instances.HELD.supports(given) is not None
+
+
+def test_one_program_has_all_samples_of_a_small_channel() -> None:
+    for samples, alone in ((5, True), (64, False)):
+        _, problem = _of("instance_norm", 0, (samples, 24, 16, 16))
+        seen = held_units(problem)
+        assert seen is not None
+        assert held_for(problem, seen).all_samples == alone
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "columns"),
+    [
+        (600, 8192, torch.bfloat16, False), (600, 8867, torch.bfloat16, True), (60, 12288, torch.bfloat16, True),
+        (4096, 12288, torch.bfloat16, False), (4096, 16384, torch.bfloat16, True), (2, 150528, torch.float32, True),
+    ],
+)  # fmt: skip
+def test_a_backward_of_long_rows_goes_by_columns(rows: int, length: int, dtype: torch.dtype, columns: bool) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    assert by_columns(problem) == columns
+    if columns:
+        config = columns_backward_for(problem)
+        assert 1 <= config.steps <= 32
+        assert config.stages in (1, 3)
