@@ -52,7 +52,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file whose choice for ``problem()`` is none that the heuristics would make."""
     path = tmp_path / "tuned.json"
     slabs = next(one for one in choice.all_instances() if one.name == "cpu.slabs")
-    monkeypatch.setattr(type(slabs), "configs", lambda instance, problem: (Slabs(), Slabs(32768)))
+    monkeypatch.setattr(type(slabs), "configs", lambda instance, problem: (Slabs(131072), Slabs(32768)))
     keep(path, "cpu", {key_of(problem()): TUNED})
     return path
 
@@ -132,7 +132,7 @@ def test_a_tuned_choice_runs_and_is_explained(file: Path) -> None:
         other = fusednorm.explain(fusednorm.group_norm, X, 4, activation="relu")
     assert (found.instance, found.config) == ("cpu.slabs", Slabs(32768))
     assert f"tuned in {file}" in found.reason
-    assert before.config == Slabs()
+    assert before.config == Slabs(131072)
     assert "default" in before.reason
     assert "default" in other.reason
     assert torch.allclose(y, plain, atol=1e-6)
@@ -169,7 +169,7 @@ def test_a_file_that_changes_is_read_anew_where_it_is_opened_again(file: Path, m
         normalize()
     with fusednorm.use_tuned(file):
         normalize()
-    assert configs == [Slabs(32768), Slabs()]
+    assert configs == [Slabs(32768), Slabs(131072)]
 
 
 @pytest.mark.parametrize("outer_is_tuned", [True, False])

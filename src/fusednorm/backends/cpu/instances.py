@@ -21,6 +21,9 @@ SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: batch_norm's planes of so many elements, over so many samples, are taken in slabs: a loop over each alone would start
 #: for little work. A row of several planes is to have ROW_ELEMENTS, and has SHORT_ROW at least.
 SHORT_PLANE, FEWEST_SAMPLES, ROW_ELEMENTS, SHORT_ROW = 128, 16, 512, 128
+#: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
+#: share.
+FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -38,26 +41,35 @@ class Pieces:
 class Slabs:
     """channels_last is cut into slabs of about so many elements, in whole rows, a multiple of 64 of them."""
 
-    elements: int = 131072
+    elements: int
 
     def rows(self, problem: Problem) -> int:
         rows = max(64, self.elements // max(1, problem.view.channels) // 64 * 64)
         return min(rows, problem.view.spatial)
 
 
+def slabs_for(problem: Problem) -> Slabs:
+    """Slabs that fit a core's cache, and of smaller tensors enough for many threads."""
+    return Slabs(min(131072, max(FEWEST_ELEMENTS, problem.view.numel // MANY_SLABS)))
+
+
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The gradients of the parameters are summed over so many segments of rows at most, of so many rows at least."""
+    """The gradients of the parameters are summed over so many segments of rows at most, of so many rows at least; of
+    fewer long rows, but each segment leaves two rows of float64."""
 
     count: int = 64
     rows: int = 32
 
     def size(self, problem: Problem) -> int:
-        """The rows of a segment."""
-        return max(self.rows, -(-problem.view.samples // self.count))
+        """The rows of a segment; segments have equally many."""
+        view = problem.view
+        least = max(min(self.rows, 4), min(self.rows, 4 * FEWEST_ELEMENTS // max(1, view.channels)))
+        segments = max(1, view.samples // max(least, -(-view.samples // self.count)))
+        return max(1, -(-view.samples // segments))
 
 
-#: The configurations of each kind, the default first.
+#: The configurations of each kind; of pieces and segments the first is the default.
 PIECES = tuple(map(Pieces, (16384, 4096, 8192, 32768, 65536)))
 SLABS_OF = tuple(map(Slabs, (131072, 32768, 65536, 262144, 524288)))
 SEGMENTS = (Segments(), Segments(16), Segments(32), Segments(128), Segments(64, 8), Segments(64, 128))
@@ -170,11 +182,11 @@ class SlabsInstance:
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
         seen = self._seen(problem)
-        return _distinct(SLABS_OF, lambda config: config.rows(seen))
+        return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
-        pieces = _pieces(seen, (config or SLABS_OF[0]).rows(seen))
+        pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
         return make(seen, *pieces, whole=True, made_for=problem)
 
     @staticmethod
@@ -192,12 +204,13 @@ class SlabsSplitInstance:
         return _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
-        return _distinct(SLABS_OF, lambda config: config.rows(problem.folded))
+        seen = problem.folded
+        return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         problem = problem.folded
         make = SlabsBackward if problem.backward else SlabsForward
-        return make(problem, *_pieces(problem, (config or SLABS_OF[0]).rows(problem)), whole=False)
+        return make(problem, *_pieces(problem, (config or slabs_for(problem)).rows(problem)), whole=False)
 
 
 @dataclass(frozen=True, slots=True)
