@@ -114,7 +114,7 @@ def test_many_configurations_are_timed_in_groups_and_the_fastest_beside_the_defa
     assert len(last) == FINALISTS + 2
     assert last[0] == "copy"
     assert {name for name in last if "=131072)" in name or f"={FAST.elements})" in name} == {
-        f"cpu.slabs {Slabs()}", f"cpu.slabs {FAST}",
+        f"cpu.slabs {Slabs(131072)}", f"cpu.slabs {FAST}",
     }  # fmt: skip
 
 
