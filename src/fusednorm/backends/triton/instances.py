@@ -230,12 +230,8 @@ def choose(problem: Problem) -> Instance:
         return ROWS if problem.backward else _for_rows(problem)
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
         return HELD
-    if problem.reduced <= SMALL_UNIT or view.spatial == 1:
-        if problem.backward and ROWS.supports(problem) is None:
-            return ROWS
-        if WHOLE.supports(problem) is None:
-            return WHOLE
-    return TILES
+    single = problem.reduced <= SMALL_UNIT or view.spatial == 1
+    return WHOLE if single and WHOLE.supports(problem) is None else TILES
 
 
 def _for_rows(problem: Problem) -> Instance:
