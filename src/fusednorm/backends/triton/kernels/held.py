@@ -55,6 +55,14 @@ def of_units(b):
 
 
 @triton.jit
+def rows_and_columns(m_u, rows, columns, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The rows and columns of a tile, and its mask."""
+    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
+    m_k = o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
+    return o_r, o_k, of_units(m_u) & (o_r < rows) & m_k
+
+
+@triton.jit
 def of_channels(b, AFFINE: tl.constexpr):
     """Values of the channels of units, along their axes of a tile."""
     if AFFINE == 0:
@@ -100,9 +108,7 @@ def held_forward(
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
-    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-    m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
-    mask = of_units(m_u) & m_r & m_k
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
     # Loaded before the sums, which then do not wait between two memory accesses.
@@ -152,9 +158,7 @@ def held_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
-    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-    m_r, m_k = o_r < rows, o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
-    mask = of_units(m_u) & m_r & m_k
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
     b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0).to(dtype)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
