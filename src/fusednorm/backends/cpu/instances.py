@@ -19,8 +19,8 @@ T = TypeVar("T")
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: batch_norm's planes of so many elements, over so many samples, are taken in slabs: a loop over each alone would start
-#: for little work. A row of several planes is to have ROW_ELEMENTS, and has SHORT_ROW at least.
-SHORT_PLANE, FEWEST_SAMPLES, ROW_ELEMENTS, SHORT_ROW = 128, 16, 512, 128
+#: for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at least.
+SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 16, 512, 128
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
@@ -156,10 +156,10 @@ def _spread(problem: Problem) -> Problem | None:
         return None
     if not view.numel:
         return problem.spread_over(1)
-    most = min(view.channels, 8 * ROW_ELEMENTS)
+    most = min(view.channels, 8 * WIDE_ROW)
     sizes = [size for size in range(1, most + 1) if view.channels % size == 0]
-    long = [size for size in sizes if ROW_ELEMENTS <= size * view.spatial <= 8 * ROW_ELEMENTS]
-    short = [size for size in sizes if size * view.spatial < ROW_ELEMENTS]
+    long = [size for size in sizes if WIDE_ROW <= size * view.spatial <= 8 * WIDE_ROW]
+    short = [size for size in sizes if size * view.spatial < WIDE_ROW]
     size = (long or short[::-1] or [1])[0]
     return problem.spread_over(view.channels // size) if size * view.spatial >= SHORT_ROW else None
 

@@ -65,7 +65,7 @@ class HeldBackward(BackwardPlan):
     def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
         super().__init__(problem)
         assert seen.grad is not None and seen.output is not None
-        self.alone = seen.samples == 1 or config.all_samples
+        alone = seen.samples == 1 or config.all_samples
         self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
         layouts = seen.grad, seen.input, seen.output
         self.backward = Launch(
@@ -81,10 +81,12 @@ class HeldBackward(BackwardPlan):
             },
             config.warps,
         )  # fmt: skip
-        self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
+        self.sums: Combination | None = None
+        if not alone:
+            self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        if self.alone or (grads[0] is None and grads[1] is None):
+        if self.sums is None or (grads[0] is None and grads[1] is None):
             self.backward(*data, dx, *parameters, *saved, None, *grads)
         else:
             partials = self.workspace(2 * self.partials.total)

@@ -50,12 +50,14 @@ class SummedRowsBackward(BackwardPlan):
         super().__init__(problem)
         # The sums of a share lie where the partials of a sample of one chunk would.
         partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, 0, last=True, per_batch=False)
-        self.total, self.shares = partials.total, shares
-        self.combine = Combination(self, partials, 0, 1, ParameterSums(partials, True, False))
+        self.total = partials.total
+        self.combine: Combination | None = None
+        if shares > 1:
+            self.combine = Combination(self, partials, 0, 1, ParameterSums(partials, True, False))
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         operands = (*parameters[:2], *saved)
-        if self.shares == 1 or (grads[0] is None and grads[1] is None):
+        if self.combine is None or (grads[0] is None and grads[1] is None):
             self.gradients(data, dx, operands, (None, *grads[:2]))
         else:
             partials = self.workspace(2 * self.total)
