@@ -30,15 +30,22 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 
 @triton.jit
-def held_moments(b_x, mask, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
-    """mean and M2 of a tile's rows, in registers. WIDE, for elements of more than 16 bits: the mean of the deviations
-    corrects the rounding of the mean."""
-    mean = tl.sum(b_x, 1) / count
+def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
+    """mean and M2 of a tile's rows, in registers, and of their ends, or None, which only rows of 16-bit elements have.
+    WIDE, for elements of more bits: the mean of the deviations corrects the rounding of the mean."""
+    total = tl.sum(b_x, 1)
+    if b_end is not None:
+        total += tl.sum(b_end, 1)
+    mean = total / count
     deviation = deviation_from(b_x, mean, mask, MASKED)
     if WIDE:
         mean += tl.sum(deviation, 1) / count
         deviation = deviation_from(b_x, mean, mask, MASKED)
-    return mean, tl.sum(deviation * deviation, 1)
+    m2 = tl.sum(deviation * deviation, 1)
+    if b_end is not None:
+        deviation = deviation_from(b_end, mean, m_end, True)
+        m2 += tl.sum(deviation * deviation, 1)
+    return mean, m2
 
 
 @triton.jit

@@ -88,6 +88,56 @@ def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.co
 
 
 @triton.jit
+def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr):
+    """The lanes of a chunk at which the positions of each channel begin and end."""
+    if WINDOW == 1:
+        return o_c, o_c  # not used
+    else:
+        low = ((wide * steps.sample + o_c.to(tl.int64) * steps.channel + first) % WINDOW).to(tl.int32)
+        return low, tl.where(o_c < C, low + tl.minimum(S - first, span).to(tl.int32), 0)
+
+
+@triton.jit
+def offsets_of_lanes(wide, o_c, lanes, first, steps, WINDOW: tl.constexpr):
+    """The offsets of lanes of channels in a chunk that begins at position ``first``."""
+    start = wide * steps.sample + o_c.to(tl.int64) * steps.channel + first
+    return aligned(start, WINDOW)[:, None] + lanes
+
+
+@triton.jit
+def offsets_of_tile(wide, o_c, o_s, first, steps, WINDOW: tl.constexpr, LAST: tl.constexpr):
+    """The offsets of the first tile of a chunk that begins at position ``first``."""
+    if WINDOW == 1:
+        return wide * steps.sample + offsets_of(o_c, first + o_s, steps, LAST)
+    else:
+        return offsets_of_lanes(wide, o_c, o_s[None, :], first, steps, WINDOW)
+
+
+@triton.jit
+def mask_of_tile(
+    o_c, o_s, first, low, high, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr
+):
+    """The mask of a tile, or of its whole windows."""
+    if WINDOW == 1:
+        return mask_of(o_c, first + o_s, C, S, EVEN, ALIGN, LAST)
+    else:
+        window = aligned(o_s, WINDOW)[None, :]
+        return (window >= low[:, None]) & (window + WINDOW <= high[:, None])
+
+
+@triton.jit
+def ends_of(low, high, WINDOW: tl.constexpr):
+    """The lanes of the first and the last window of a chunk, and which of them are positions in a window that is not
+    whole."""
+    low, high = low[:, None], high[:, None]
+    o_end = tl.arange(0, 2 * WINDOW)[None, :]
+    lanes = tl.where(o_end < WINDOW, o_end, aligned(high, WINDOW) + o_end - WINDOW)
+    window = aligned(lanes, WINDOW)
+    broken = (window < low) | (window + WINDOW > high)
+    return lanes, (lanes >= low) & (lanes < high) & broken & ((o_end < WINDOW) | (window > 0))
+
+
+@triton.jit
 def affine(parameters, o_modulation, o_c, m_c, dtype: tl.constexpr):
     """A = weight (1 + scale) and B = bias (1 + scale) + shift of channels."""
     gain = tl.full(o_c.shape, 1.0, dtype)
@@ -145,7 +195,7 @@ def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
 @triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "total"])
 def moments_of_planes(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2."""
@@ -153,18 +203,26 @@ def moments_of_planes(
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, False)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
     n = n.to(tl.int64)
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * BLOCK_S + tl.arange(0, BLOCK_S)
-    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, False)
-    b_x = tl.load(p_x + n * x_steps.sample + offsets_of(o_c, o_s, x_steps, False), mask, 0.0).to(dtype)
+    SPAN: tl.constexpr = BLOCK_S - WINDOW + 1
+    first = chunk.to(tl.int64) * SPAN
+    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    low, high = bounds_of(n, o_c, first, SPAN, C, S, x_steps, WINDOW)
+    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, False)
+    b_x = tl.load(p_x + offsets_of_tile(n, o_c, o_s, first, x_steps, WINDOW, False), mask, 0.0).to(dtype)
+    b_end, m_end = None, None
+    if WINDOW > 1:
+        lanes, m_end = ends_of(low, high, WINDOW)
+        b_end = tl.load(p_x + offsets_of_lanes(n, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
     o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
     if RMS:
         m2 = tl.sum(b_x * b_x, 1)
+        if WINDOW > 1:
+            m2 += tl.sum(b_end * b_end, 1)
     else:
-        count = tl.minimum(S - chunk.to(tl.int64) * BLOCK_S, BLOCK_S).to(dtype)
-        mean, m2 = held_moments(b_x, mask, count, True, p_x.dtype.element_ty.primitive_bitwidth > 16)
+        count = tl.minimum(S - first, SPAN).to(dtype)
+        mean, m2 = held_moments(b_x, mask, b_end, m_end, count, True, p_x.dtype.element_ty.primitive_bitwidth > 16)
         tl.store(p_partials + o_partial, mean, o_c < C)
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
@@ -241,7 +299,8 @@ def apply(
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
@@ -257,14 +316,19 @@ def apply(
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
     y_steps = steps_of(y_sample, y_channel, y_spatial, ALIGN, LAST)
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
+    first = chunk.to(tl.int64) * SPAN
+    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
-    p_out = p_y + wide * y_steps.sample + offsets_of(o_c, o_s, y_steps, LAST)
-    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
+    p_out = p_y + offsets_of_tile(wide, o_c, o_s, first, y_steps, WINDOW, LAST)
+    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
+    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    if WINDOW > 1:
+        lanes, m_end = ends_of(low, high, WINDOW)
+        b_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     gain, offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     if OVERLAP:
@@ -312,12 +376,16 @@ def apply(
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
+    if WINDOW > 1:
+        b_y = VALUE(normalized(b_end - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
+        tl.store(p_y + offsets_of_lanes(wide, o_c, lanes, first, y_steps, WINDOW), b_y, m_end)
     for tile in tl.static_range(TILES):
         b_y = VALUE(normalized(b_x - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
-            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, ALIGN, LAST)
+            o_s += BLOCK_S
+            mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial

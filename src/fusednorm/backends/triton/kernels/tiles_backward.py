@@ -14,15 +14,25 @@ from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_parti
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
     alpha_of,
+    bounds_of,
+    ends_of,
     locate,
-    mask_of,
+    mask_of_tile,
     normalized,
-    offsets_of,
+    offsets_of_lanes,
+    offsets_of_tile,
     statistics_of,
     steps_of,
     tile_of,
     units_of,
 )
+
+
+@triton.jit
+def gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr):
+    """dz and xhat of a tile."""
+    centred = b_x.to(inverse.dtype) - mean
+    return b_dy.to(inverse.dtype) * DERIVATIVE(normalized(centred, gain, offset), alpha), centred * inverse
 
 
 @triton.jit(
@@ -35,7 +45,7 @@ def reduce(
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
@@ -46,12 +56,18 @@ def reduce(
     groups = Groups(G, D, C)
     dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
+    span = BLOCK_S * tiles - WINDOW + 1
+    first = chunk.to(tl.int64) * span
+    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
-    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
+    p_grad = p_dy + offsets_of_tile(wide, o_c, o_s, first, dy_steps, WINDOW, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
+    low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW)
+    if WINDOW > 1:
+        lanes, m_end = ends_of(low, high, WINDOW)
+        b_dy_end = tl.load(p_dy + offsets_of_lanes(wide, o_c, lanes, first, dy_steps, WINDOW), m_end, 0.0)
+        b_x_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0)
     b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
@@ -63,15 +79,19 @@ def reduce(
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, ALIGN, LAST)
-        b_dy = tl.load(p_grad, mask, 0.0).to(dtype)
-        centred = tl.load(p_in, mask, 0.0).to(dtype) - mean
-        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), alpha)
+        mask = mask_of_tile(o_c, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+        b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
+        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz
-        q = tl.fma(dz, centred * inverse, q)
+        q = tl.fma(dz, xhat, q)
         p_grad += BLOCK_S * dy_steps.spatial
         p_in += BLOCK_S * x_steps.spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
+    if WINDOW > 1:
+        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        end_p, end_q = tl.reduce((dz, dz * xhat), 1, add_pair)
+        sum_p += end_p
+        sum_q += end_q
     o_partial = offsets_of_partials(wide, chunk, o_c, C, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
     tl.store(p_partials + total + o_partial, sum_q, m_c)
@@ -262,11 +282,21 @@ def combine(
 
 
 @triton.jit
+def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
+    """dx = rstd A dz - (rstd P / K + xhat rstd Q / K), without the statistics' part where there is no Q."""
+    if scaled_q is None:
+        return dz * gain
+    else:
+        # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19.
+        return tl.fma(dz, gain, -tl.fma(xhat, scaled_q, scaled_p))
+
+
+@triton.jit
 def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
@@ -274,16 +304,22 @@ def input_program(
     dtype: tl.constexpr = statistics.rstd.dtype.element_ty
     G, D, C = groups
     n, block, chunk = locate(pid, blocks, chunks, LAST)
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * TILES) + tl.arange(0, BLOCK_S)
+    SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
+    first = chunk.to(tl.int64) * SPAN
+    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     m_c = o_c < C
     wide = n.to(tl.int64)
-    p_grad = p_dy + wide * dy_steps.sample + offsets_of(o_c, o_s, dy_steps, LAST)
-    p_in = p_x + wide * x_steps.sample + offsets_of(o_c, o_s, x_steps, LAST)
-    p_out = p_dx + wide * dx_steps.sample + offsets_of(o_c, o_s, dx_steps, LAST)
-    mask = mask_of(o_c, o_s, C, S, EVEN, ALIGN, LAST)
-    b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
-    b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    p_grad = p_dy + offsets_of_tile(wide, o_c, o_s, first, dy_steps, WINDOW, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
+    p_out = p_dx + offsets_of_tile(wide, o_c, o_s, first, dx_steps, WINDOW, LAST)
+    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
+    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+    b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
+    b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
+    if WINDOW > 1:
+        lanes, m_end = ends_of(low, high, WINDOW)
+        b_dy_end = tl.load(p_dy + offsets_of_lanes(wide, o_c, lanes, first, dy_steps, WINDOW), m_end, 0.0)
+        b_x_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0)
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
     b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
@@ -308,22 +344,24 @@ def input_program(
         scaled_p, _ = tile_of(rstd * (total_p / K), o_s, LAST)
         if statistics.mean is None:
             scaled_p = tl.zeros_like(scaled_q)
+    else:
+        scaled_p, scaled_q = None, None
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
+    if WINDOW > 1:
+        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        p_end = p_dx + offsets_of_lanes(wide, o_c, lanes, first, dx_steps, WINDOW)
+        tl.store(p_end, through_statistics(dz, xhat, gain, scaled_p, scaled_q).to(p_dx.dtype.element_ty), m_end)
     for tile in tl.static_range(TILES):
-        centred = b_x - mean
-        dz = b_dy * DERIVATIVE(normalized(centred, gain, offset), alpha)
-        if p_totals is not None or partials.pointer is not None:
-            # x - mean in place of xhat would take a factor rstd**2, beyond fp32 for inputs of 1e19.
-            b_dx = tl.fma(dz, gain, -tl.fma(centred * inverse, scaled_q, scaled_p))
-        else:
-            b_dx = dz * gain
+        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        b_dx = through_statistics(dz, xhat, gain, scaled_p, scaled_q)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_grad += BLOCK_S * dy_steps.spatial
             p_in += BLOCK_S * x_steps.spatial
-            mask = mask_of(o_c, o_s + (tile + 1) * BLOCK_S, C, S, EVEN, ALIGN, LAST)
-            b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first").to(dtype)
-            b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+            o_s += BLOCK_S
+            mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+            b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
+            b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * dx_steps.spatial
 
@@ -342,7 +380,7 @@ def gradients(
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
-    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -368,5 +406,6 @@ def gradients(
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
             p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
+            BLOCK_D,
         )  # fmt: skip

@@ -75,7 +75,7 @@ def whole_forward(
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)
     else:
-        mean, m2 = held_moments(b_x, mask, K, not EVEN, p_x.dtype.element_ty.primitive_bitwidth > 16)
+        mean, m2 = held_moments(b_x, mask, None, None, K, not EVEN, p_x.dtype.element_ty.primitive_bitwidth > 16)
         variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + o_u, mean, m_u)

@@ -6,11 +6,10 @@ A plan allocates for its problem, and its kernels work on the problem as tiles s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_runs, merged, power_of_two
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_runs, grouped, merged, power_of_two, window_of
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
@@ -44,16 +43,18 @@ class Pass:
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        self.span = config.positions * config.tiles
+        window = window_of(problem.dtype, view, layouts)
+        self.span = config.positions * config.tiles - window + 1
         self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
         self.warps = config.warps
         self.tile = {
-            "EVEN": view.spatial % self.span == 0,
+            "EVEN": window == 1 and view.spatial % self.span == 0,
             "ALIGN": alignment_of_runs(problem.dtype, view, layouts),
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
+        self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
@@ -90,24 +91,12 @@ class PartialsShape:
         self.warps = max(1, rows * columns * self.together // (32 * 8))
 
 
-def _grouped(problem: Problem) -> Problem:
-    """The problem with each group as one channel, where a group's elements follow one another in memory."""
-    view, layout = problem.view, problem.layout
-    row = view.spatial == 1 and view.groups == 1
-    flat = layout.channel == view.spatial and (row or layout.order == "channels_first")
-    if not flat or problem.norm.per_batch or view.group_channels == 1:
-        return problem
-    one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
-    run = Layout("channels_first", layout.sample, view.group_channels * layout.channel, 1)
-    return replace(problem, view=one, layout=run)
-
-
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
-        source = _grouped(problem)
+        source = grouped(problem)
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, (source.layout,))
         assert problem.output_layout is not None
@@ -128,7 +117,7 @@ class TilesForward(ForwardPlan):
                 seen.channels, seen.spatial, *_steps(source.layout), reduction.blocks, reduction.chunks,
                 partials.total, *((reduction.tiles,) if rows else ()),
             ),
-            {**self.overlap, "RMS": self.rms, **reduction.tile, **(reduction.staged if rows else {})},
+            {**self.overlap, "RMS": self.rms, **reduction.tile, **(reduction.staged if rows else reduction.window)},
             reduction.warps,
         )  # fmt: skip
         self.finalize = Launch(
@@ -149,9 +138,9 @@ class TilesForward(ForwardPlan):
             ),
             {
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
-                "MERGE": self.merges, "GROUPED": self.merges and source is not problem,
+                "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
-                **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+                **output.tile, **output.window, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
             output.warps,
             follows=not self.given,
@@ -193,7 +182,7 @@ class TilesBackward(BackwardPlan):
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
-                **reduction.tile, **reduction.staged,
+                **reduction.tile, **reduction.window, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip
@@ -207,7 +196,7 @@ class TilesBackward(BackwardPlan):
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **output.order,
-            **output.tile, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+            **output.tile, **output.window, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.output, self.reduced, self.shared = output, problem.reduced, shared
         self.launches: dict[tuple[bool, bool], tuple[Combination, Launch]] = {}
