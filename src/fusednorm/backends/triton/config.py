@@ -13,6 +13,10 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 #: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
 #: (1, 256, 512, 512).
 TILE = 4096
+#: Where less than FULL of a plane's tiles is full, tiles of many channels have pieces of a plane, the longest that are
+#: within FULL_ENOUGH of the fullest: (16, 640, 24, 24) in 32 groups with silu in bf16 takes 25 us backward in pieces of
+#: 64 positions, 31 in planes of 1024.
+FULL, FULL_ENOUGH, SHORTEST_PIECE = 0.8, 0.07, 64
 #: From this size on a unit is read in tiles of twice the size, which keeps its partials few.
 LARGE_UNIT = 1 << 20
 #: The first pass of the backward reads dy and x in tiles of 2 KB, or of 8 KB where a plane has LARGE_PLANE positions,
@@ -52,9 +56,12 @@ LARGE_ROWS = 1 << 23
 WINDOW, SHORTEST_WINDOWED = 8, 32
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
-#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. A problem of FEW_HELD elements is held
-#: where it can be; of a larger one units of up to LARGE_HELD.
-MOST_HELD, FEW_HELD, LARGE_HELD = 16384, 1 << 21, 4096
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. In a problem of FEW_HELD elements the
+#: launches decide. Units of LARGE_HELD elements keep their multiprocessor busy even where their tiles are not full.
+#: Units that are neighbours in memory are read row by row; rows may be of any length in FEW_CONTIGUOUS elements.
+MOST_HELD, FEW_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 1 << 21, 4096, 1 << 16
+#: Elements of a unit that one program finishes before a second launch would start.
+SMALL_UNIT = 4096
 #: Elements of a problem that all multiprocessors hold with 1024 to a program, and of the units in one place of all
 #: samples that one program of a backward takes, which then needs no second launch.
 SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 4096
@@ -222,13 +229,14 @@ class HeldUnits:
 
 
 def held_units(problem: Problem) -> HeldUnits | None:
-    """The units of a problem, or None where strides do not make them rows, or where a parameter of batch_norm differs
-    by sample."""
+    """The units of a problem, or None where strides do not make them rows."""
     seen, per_batch = problem.folded, problem.norm.per_batch
     view, layouts = seen.view, (seen.layout, seen.output_layout, seen.grad_layout)
     last, D = seen.layout.order == "channels_last", view.group_channels
-    if per_batch and (problem.modulated or (last and view.samples > 1)):
-        return None
+    if per_batch and last and view.samples > 1:
+        if view.spatial > 1:
+            return None
+        last = False
     samples = 1 if per_batch else view.samples
     across: Literal["sample", "channel", "spatial"] = "spatial"
     if last:
@@ -236,7 +244,7 @@ def held_units(problem: Problem) -> HeldUnits | None:
     else:
         across = "sample" if per_batch else "channel"
         rows, columns = view.samples if per_batch else D, view.spatial
-    affine = 0 if D == 1 else 2 if last else 1
+    affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
     return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
 
 
@@ -306,6 +314,8 @@ def _planes(problem: Problem) -> TilesConfig:
     else:  # a group's channels follow one another: one channel of all its positions
         reduction = PassConfig(1, min(power_of_two(length_of_runs(grouped(problem))), read))
     write = tile(problem, TILE // share // 2)
+    if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
+        return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
     if length_of_runs(problem) > write.positions:
         return TilesConfig(reduction, replace(write, tiles=2, warps=2))
     return TilesConfig(reduction, tile(problem, TILE // share))
@@ -315,6 +325,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
     large = view.spatial >= LARGE_PLANE
     read = _planes_across(problem, (4096 if large else 1024) // wide)
+    if wastes(problem, read.positions):
+        read = _in_pieces(problem, 1024 // wide)
     length = length_of_runs(problem)
     count = -(-length // read.positions)
     total = view.samples * -(-view.channels // read.channels) * count
@@ -324,6 +336,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     write = _plane(problem, 2048 // wide)
     if view.numel > MOST_STARTS * write.channels * write.positions:
         write = _planes_across(problem, 2048 // wide)
+    if wastes(problem, write.positions):
+        write = _in_pieces(problem, 2048 // wide)
     return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions else 1))
 
 
@@ -344,6 +358,26 @@ def _planes_across(problem: Problem, elements: int) -> PassConfig:
     if 2 * tile.channels * tile.positions > elements:
         return tile
     return replace(tile, channels=min(power_of_two(problem.view.channels), elements // tile.positions))
+
+
+def _full(length: int, positions: int) -> float:
+    """How much of a plane's tiles of so many positions is full."""
+    return length / (-(-length // positions) * positions)
+
+
+def wastes(problem: Problem, positions: int) -> bool:
+    """Whether planes waste much of tiles of so many positions; in a small problem another launch would cost more."""
+    return problem.view.numel > FEW_HELD and _full(length_of_runs(problem), positions) < FULL
+
+
+def _in_pieces(problem: Problem, elements: int) -> PassConfig:
+    """A tile of many channels whose positions fill planes better, in rows of SHORTEST_PIECE at least."""
+    length = length_of_runs(problem)
+    longest = min(power_of_two(length), elements)
+    pieces = [SHORTEST_PIECE << n for n in range(max(1, (longest // SHORTEST_PIECE).bit_length()))]
+    best = max(_full(length, piece) for piece in pieces)
+    positions = max(piece for piece in pieces if _full(length, piece) >= best - FULL_ENOUGH)
+    return PassConfig(min(power_of_two(problem.view.channels), max(1, elements // positions)), positions)
 
 
 def _rows_of_channels(problem: Problem) -> TilesConfig:
@@ -398,18 +432,25 @@ def _program_elements(total: int, most: int) -> int:
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
-    """16 elements a thread, 4 of short narrow rows; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16
-    takes 44 us on 4 warps, 51 on 8 and 60 on 16."""
+    """16 elements a thread; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16 takes 44 us on 4 warps, 51
+    on 8 and 60 on 16. Of narrow loads as many as a large problem has for 16 warps to a multiprocessor: in fp16
+    33363 x 77 takes 8 us with 32, and 17 with 4."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
-    elements = max(block, _program_elements(block * units, 2048 if block < 512 else 1024))
-    together = min(elements // block, power_of_two(units))
     narrow, size = load_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
+    most = 2048 if block < 512 and not narrow else 512 if block < 64 else 1024
+    elements = max(block, _program_elements(block * units, most))
+    together = min(elements // block, power_of_two(units))
     thread = 16
-    if block < 512 and narrow:
-        thread = 4
-    elif 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
+    if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 else 32
+    elif block < 4096 and narrow:
+        thread = _thread_elements(block * units, 8 if block < 64 else 32 if block < 512 else 16)
     return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
+
+
+def _thread_elements(total: int, most: int) -> int:
+    """The elements of a thread, at most ``most``, with which so many in all have 16 warps to a multiprocessor."""
+    return min(most, power_of_two(total // (PROCESSORS * 16 * 32)))
 
 
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -419,25 +460,53 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     samples = power_of_two(seen.samples)
     if problem.backward and seen.samples > 1 and samples * seen.elements <= ALL_SAMPLES and total <= SMALL_HELD:
         return HeldConfig(samples, max(1, min(16, samples * seen.elements // (32 * 8))), all_samples=True)
-    units = max(32 // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
+    # Short rows cost memory time, but a small problem has more programs with them.
+    neighbours = 32 // size if seen.contiguous and total > FEW_CONTIGUOUS else 1
+    units = max(neighbours, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
     if total <= SMALL_HELD:
         thread = 8 if load_bytes(problem) >= WIDE_LOAD else 4
     else:
-        thread = 32 if seen.contiguous or (size == 2 and not problem.backward) else 16
+        thread = _thread_elements(total, 32 if seen.contiguous or (size == 2 and not problem.backward) else 16)
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
 
 
 def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
-    """Whether units in registers are faster than tiles: in a small problem, since one launch does it; in others where
-    loads are wide and few lanes are empty. (128, 2048, 7, 7) in bf16 takes 53 us held, 22 in tiles."""
-    size = DTYPE_BYTES[problem.dtype]
-    if seen.contiguous and size * (MOST_HELD // seen.elements) < 16:
-        return False
-    if problem.view.numel <= FEW_HELD:
+    """Whether units in registers are faster than tiles: one launch, and one read, but whole units to a program.
+
+    Where a tile is not full its lanes are wasted: (16, 640, 13, 13) in 32 groups in bf16 takes 14 us held, 41 % full,
+    and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
+    takes 87 us held, 4 units to a row, and 43 in tiles.
+    """
+    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW_HELD
+    if seen.contiguous:
+        together = MOST_HELD // seen.elements
+        all_of_row = together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS
+        return all_of_row or size * together >= (32 if small else 64)
+    if seen.across == "sample":  # in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of spread planes
+        return small or tiled(problem) is problem.folded
+    full, short = seen.rows * seen.columns / seen.elements, small and seen.elements <= LARGE_HELD
+    if not problem.backward:
+        return short or full >= 0.6
+    if problem.view.group_channels == 1 and seen.input.order == "channels_first":
+        return seen.elements <= LARGE_HELD or full >= 0.6 or size > 2
+    return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def whole_pays(problem: Problem) -> bool:
+    """Whether units in one piece of memory are faster in the registers of one program than read twice.
+
+    For a large unit of several channels an affine per element costs more than a second read: (32, 256, 56, 56) in
+    bf16 took 86 us whole and 53 in tiles. A unit of one channel has one affine; of 16 bits (25, 64, 160, 160) takes
+    75 us whole and 65 in tiles, of 32 bits 96 and 122.
+    """
+    view, size, block = problem.view, DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
+    if problem.reduced <= SMALL_UNIT or view.spatial == 1:
         return True
-    full = 4 * seen.rows * seen.columns >= 3 * seen.elements
-    return full and seen.elements <= LARGE_HELD and (seen.contiguous or load_bytes(problem) >= WIDE_LOAD)
+    if view.group_channels > 1:
+        return False
+    full = 4 * problem.reduced >= 3 * block
+    return block <= 8192 or (block == 16384 and (full or size > 2)) or (full and size > 2)
 
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:

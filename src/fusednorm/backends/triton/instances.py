@@ -29,6 +29,7 @@ from fusednorm.backends.triton.config import (
     rows_forward_for,
     tiled,
     whole_forward_for,
+    whole_pays,
 )
 from fusednorm.backends.triton.config_lists import (
     MOST_CONFIGS,
@@ -47,7 +48,6 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: all multiprocessors. Of so few longer rows pieces to a program are faster than rows: 60 rows of 150528 in bf16 took
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
-SMALL_UNIT = 4096  # a unit that one program finishes before a second launch would start
 
 
 @cache
@@ -133,7 +133,7 @@ class HeldInstance:
             return "the statistics are given"
         seen = held_units(problem)
         if seen is None:
-            return "takes batch_norm without modulation, whose channels_last samples follow one another in memory"
+            return "takes batch_norm of channels_last only where samples follow one another in memory and have no scale or shift"
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
@@ -219,19 +219,17 @@ INSTANCES = (WHOLE, HELD, ROWS, TILES)
 
 
 def choose(problem: Problem) -> Instance:
-    """The instance for a problem that this backend can run: rows, and units that pay to be held, are read by one
-    program each, other units in tiles, twice.
-
-    For a larger unit of several positions an affine per element costs more than a second read: (32, 256, 56, 56) in
-    bf16 took 86 us whole and 53 in tiles.
-    """
+    """The instance for a problem that this backend can run: rows, and units that pay to be held or taken whole, are
+    read by one program each, other units in tiles, twice."""
     view = problem.view
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return ROWS if problem.backward else _for_rows(problem)
+    whole = WHOLE.supports(problem) is None
+    if whole and (view.group_channels == 1 or view.spatial == 1):  # one affine to a unit, or one to an element
+        return WHOLE if whole_pays(problem) else TILES
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
         return HELD
-    single = problem.reduced <= SMALL_UNIT or view.spatial == 1
-    return WHOLE if single and WHOLE.supports(problem) is None else TILES
+    return WHOLE if whole and whole_pays(problem) else TILES
 
 
 def _for_rows(problem: Problem) -> Instance:

@@ -7,7 +7,8 @@ A unit is ``rows`` rows of ``columns`` elements that follow one another in memor
 - a channel of batch_norm: the samples by the positions, in channels_last all positions by one element.
 
 A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. AFFINE is the axis along which the weight and
-bias of a unit differ, 0 where a unit is one channel. A program's units are neighbours in one sample; with SPAN they are
+bias of a unit differ, 0 where a unit is one channel, and 3 where the rows of a channel, batch_norm's samples, have a
+scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are
 any neighbours, and with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
 """
 
@@ -67,10 +68,10 @@ def of_channels(b, AFFINE: tl.constexpr):
     """Values of the channels of units, along their axes of a tile."""
     if AFFINE == 0:
         return b[:, None, None]
-    elif AFFINE == 1:
-        return b[:, :, None]
-    else:
+    elif AFFINE == 2:
         return b[:, None, :]
+    else:
+        return b[:, :, None]
 
 
 @triton.jit
@@ -80,6 +81,10 @@ def channels_of(
     """The channels of units, their places among the channels of all samples, and which of them there are."""
     if AFFINE == 0:
         return g, n * C + g, m_u
+    elif AFFINE == 3:
+        o_r = tl.arange(0, BLOCK_R)[None, :]
+        o_c = g[:, None] + tl.zeros_like(o_r)
+        return o_c, o_r.to(tl.int64) * C + o_c, m_u[:, None] & (o_r < rows)
     else:
         size = rows if AFFINE == 1 else aligned(columns, ALIGN)
         o_d = tl.arange(0, BLOCK_R if AFFINE == 1 else BLOCK_K)[None, :]
@@ -175,7 +180,7 @@ def held_backward(
         p, q = total(dz), total(dz * xhat)
         total_p, total_q = p * b_gain, q * b_gain
     else:
-        p, q = tl.reduce((dz, dz * xhat), 3 - AFFINE, add_pair)
+        p, q = tl.reduce((dz, dz * xhat), 1 if AFFINE == 2 else 2, add_pair)
         total_p, total_q = tl.reduce((p * b_gain, q * b_gain), 1, add_pair)
     if p_partials is not None:
         tl.store(p_partials + o_modulation, p, m_c)
@@ -191,7 +196,10 @@ def held_backward(
             factor = 1.0 + tl.load(p_scale + o_modulation, m_c, 0.0).to(dtype)
             p *= factor
             q *= factor
-        if ALL_SAMPLES:
+        if AFFINE == 3:
+            p, q = tl.reduce((p, q), 1, add_pair)
+            o_c, m_c = g, m_u
+        elif ALL_SAMPLES:
             p, q = tl.reduce((p, q), 0, add_pair)
             BLOCK_D: tl.constexpr = 1 if AFFINE == 0 else BLOCK_R if AFFINE == 1 else BLOCK_K
             size = 1 if AFFINE == 0 else rows if AFFINE == 1 else columns
