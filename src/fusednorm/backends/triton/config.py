@@ -38,6 +38,10 @@ READ_CHANNELS, WRITE_CHANNELS = 64, 128
 #: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
 #: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
+#: The fewest rows of several positions in a tensor of channels_last, and the lanes of such a row where the channels are
+#: few. Rows fill tiles where FILLED of the lanes are full; single positions do not below HALF_FULL: 70 channels fill
+#: 55 % of two blocks of 64.
+LEAST_ROWS, MOST_LANES, FILLED, HALF_FULL = 8, 1024, 0.9, 0.6
 #: Narrower loads are not in flight ahead of their use, or are as many as the elements. In channels_last a thread then
 #: takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the moments of
 #: (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -111,6 +115,46 @@ def window_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
         (layout.sample - first.sample) % WINDOW == (layout.channel - first.channel) % WINDOW == 0 for layout in known
     )
     return WINDOW if alike else 1
+
+
+def repeat_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+    """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
+    16 bytes, or that fill the tiles of a large tensor.
+
+    Each position of a row has partials of its own, which cost a small tensor more than they gain.
+    """
+    known, C, S = [layout for layout in layouts if layout is not None], view.channels, view.spatial
+    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in known)
+    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW_HELD:
+        return 1
+    now = alignment_of_runs(dtype, view, known)
+    widest = alignment(dtype, S * C, *(layout.sample for layout in known if view.samples > 1))
+
+    def full(repeat: int) -> float:
+        return _full(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
+
+    if not (now < widest == 16 // DTYPE_BYTES[dtype] or (full(1) < HALF_FULL and view.numel > 2 * FEW_HELD)):
+        return 1
+    most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
+    usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
+    return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
+
+
+def repeated(view: View, layouts: Iterable[Layout | None], repeat: int) -> tuple[View, list[Layout]]:
+    """A view and layouts with rows of so many positions."""
+    known = [layout for layout in layouts if layout is not None]
+    if repeat == 1:
+        return view, known
+    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-view.spatial // repeat))
+    return rows, [replace(layout, spatial=view.channels * repeat) for layout in known]
+
+
+def alignment_of_tiles(dtype: str, view: View, layouts: Iterable[Layout | None], repeat: int) -> int:
+    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends."""
+    if repeat == 1:
+        return alignment_of_runs(dtype, view, layouts)
+    samples = (layout.sample for layout in layouts if layout is not None and view.samples > 1)
+    return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,16 +426,20 @@ def _in_pieces(problem: Problem, elements: int) -> PassConfig:
 
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
-    view, share = problem.view, 4 if problem.dtype == "float64" else 1
+    share, layouts = 4 if problem.dtype == "float64" else 1, _layouts(problem)
+    repeat = repeat_of(problem.dtype, problem.view, layouts)
+    view, _ = repeated(problem.view, layouts, repeat)
+    wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
-    if load_bytes(problem) < WIDEST_LOAD:
+    if not wide:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
         count = -(-view.spatial // positions)
         # A program merges a unit's partials at 4000 a microsecond.
         most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
-        tiles = max(1, _shares(count, blocks * count // SCALAR_PROGRAMS), -(-count // most_chunks))
+        programs = SCALAR_PROGRAMS if repeat == 1 else SCALAR_PROGRAMS // 2
+        tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         return TilesConfig(
             PassConfig(read, positions, tiles, 2, stages), PassConfig(write, max(1, elements // write), 2, 4)

@@ -58,9 +58,9 @@ def deviation_from(b_x, mean, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
-    """The moments of all lanes along an axis, not all empty. The mean of the deviations corrects the rounding of the
-    mean: the mean of equal numbers is then that number, and their M2 is 0."""
-    share = count / tl.expand_dims(tl.sum(count, AXIS), AXIS)
+    """The moments of all lanes along an axis. The mean of the deviations corrects the rounding of the mean: the mean of
+    equal numbers is then that number, and their M2 is 0."""
+    share = count / tl.expand_dims(tl.maximum(tl.sum(count, AXIS), 1.0), AXIS)
     centre = tl.sum(mean * share, AXIS)
     centre += tl.sum((mean - tl.expand_dims(centre, AXIS)) * share, AXIS)
     delta = mean - tl.expand_dims(centre, AXIS)
@@ -70,12 +70,13 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 @triton.jit
 def merge(
     partials, o_unit, m_unit, S, span,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, REPEAT: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(mean, M2, count) of units from the partials of their channels and chunks, with PER_BATCH of all samples.
 
-    Each chunk but the last has ``span`` of a channel's S positions. The first number of a partial is the mean, the
-    second M2.
+    Each chunk but the last has ``span`` of a channel's S positions; with REPEAT it is one of REPEAT chunks that lie side
+    by side, each with every REPEAT-th position. The first number of a partial is the mean, the second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
     mean = tl.zeros(o_unit.shape, dtype)
@@ -86,7 +87,8 @@ def merge(
             o_partial, mask, k, _, _ = partials_of(partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             b_m2 = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(partials.pointer + o_partial, mask, 0.0)
-            b_count = tl.where(mask, tl.minimum(span, S - k.to(tl.int64) * span), 0).to(dtype)
+            left = (S + REPEAT - 1 - k % REPEAT) // REPEAT - (k // REPEAT).to(tl.int64) * span
+            b_count = tl.where(mask, tl.minimum(span, tl.maximum(left, 0)), 0).to(dtype)
             block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
     return mean, m2, count

@@ -88,6 +88,15 @@ def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.co
 
 
 @triton.jit
+def channels_of_lanes(o_lane, C, REPEAT: tl.constexpr):
+    """The channels of the lanes of a row, and which lanes there are."""
+    if REPEAT == 1:
+        return o_lane, o_lane < C
+    else:
+        return o_lane % C, o_lane < C * REPEAT
+
+
+@triton.jit
 def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr):
     """The lanes of a chunk at which the positions of each channel begin and end."""
     if WINDOW == 1:
@@ -115,11 +124,16 @@ def offsets_of_tile(wide, o_c, o_s, first, steps, WINDOW: tl.constexpr, LAST: tl
 
 @triton.jit
 def mask_of_tile(
-    o_c, o_s, first, low, high, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, LAST: tl.constexpr
-):
+    o_lane, o_s, first, low, high, C, S,
+    EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
     """The mask of a tile, or of its whole windows."""
-    if WINDOW == 1:
-        return mask_of(o_c, first + o_s, C, S, EVEN, ALIGN, LAST)
+    if REPEAT > 1:
+        left = S.to(tl.int64) * C - (first + o_s) * (C * REPEAT)
+        left = tl.minimum(tl.maximum(left, 0), C * REPEAT).to(tl.int32)
+        return o_lane[None, :] < aligned(left, ALIGN)[:, None]
+    elif WINDOW == 1:
+        return mask_of(o_lane, first + o_s, C, S, EVEN, ALIGN, LAST)
     else:
         window = aligned(o_s, WINDOW)[None, :]
         return (window >= low[:, None]) & (window + WINDOW <= high[:, None])
@@ -207,7 +221,7 @@ def moments_of_planes(
     first = chunk.to(tl.int64) * SPAN
     o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     low, high = bounds_of(n, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, False)
+    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False)
     b_x = tl.load(p_x + offsets_of_tile(n, o_c, o_s, first, x_steps, WINDOW, False), mask, 0.0).to(dtype)
     b_end, m_end = None, None
     if WINDOW > 1:
@@ -230,7 +244,7 @@ def moments_of_planes(
 @triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles"])
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
@@ -238,15 +252,15 @@ def moments_of_rows(
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
     n = n.to(tl.int64)
-    o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
-    o_s = chunk.to(tl.int64) * (BLOCK_S * tiles) + tl.arange(0, BLOCK_S)
-    p_tile = p_x + n * x_steps.sample + offsets_of(o_c, o_s, x_steps, True)
+    o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    first = chunk.to(tl.int64) * (BLOCK_S * tiles)
+    p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, x_steps, 1, True)
     if OVERLAP:
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of(o_c, o_s + tile * BLOCK_S, C, S, EVEN, ALIGN, True)
+        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, 0, 0, C, S, EVEN, ALIGN, 1, REPEAT, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
@@ -255,20 +269,23 @@ def moments_of_rows(
             mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
             m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_steps.spatial
-    held = tl.minimum(tl.maximum((S - o_s + BLOCK_S - 1) // BLOCK_S, 0), tiles)
-    _, count = tile_of(o_c, held.to(dtype), True)
-    mean, m2 = merge_lanes(mean, m2, count + tl.zeros_like(mean), 0)
-    o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, True)
+    rows = S.to(tl.int64) + tl.zeros_like(o_lane)  # of each lane
+    if REPEAT > 1:
+        rows = (S.to(tl.int64) * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
+    held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
+    count = tl.minimum(tl.maximum(held, 0), tiles).to(dtype)
+    mean, m2 = merge_lanes(mean, m2, count, 0)
+    o_partial = offsets_of_partials(n, chunk, o_lane, C * REPEAT, chunks, True)
     if not RMS:
-        tl.store(p_partials + o_partial, mean, o_c < C)
-    tl.store(p_partials + total + o_partial, m2, o_c < C)
+        tl.store(p_partials + o_partial, mean, o_lane < C * REPEAT)
+    tl.store(p_partials + total + o_partial, m2, o_lane < C * REPEAT)
 
 
 @triton.jit(do_not_specialize=["units", "S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
 def finalize(
     p_partials, p_mean, p_rstd, p_var, G, D, C, units, total, S, rows, chunks, span, eps: tl.float64,
-    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, BLOCK_U: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, REPEAT: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The statistics of BLOCK_U units from their partials."""
     if OVERLAP:
@@ -277,7 +294,7 @@ def finalize(
     o_unit = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     m_unit = o_unit < units
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
-    mean, m2, count = merge(partials, o_unit, m_unit, S, span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+    mean, m2, count = merge(partials, o_unit, m_unit, S, span, RMS, PER_BATCH, LAST, REPEAT, BLOCK_R, BLOCK_D)
     tl.store(p_rstd + o_unit, inverse_deviation(m2 / count, eps), m_unit)
     if p_mean is not None:
         tl.store(p_mean + o_unit, mean, m_unit)
@@ -299,8 +316,8 @@ def apply(
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
-    WINDOW: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
@@ -318,13 +335,13 @@ def apply(
     n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
-    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
-    m_c = o_c < C
+    o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
-    p_out = p_y + offsets_of_tile(wide, o_c, o_s, first, y_steps, WINDOW, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
+    p_out = p_y + offsets_of_tile(wide, o_lane, o_s, first, y_steps, WINDOW, LAST)
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
     if WINDOW > 1:
         lanes, m_end = ends_of(low, high, WINDOW)
@@ -340,7 +357,7 @@ def apply(
         o_unit = unit + tl.arange(0, 1)
         m_unit = o_unit >= 0
         b_mean, m2, count = merge(
-            partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, BLOCK_R, BLOCK_D
+            partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, 1, BLOCK_R, BLOCK_D
         )
         rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
@@ -362,7 +379,7 @@ def apply(
         if PER_BATCH:
             first &= n == 0
         # Triton 3.9's interpreter takes no mask that `&` made of an array's and a number's comparison.
-        leads = (o_c % groups.D == 0) & (o_c < tl.where(first, C, 0))
+        leads = (o_lane % groups.D == 0) & (o_lane < tl.where(first, C, 0))
         if p_rstd is not None:
             tl.store(p_rstd + o_unit, rstd, leads)
         if p_mean is not None:
@@ -385,7 +402,7 @@ def apply(
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial

@@ -15,6 +15,7 @@ from fusednorm.backends.triton.kernels.tiles import (
     affine,
     alpha_of,
     bounds_of,
+    channels_of_lanes,
     ends_of,
     locate,
     mask_of_tile,
@@ -46,7 +47,7 @@ def reduce(
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -58,11 +59,11 @@ def reduce(
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
     span = BLOCK_S * tiles - WINDOW + 1
     first = chunk.to(tl.int64) * span
-    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
-    m_c = o_c < C
+    o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_grad = p_dy + offsets_of_tile(wide, o_c, o_s, first, dy_steps, WINDOW, LAST)
-    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
+    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, dy_steps, WINDOW, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
     low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW)
     if WINDOW > 1:
         lanes, m_end = ends_of(low, high, WINDOW)
@@ -79,7 +80,9 @@ def reduce(
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(o_c, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+        mask = mask_of_tile(
+            o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST
+        )
         b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
         dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz
@@ -92,7 +95,7 @@ def reduce(
         end_p, end_q = tl.reduce((dz, dz * xhat), 1, add_pair)
         sum_p += end_p
         sum_q += end_q
-    o_partial = offsets_of_partials(wide, chunk, o_c, C, chunks, LAST)
+    o_partial = offsets_of_partials(wide, chunk, o_lane, C * REPEAT, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
     tl.store(p_partials + total + o_partial, sum_q, m_c)
 
@@ -297,7 +300,8 @@ def input_program(
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
     partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz."""
@@ -306,14 +310,14 @@ def input_program(
     n, block, chunk = locate(pid, blocks, chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
-    o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
-    m_c = o_c < C
+    o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
+    o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_grad = p_dy + offsets_of_tile(wide, o_c, o_s, first, dy_steps, WINDOW, LAST)
-    p_in = p_x + offsets_of_tile(wide, o_c, o_s, first, x_steps, WINDOW, LAST)
-    p_out = p_dx + offsets_of_tile(wide, o_c, o_s, first, dx_steps, WINDOW, LAST)
+    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, dy_steps, WINDOW, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
+    p_out = p_dx + offsets_of_tile(wide, o_lane, o_s, first, dx_steps, WINDOW, LAST)
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
     if WINDOW > 1:
@@ -359,7 +363,7 @@ def input_program(
             p_grad += BLOCK_S * dy_steps.spatial
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, LAST)
+            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
@@ -381,7 +385,8 @@ def gradients(
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
@@ -406,6 +411,6 @@ def gradients(
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
             p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S, TILES, BLOCK_R,
-            BLOCK_D,
+            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, BLOCK_C, BLOCK_S, TILES,
+            BLOCK_R, BLOCK_D,
         )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_runs, grouped, merged, power_of_two, window_of
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_tiles, grouped, merged, power_of_two, repeat_of, repeated, window_of
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
@@ -29,34 +29,38 @@ SUM_PROGRAMS = 1024
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 
 
-def _steps(layout: Layout | None) -> tuple[int, int, int]:
-    assert layout is not None
-    return layout.sample, layout.channel, layout.spatial
-
-
 def _sizes(view: View) -> tuple[int, int, int, int]:
     return view.groups, view.group_channels, view.channels, view.spatial
 
 
 class Pass:
-    """One pass over a view: its programs, and the integers and constants by which they find their tiles."""
+    """One pass over a view: its programs, and the integers and constants by which they find their tiles.
+
+    ``layouts`` are those of the tensors that it reads and writes.
+    """
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        window = window_of(problem.dtype, view, layouts)
+        self.repeat = repeat_of(problem.dtype, view, layouts)
+        # Rows of a tile, as long as ``repeat`` positions, and how many of them there are.
+        seen, layouts = repeated(view, layouts, self.repeat)
+        window = window_of(problem.dtype, seen, layouts)
         self.span = config.positions * config.tiles - window + 1
-        self.blocks, self.chunks = -(-view.channels // config.channels), -(-view.spatial // self.span)
+        self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
         self.warps = config.warps
         self.tile = {
-            "EVEN": window == 1 and view.spatial % self.span == 0,
-            "ALIGN": alignment_of_runs(problem.dtype, view, layouts),
+            "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
+            "ALIGN": alignment_of_tiles(problem.dtype, view, layouts, self.repeat),
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
         self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
+        self.repeats = {"REPEAT": self.repeat}
+        #: The strides of each tensor from sample to sample, from channel to channel, and from row to row.
+        self.steps = tuple(step for layout in layouts for step in (layout.sample, layout.channel, layout.spatial))
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
@@ -103,28 +107,33 @@ class TilesForward(ForwardPlan):
         output = Pass(problem, view, config.output, (problem.layout, problem.output_layout))
         rows = reduction.last
         self.partials = partials = PartialsShape(
-            seen, reduction.chunks, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
+            seen, reduction.chunks * reduction.repeat, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
         self.given = problem.direction == "inference"
         within = view.groups == 1 or view.group_channels % config.output.channels == 0
+        within = within and reduction.repeat == output.repeat == 1
         self.merges = not self.given and within and partials.count <= merged(problem)
         self.keeps_statistics = not (self.merges or self.given)
-        numbers = (partials.total, seen.spatial, partials.rows, reduction.chunks, reduction.span)
+        numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
+        extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
         self.moments = Launch(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             reduction.programs,
             (
-                seen.channels, seen.spatial, *_steps(source.layout), reduction.blocks, reduction.chunks,
+                seen.channels, seen.spatial, *reduction.steps, reduction.blocks, reduction.chunks,
                 partials.total, *((reduction.tiles,) if rows else ()),
             ),
-            {**self.overlap, "RMS": self.rms, **reduction.tile, **(reduction.staged if rows else reduction.window)},
+            {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
             reduction.warps,
         )  # fmt: skip
         self.finalize = Launch(
             forward_kernels.finalize,
             partials.programs,
             (*_sizes(seen)[:3], problem.num_statistics, *numbers, self.eps),
-            {**self.overlap, "RMS": self.rms, **partials.order, "BLOCK_U": partials.together, **partials.block},
+            {
+                **self.overlap, "RMS": self.rms, **partials.order, **reduction.repeats,
+                "BLOCK_U": partials.together, **partials.block,
+            },
             partials.warps,
             follows=True,
         )
@@ -132,7 +141,7 @@ class TilesForward(ForwardPlan):
             forward_kernels.apply,
             output.programs,
             (
-                *_sizes(view), *_steps(problem.layout), *_steps(problem.output_layout),
+                *_sizes(view), *output.steps,
                 output.blocks, output.chunks, output.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
@@ -140,7 +149,7 @@ class TilesForward(ForwardPlan):
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
                 "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
-                **output.tile, **output.window, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+                **output.tile, **output.window, **output.repeats, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
             },
             output.warps,
             follows=not self.given,
@@ -170,33 +179,32 @@ class TilesBackward(BackwardPlan):
         self.totals = self.wants_input and problem.norm.training
         self.units = problem.num_statistics if self.totals or shared else 0
         self.partials = partials = PartialsShape(
-            view, reduction.chunks, self.units, last=reduction.last, per_batch=per_batch
+            view, reduction.chunks * reduction.repeat, self.units, last=reduction.last, per_batch=per_batch
         )
-        sizes = (*_sizes(view), *_steps(problem.grad_layout), *_steps(problem.layout))
         self.reduce = Launch(
             backward_kernels.reduce,
             reduction.programs,
             (
-                *sizes, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                *_sizes(view), *reduction.steps, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
-                **reduction.tile, **reduction.window, **reduction.staged,
+                **reduction.tile, **reduction.window, **reduction.repeats, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip
-        within = view.group_channels % config.output.channels == 0
+        within = view.group_channels % config.output.channels == 0 and reduction.repeat == output.repeat == 1
         few = partials.count <= merged(problem) and partials.summed <= MOST_SUMMED
         self.merges = self.totals and within and not shared and few
         self.arguments = (
-            *sizes, *_steps(problem.output_layout), output.blocks, output.chunks,
+            *_sizes(view), *output.steps, output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
             problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **output.order,
-            **output.tile, **output.window, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+            **output.tile, **output.window, **output.repeats, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.output, self.reduced, self.shared = output, problem.reduced, shared
         self.launches: dict[tuple[bool, bool], tuple[Combination, Launch]] = {}
