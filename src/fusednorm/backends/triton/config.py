@@ -57,7 +57,7 @@ MOST_ROW, LONG_ROW = 16384, 12288
 LARGE_ROWS = 1 << 23
 #: Elements of 16 bits in a wide load, and the positions of a plane from which on its tiles begin at such windows. For
 #: elements of 32 bits they cost more than they gain: 48.7 us, not 41.6, on (8, 640, 49, 49) in 32 groups.
-WINDOW, SHORTEST_WINDOWED = 8, 32
+WINDOW, SHORTEST_WINDOWED, SHORTEST_WINDOWED_ROW = 8, 32, 384
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 #: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. In a problem of FEW_HELD elements the
@@ -155,6 +155,15 @@ def alignment_of_tiles(dtype: str, view: View, layouts: Iterable[Layout | None],
         return alignment_of_runs(dtype, view, layouts)
     samples = (layout.sample for layout in layouts if layout is not None and view.samples > 1)
     return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
+
+
+def row_window(problem: Problem) -> int:
+    """The elements of a window of rows, see :func:`window_of`; a program holds one such row at a time."""
+    layouts = [layout for layout in _layouts(problem) if layout is not None]
+    size = DTYPE_BYTES[problem.dtype]
+    alike = all((layout.sample - layouts[0].sample) % WINDOW == 0 for layout in layouts)
+    narrow = load_bytes(problem) < WIDE_LOAD and problem.view.samples > 1
+    return WINDOW if size == 2 and alike and narrow and problem.view.channels >= SHORTEST_WINDOWED_ROW else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,12 +577,13 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     flight: 45 us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements and 8 warps. Narrow
     loads are not in flight ahead of their use: fewer elements and more warps.
 
-    Long rows: 16 elements a thread, beside the sums of p and q. Rows of 16384 elements took 350 us with 32 elements a
+    Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
+    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Rows of 16384 elements took 350 us with 32 elements a
     thread, and 155 loaded twice. On 16384 x 4096 steps over neighbouring rows take 101 us, and programs with rows of
     their own 107.
     """
     view, size = problem.view, DTYPE_BYTES[problem.dtype]
-    block = power_of_two(view.channels)
+    block = power_of_two(view.channels + row_window(problem) - 1)
     if problem.dtype == "float64":
         elements = max(block, 2048)
         warps = min(16, elements // 256)
@@ -581,13 +591,17 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if block > 8192:
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
     if block >= 4096:
+        full = 8 * view.channels > 7 * block
         if problem.dtype == "float32":
-            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block))
-        return RowsBackwardConfig(8192 // block, 16, PROCESSORS, stages=3)
+            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
+        warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
+        if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
+            warps = 4
+        return RowsBackwardConfig(1, warps, PROCESSORS * (16 // warps), stages=3)
     if view.samples * block <= ONE_PROGRAM:  # whose sums are the gradients
         rows = power_of_two(view.samples)
         return RowsBackwardConfig(rows, min(16, max(1, rows * block // 512)), 1)
-    wide, few = load_bytes(problem) >= WIDE_LOAD, view.numel < FEW_ELEMENTS
+    wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
     elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
     resident = 8 if block >= 1024 else 16 if wide or block == 512 else 32

@@ -66,7 +66,7 @@ def row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.cons
 @triton.jit
 def store_sums(p_partials, p_grad_weight, p_grad_bias, b_p, b_q, share, shares, o_k, K, BIAS: tl.constexpr):
     """The sums of p and q over a share of the rows: partials, or of the only share the parameters' gradients."""
-    m_k = o_k < K
+    m_k = (o_k >= 0) & (o_k < K)
     if p_partials is not None:
         o_partial = share.to(tl.int64) * K + o_k
         tl.store(p_partials + shares.to(tl.int64) * K + o_partial, b_q, m_k)
@@ -78,25 +78,59 @@ def store_sums(p_partials, p_grad_weight, p_grad_bias, b_p, b_q, share, shares, 
         tl.store(p_grad_bias + o_k, b_p.to(p_grad_bias.dtype.element_ty), m_k)
 
 
+@triton.jit
+def lanes_of_rows(n, sample, rows, K: tl.constexpr, WINDOW: tl.constexpr, BLOCK_K: tl.constexpr):
+    """The columns in the lanes of rows, those that there are, and the lanes to load and to store by whole windows.
+
+    A row's windows begin at the last aligned address before it. They may hold elements of the rows before and after it,
+    but no memory beyond the last row.
+    """
+    o_lane = tl.arange(0, BLOCK_K)[None, :]
+    if WINDOW == 1:
+        m_k = (o_lane < K) & (n < rows)
+        return o_lane, m_k, m_k, m_k
+    else:
+        low = (n * sample % WINDOW).to(tl.int32)
+        o_k, window = o_lane - low, aligned(o_lane, WINDOW)
+        m_k = (o_k >= 0) & (o_k < K) & (n < rows)
+        before = window + WINDOW <= low + K
+        loaded = (window < low + K) & ((n < rows - 1) | (before & (n < rows)))
+        return o_k, m_k, loaded, (window >= low) & before & (n < rows)
+
+
+@triton.jit
+def load_rows(p_rows, m_k, loaded, last, WINDOW: tl.constexpr):
+    """Rows of a tile, 0 where there is none. ``last``: whether the last row may be among them."""
+    b = tl.load(p_rows, loaded, 0.0)
+    if WINDOW > 1:
+        if last:
+            b = tl.load(p_rows, m_k & (loaded == 0), b)
+        b = tl.where(m_k, b, 0.0)
+    return b
+
+
 @triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps"])
 def rows_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
     rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    RELOAD: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_U rows in each of ``steps`` steps, and the sums of p and q over these rows. In each step the
     rows of all programs are neighbours.
 
     RELOAD: the sums fill the registers, so a program reads a row again, from the L1, once it knows P and Q. The rows of
     a program follow one another.
+
+    With windows BLOCK_U is 1, and a lane has one column in all steps, since the rows of a program lie alike in their
+    windows.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
     parameters = Parameters(p_weight, p_bias, None, None)
     pid = tl.program_id(0)
-    o_k = tl.arange(0, BLOCK_K)[None, :]
-    m_k = o_k < K
+    o_lane = tl.arange(0, BLOCK_K)[None, :]
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
@@ -105,30 +139,40 @@ def rows_backward(
     else:
         first, stride = pid, tl.num_programs(0)
     n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
+    o_k = o_lane
+    if WINDOW > 1:
+        o_k = o_lane - (n * x_sample % WINDOW).to(tl.int32)
+    m_column = (o_k >= 0) & (o_k < K)
     if not RELOAD:
-        gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
-    for _step in tl.range(0, steps, num_stages=STAGES):
+        gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
+    for step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
-        mask = m_n & m_k
-        p_grad, p_in = p_dy + n * aligned(dy_sample, ALIGN) + o_k, p_x + n * aligned(x_sample, ALIGN) + o_k
-        b_dy = tl.load(p_grad, mask, 0.0)
-        b_x = tl.load(p_in, mask, 0.0)
+        _, mask, loaded, stored = lanes_of_rows(n, x_sample, rows, K, WINDOW, BLOCK_K)
+        last = (first + step * stride + 1) * BLOCK_U >= rows
+        p_grad = p_dy + begin_of_rows(n, dy_sample, ALIGN, WINDOW) + o_lane
+        p_in = p_x + begin_of_rows(n, x_sample, ALIGN, WINDOW) + o_lane
+        b_dy = load_rows(p_grad, mask, loaded, last, WINDOW)
+        b_x = load_rows(p_in, mask, loaded, last, WINDOW)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
-            gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
+            gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
         dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
-                gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
+                gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
                 dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
-            tl.store(p_dx + n * aligned(dx_sample, ALIGN) + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+            b_out = (b_dx * rstd).to(p_dx.dtype.element_ty)
+            p_out = p_dx + begin_of_rows(n, dx_sample, ALIGN, WINDOW) + o_lane
+            tl.store(p_out, b_out, stored)
+            if WINDOW > 1:
+                tl.store(p_out, b_out, mask & (stored == 0))
         if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
@@ -138,7 +182,18 @@ def rows_backward(
         gdc_launch_dependents()
     if SUMS:
         shares, o_c = tl.num_programs(0), tl.arange(0, BLOCK_K)
+        if WINDOW > 1:
+            o_c -= (pid.to(tl.int64) * x_sample % WINDOW).to(tl.int32)
         store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, shares, o_c, K, BIAS)
+
+
+@triton.jit
+def begin_of_rows(n, sample, ALIGN: tl.constexpr, WINDOW: tl.constexpr):
+    """The offsets of rows, or of the windows in which they begin."""
+    if WINDOW == 1:
+        return n * aligned(sample, ALIGN)
+    else:
+        return aligned(n * sample, WINDOW)
 
 
 @triton.jit(do_not_specialize_on_alignment=["dy_sample", "x_sample", "chunks"])

@@ -10,6 +10,7 @@ from fusednorm.backends.triton.config import (
     RowsForwardConfig,
     alignment,
     power_of_two,
+    row_window,
 )
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
@@ -78,6 +79,9 @@ class RowsBackward(SummedRowsBackward):
         assert grad is not None and output is not None
         steps = max(1, -(-view.samples // (config.rows * config.programs)))
         programs = -(-view.samples // (config.rows * steps))
+        window = 1 if config.reload or config.rows > 1 else row_window(problem)
+        if window > 1:  # the rows of a step lie in their windows as those of the next
+            programs = -(-programs // window) * window if steps > 1 else programs
         super().__init__(problem, programs)
         samples = grad.sample, problem.layout.sample, output.sample
         self.backward = Launch(
@@ -87,8 +91,8 @@ class RowsBackward(SummedRowsBackward):
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels,
-                "ALIGN": alignment(problem.dtype, view.channels, *samples), "BLOCK_U": config.rows,
-                "BLOCK_K": power_of_two(view.channels), "STAGES": stages(config.stages), "RELOAD": config.reload,
+                "ALIGN": alignment(problem.dtype, view.channels, *samples), "WINDOW": window, "BLOCK_U": config.rows,
+                "BLOCK_K": power_of_two(view.channels + window - 1), "STAGES": stages(config.stages), "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip
