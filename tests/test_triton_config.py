@@ -12,6 +12,7 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import (
     MOST_HELD,
     _shares,
+    alignment_of_tiles,
     by_columns,
     columns_backward_for,
     held_for,
@@ -20,8 +21,12 @@ from fusednorm.backends.triton.config import (
     merged,
     passes_for,
     power_of_two,
+    repeat_of,
+    repeated,
+    row_window,
     rows_backward_for,
     whole_forward_for,
+    window_of,
 )
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
@@ -66,7 +71,7 @@ def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape:
     forward = passes_for(forward_problem(norm, Operands(x)))
     if family == "batch_norm":
         spanning += [forward.reduction, forward.output]
-    else:
+    elif forward.output.positions >= shape[2] * shape[3]:  # planes in pieces have a launch that merges
         assert (60 // (groups or 60)) % forward.output.channels == 0
     for tile in spanning:
         assert tile.channels * tile.positions >= 1024
@@ -251,8 +256,9 @@ def test_units_are_held_where_they_are_small(
 ) -> None:
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     for problem in _of(family, groups, shape, last):
-        assert (instances.choose(problem) is instances.HELD) == held
-        if held:
+        chosen = instances.choose(problem)
+        assert (chosen is not instances.TILES) == held or chosen is instances.WHOLE
+        if chosen is instances.HELD:
             seen = held_units(problem)
             assert seen is not None
             config = held_for(problem, seen)
@@ -262,13 +268,145 @@ def test_units_are_held_where_they_are_small(
             assert not (config.all_samples and problem.direction == "forward")
 
 
-def test_batch_norm_is_not_held_where_parameters_or_statistics_are_not_those_of_its_channels() -> None:
+def test_batch_norm_is_not_held_where_its_samples_lie_apart_or_its_statistics_are_given() -> None:
     x, scale = torch.empty(4, 8, 5, 5, device="meta"), torch.empty(4, 8, device="meta")
-    assert held_units(forward_problem(norm_of("batch_norm"), Operands(x, scale=scale))) is None
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert held_units(forward_problem(norm_of("batch_norm"), Operands(last, scale=scale))) is None
     apart = torch.empty(8, 8, 5, 5, device="meta").contiguous(memory_format=torch.channels_last)[::2]
     assert held_units(forward_problem(norm_of("batch_norm"), Operands(apart))) is None
     given = forward_problem(norm_of("batch_norm", training=False), Operands(x))
     assert instances.HELD.supports(given) is not None
+
+
+def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
+    for shape in ((4, 8, 5, 5), (4, 8)):
+        x, scale = torch.empty(shape, device="meta"), torch.empty(4, 8, device="meta")
+        seen = held_units(forward_problem(norm_of("batch_norm"), Operands(x, scale=scale)))
+        assert seen is not None
+        assert (seen.affine, seen.across, seen.units, seen.rows) == (3, "sample", 8, 4)
+
+
+# --- runs that are not aligned ---
+
+
+def _layouts(problem: Problem) -> tuple[Any, ...]:
+    return problem.layout, problem.output_layout, problem.grad_layout
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "last", "window"),
+    [
+        ((2, 8, 7, 7), torch.bfloat16, False, 8),
+        ((2, 8, 6, 7), torch.float16, False, 8),  # loads of 4 bytes
+        ((2, 8, 6, 6), torch.float16, False, 1),  # of 8 bytes
+        ((2, 8, 7, 7), torch.float32, False, 1),
+        ((2, 8, 7, 7), torch.bfloat16, True, 1),
+        ((2, 8, 5, 5), torch.bfloat16, False, 1),  # too short
+    ],
+)
+def test_windows(shape: tuple[int, ...], dtype: torch.dtype, last: bool, window: int) -> None:
+    for problem in _problems(shape, 4, dtype, last):
+        assert window_of(problem.dtype, problem.view, _layouts(problem)) == window
+
+
+def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
+    problem, _ = _problems((2, 8, 7, 7), 4, torch.bfloat16, False)
+    assert problem.output_layout is not None
+    for apart, window in ((8, 8), (1, 1)):
+        output = replace(problem.output_layout, sample=problem.layout.sample + apart)
+        assert window_of(problem.dtype, problem.view, (problem.layout, output)) == window
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "repeat"),
+    [
+        ((4, 100, 76, 75), torch.bfloat16, 6),  # 600 channels fill 94 % of ten blocks of 64
+        ((64, 17, 56, 56), torch.float16, 24),
+        ((2, 70, 333, 661), torch.float16, 5),  # never aligned: rows that fill the blocks
+        ((8, 320, 128, 128), torch.bfloat16, 1),
+        ((4, 96, 128, 128), torch.float32, 1),
+        ((1, 100, 12, 12), torch.bfloat16, 1),  # few elements
+        ((8192, 100, 2, 2), torch.bfloat16, 1),  # few positions
+    ],
+)
+def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int) -> None:
+    for problem in _problems(shape, 1, dtype, last=True):
+        found = repeat_of(problem.dtype, problem.view, _layouts(problem))
+        rows, layouts = repeated(problem.view, _layouts(problem), found)
+        align = alignment_of_tiles(problem.dtype, problem.view, _layouts(problem), found)
+        assert found == repeat
+        assert rows.channels == shape[1] * repeat
+        assert (rows.spatial - 1) * repeat < problem.view.spatial <= rows.spatial * repeat
+        assert all(layout.spatial % align == layout.sample % align == 0 for layout in layouts)
+        assert rows.channels % align == problem.view.channels * problem.view.spatial % align == 0
+
+
+def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
+    x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    assert repeat_of(problem.dtype, problem.view, _layouts(problem)) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "window"),
+    [
+        ((8000, 1439), torch.float16, 8), ((8000, 1438), torch.bfloat16, 8), ((8000, 1436), torch.float16, 1),
+        ((8000, 1439), torch.float32, 1), ((33363, 77), torch.float16, 1), ((1, 1439), torch.float16, 1),
+    ],
+)  # fmt: skip
+def test_windows_of_rows(shape: tuple[int, int], dtype: torch.dtype, window: int) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    assert row_window(problem) == window
+    if window > 1:
+        config = rows_backward_for(problem)
+        plan = instances.ROWS.plan(problem, config)
+        assert config.rows == 1
+        assert plan.backward.constants["WINDOW"] == window
+        # The rows of a program lie alike in their windows.
+        assert plan.backward.programs % window == 0
+
+
+@pytest.mark.parametrize(("side", "positions"), [(24, 64), (28, 128), (32, 1024), (56, 256)])
+def test_planes_that_fill_no_tile_are_taken_in_pieces(side: int, positions: int) -> None:
+    forward, backward = _problems((16, 640, side, side), 32, torch.bfloat16, False)
+    assert passes_for(backward).reduction.positions == positions
+    for tile in (passes_for(backward).reduction, passes_for(backward).output, passes_for(forward).output):
+        assert tile.channels * tile.positions >= 1024
+
+
+def test_small_planes_stay_in_one_piece() -> None:
+    """Pieces of many channels need a launch that merges the partials."""
+    _, backward = _problems((2, 640, 24, 24), 32, torch.bfloat16, False)
+    assert passes_for(backward).reduction.positions == 1024
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "last", "names"),
+    [
+        ("instance_norm", 0, (51, 19, 80, 128), torch.float32, False, ("whole", "held")),
+        ("instance_norm", 0, (64, 512, 11, 11), torch.float16, False, ("whole", "held")),
+        ("instance_norm", 0, (43, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "tiles")),
+        ("instance_norm", 0, (119, 32, 56, 56), torch.float32, True, ("tiles", "tiles")),
+        ("group_norm", 32, (16, 640, 13, 13), torch.bfloat16, False, ("whole", "tiles")),
+        ("group_norm", 32, (32, 128, 60, 60), torch.bfloat16, False, ("held", "held")),
+        ("group_norm", 32, (16, 640, 24, 24), torch.bfloat16, False, ("tiles", "tiles")),
+        ("group_norm", 32, (29389, 192), torch.bfloat16, False, ("whole", "held")),
+        ("batch_norm", 0, (16, 256, 28, 28), torch.bfloat16, False, ("held", "held")),
+        ("batch_norm", 0, (3044, 2), torch.float16, False, ("held", "held")),
+    ],
+)
+def test_instances_of_units_of_middle_size(
+    family: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, last: bool, names: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    memory = torch.channels_last if last else torch.contiguous_format
+    x, norm = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory), norm_of(family, groups)
+    problems = forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
+    assert tuple(instances.choose(problem).name for problem in problems) == tuple(f"triton.{name}" for name in names)
 
 
 def test_one_program_has_all_samples_of_a_small_channel() -> None:

@@ -24,20 +24,34 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 from cpu_support import backward, faults, forward
 from fusednorm.backends import reference
 from fusednorm.backends.triton import config, instances
-from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig, tiled
+from fusednorm.backends.triton.config import (
+    ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig, tiled,
+)
 from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
 
 # Small steps and few programs, so that short rows need several steps, and a program several rows: the interpreter takes
 # seconds for long ones. `chosen` is what the heuristic chooses.
-chosen = {name: getattr(instances, name) for name in ("rows_forward_for", "rows_backward_for", "columns_backward_for")}
+choices = ("rows_forward_for", "rows_backward_for", "columns_backward_for", "passes_for")
+chosen = {name: getattr(instances, name) for name in choices}
 small = {
+    **chosen,
     "rows_forward_for": lambda problem: RowsForwardConfig(32, 4),
     "rows_backward_for": lambda problem: RowsBackwardConfig(2, 4, 2),
     "columns_backward_for": lambda problem: ColumnsBackwardConfig(64, 4, 12, 32, 2, 4),
 }
 again = {**small, "rows_backward_for": lambda problem: RowsBackwardConfig(1, 4, 2, reload=True)}
+one_row = {**small, "rows_backward_for": lambda problem: RowsBackwardConfig(1, 4, 3)}
+# Of two tiles to a chunk, and several chunks: planes that begin at windows, and rows of several positions.
+planes = {
+    **chosen,
+    "passes_for": lambda problem: TilesConfig(
+        PassConfig(1, 32, 3 if problem.backward else 1, stages=2), PassConfig(2, 32, 2)
+    ),
+}
+positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}
 config.MOST_ROW = 200
+config.FEW_HELD = 0
 tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (
@@ -50,6 +64,15 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.tiles", "layer_norm", (3, 77), 1, "float32", "rows", "silu", False, chosen),
     ("triton.tiles", "group_norm", (60, 12), 3, "float32", "nchw", None, True, chosen),
+    ("triton.tiles", "group_norm", (2, 6, 7, 9), 3, "float16", "nchw", "silu", True, chosen),
+    ("triton.tiles", "group_norm", (2, 6, 11, 11), 2, "float16", "nchw", "silu", True, planes),
+    ("triton.tiles", "batch_norm", (3, 5, 5, 7), 0, "float16", "nchw", "relu", False, planes),
+    ("triton.tiles", "instance_norm", (3, 2, 33), 0, "float16", "nchw", None, False, planes),
+    ("triton.tiles", "group_norm", (2, 10, 9, 8), 5, "float16", "nhwc", "silu", True, positions),
+    ("triton.tiles", "instance_norm", (2, 33, 5, 5), 0, "float32", "nhwc", "gelu", False, positions),
+    ("triton.tiles", "batch_norm", (3, 5, 9, 7), 0, "float32", "nhwc", None, False, chosen),
+    ("triton.held", "batch_norm", (3, 5, 4, 3), 0, "float32", "nchw", "silu", True, chosen),
+    ("triton.held", "batch_norm", (6, 7), 0, "float16", "nchw", None, True, chosen),
     ("triton.held", "group_norm", (33, 6, 8, 16), 3, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "group_norm", (5, 12, 4, 3), 3, "float16", "nhwc", "gelu", True, chosen),
@@ -63,6 +86,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, small),
     ("triton.rows", "layer_norm", (9, 96), 1, "float64", "rows", "silu", False, small),
     ("triton.rows", "layer_norm", (6, 5, 20), 2, "float32", "rows", "silu", False, small),
+    ("triton.rows", "layer_norm", (9, 391), 1, "float16", "rows", "silu", False, one_row),
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, again),
     ("triton.rows", "rms_norm", (5, 50), 1, "float64", "rows", "silu", False, again),
     ("triton.rows", "layer_norm", (5, 330), 1, "float16", "rows", "silu", False, small),

@@ -27,7 +27,7 @@ def call_lanes(mean, m2, count, out, N: tl.constexpr):
 @triton.jit
 def call_held(x, out, N: tl.constexpr, K: tl.constexpr):
     i = tl.arange(0, N)[None, :]
-    mean, m2 = held_moments(tl.load(x + i, i < K, 0.0), i < K, K, True, True)
+    mean, m2 = held_moments(tl.load(x + i, i < K, 0.0), i < K, None, None, K, True, True)
     tl.store(out + tl.arange(0, 1), mean)
     tl.store(out + 1 + tl.arange(0, 1), m2)
 

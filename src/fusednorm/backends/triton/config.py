@@ -536,17 +536,19 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     takes 87 us held, 4 units to a row, and 43 in tiles.
     """
     size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW_HELD
+    full = seen.rows * seen.columns / seen.elements
     if seen.contiguous:
         together = MOST_HELD // seen.elements
-        all_of_row = together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS
-        return all_of_row or size * together >= (32 if small else 64)
+        if together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS:
+            return True
+        return size * together >= 16 and seen.elements <= 2048 if small else size * together >= 64 and full >= 0.75
     if seen.across == "sample":  # in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of spread planes
         return small or tiled(problem) is problem.folded
-    full, short = seen.rows * seen.columns / seen.elements, small and seen.elements <= LARGE_HELD
+    short = small and seen.elements <= LARGE_HELD
     if not problem.backward:
         return short or full >= 0.6
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
-        return seen.elements <= LARGE_HELD or full >= 0.6 or size > 2
+        return short or full >= 0.6 or size > 2
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
 

@@ -375,11 +375,11 @@ def apply(
         o_unit = units_of(groups, n, o_c, PER_BATCH)
         b_mean = tl.load(p_given_mean + o_unit, m_c, 0.0).to(dtype)
         rstd = inverse_deviation_given(tl.load(p_given_var + o_unit, m_c, 1.0), eps, dtype)
-        first = chunk == 0
+        leading = chunk == 0
         if PER_BATCH:
-            first &= n == 0
+            leading &= n == 0
         # Triton 3.9's interpreter takes no mask that `&` made of an array's and a number's comparison.
-        leads = (o_lane % groups.D == 0) & (o_lane < tl.where(first, C, 0))
+        leads = (o_lane % groups.D == 0) & (o_lane < tl.where(leading, C, 0))
         if p_rstd is not None:
             tl.store(p_rstd + o_unit, rstd, leads)
         if p_mean is not None:
