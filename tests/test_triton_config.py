@@ -367,6 +367,16 @@ def test_windows_of_rows(shape: tuple[int, int], dtype: torch.dtype, window: int
         assert plan.backward.programs % window == 0
 
 
+def test_rows_at_one_address_have_no_windows() -> None:
+    """Nothing but the end of the tensor follows them."""
+    x = torch.empty(40, 1439, dtype=torch.float16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    wide = replace(problem.layout, sample=1440)
+    for sample, window in ((1448, 8), (0, 1)):
+        grad = replace(wide, sample=sample)
+        assert row_window(replace(problem, layout=wide, output_layout=wide, grad_layout=grad)) == window
+
+
 @pytest.mark.parametrize(("side", "positions"), [(24, 64), (28, 128), (32, 1024), (56, 256)])
 def test_planes_that_fill_no_tile_are_taken_in_pieces(side: int, positions: int) -> None:
     forward, backward = _problems((16, 640, side, side), 32, torch.bfloat16, False)

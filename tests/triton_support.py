@@ -77,6 +77,7 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("group_norm", 2, (4096, 8, 64), modulated=True, instance=TILES),
+    Case("group_norm", 4, (5, 12), FP32, instance=TILES),
     Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES),
     Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 7, 7), modulated=True, instance=HELD),

@@ -161,7 +161,9 @@ def row_window(problem: Problem) -> int:
     """The elements of a window of rows, see :func:`window_of`; a program holds one such row at a time."""
     layouts = [layout for layout in _layouts(problem) if layout is not None]
     size = DTYPE_BYTES[problem.dtype]
-    alike = all((layout.sample - layouts[0].sample) % WINDOW == 0 for layout in layouts)
+    # A window holds elements of the next row, where there is one.
+    apart = all(layout.sample >= problem.view.channels for layout in layouts)
+    alike = apart and all((layout.sample - layouts[0].sample) % WINDOW == 0 for layout in layouts)
     narrow = load_bytes(problem) < WIDE_LOAD and problem.view.samples > 1
     return WINDOW if size == 2 and alike and narrow and problem.view.channels >= SHORTEST_WINDOWED_ROW else 1
 

@@ -133,7 +133,9 @@ class HeldInstance:
             return "the statistics are given"
         seen = held_units(problem)
         if seen is None:
-            return "takes batch_norm of channels_last only where samples follow one another in memory and have no scale or shift"
+            return (
+                "takes batch_norm of channels_last whose samples follow one another in memory, without scale and shift"
+            )
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"

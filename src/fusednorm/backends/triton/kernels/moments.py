@@ -75,8 +75,8 @@ def merge(
 ):  # fmt: skip
     """(mean, M2, count) of units from the partials of their channels and chunks, with PER_BATCH of all samples.
 
-    Each chunk but the last has ``span`` of a channel's S positions; with REPEAT it is one of REPEAT chunks that lie side
-    by side, each with every REPEAT-th position. The first number of a partial is the mean, the second M2.
+    Each chunk but the last has ``span`` of a channel's S positions. REPEAT chunks lie side by side, and each has every
+    REPEAT-th position. The first number of a partial is the mean, the second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
     mean = tl.zeros(o_unit.shape, dtype)

@@ -80,32 +80,32 @@ def store_sums(p_partials, p_grad_weight, p_grad_bias, b_p, b_q, share, shares, 
 
 @triton.jit
 def lanes_of_rows(n, sample, rows, K: tl.constexpr, WINDOW: tl.constexpr, BLOCK_K: tl.constexpr):
-    """The columns in the lanes of rows, those that there are, and the lanes to load and to store by whole windows.
+    """The lanes that hold elements of rows, those to load and those to store by whole windows.
 
     A row's windows begin at the last aligned address before it. They may hold elements of the rows before and after it,
     but no memory beyond the last row.
     """
     o_lane = tl.arange(0, BLOCK_K)[None, :]
     if WINDOW == 1:
-        m_k = (o_lane < K) & (n < rows)
-        return o_lane, m_k, m_k, m_k
+        held = (o_lane < K) & (n < rows)
+        return held, held, held
     else:
-        low = (n * sample % WINDOW).to(tl.int32)
-        o_k, window = o_lane - low, aligned(o_lane, WINDOW)
-        m_k = (o_k >= 0) & (o_k < K) & (n < rows)
-        before = window + WINDOW <= low + K
-        loaded = (window < low + K) & ((n < rows - 1) | (before & (n < rows)))
-        return o_k, m_k, loaded, (window >= low) & before & (n < rows)
+        low, window = (n * sample % WINDOW).to(tl.int32), aligned(o_lane, WINDOW)
+        held = (o_lane >= low) & (o_lane < low + K) & (n < rows)
+        ends = window + WINDOW <= low + K
+        loaded = (window < low + K) & ((n < rows - 1) | (ends & (n < rows)))
+        return held, loaded, (window >= low) & ends & (n < rows)
 
 
 @triton.jit
-def load_rows(p_rows, m_k, loaded, last, WINDOW: tl.constexpr):
-    """Rows of a tile, 0 where there is none. ``last``: whether the last row may be among them."""
+def load_rows(p_rows, held, loaded, last, WINDOW: tl.constexpr):
+    """Rows of a tile, 0 where there is none. ``last``: whether the last row may be among them, whose last window is
+    loaded by an element."""
     b = tl.load(p_rows, loaded, 0.0)
     if WINDOW > 1:
         if last:
-            b = tl.load(p_rows, m_k & (loaded == 0), b)
-        b = tl.where(m_k, b, 0.0)
+            b = tl.load(p_rows, held & (loaded == 0), b)
+        b = tl.where(held, b, 0.0)
     return b
 
 
@@ -147,7 +147,7 @@ def rows_backward(
         gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
     for step in tl.range(0, steps, num_stages=STAGES):
         m_n = n < rows
-        _, mask, loaded, stored = lanes_of_rows(n, x_sample, rows, K, WINDOW, BLOCK_K)
+        mask, loaded, stored = lanes_of_rows(n, x_sample, rows, K, WINDOW, BLOCK_K)
         last = (first + step * stride + 1) * BLOCK_U >= rows
         p_grad = p_dy + begin_of_rows(n, dy_sample, ALIGN, WINDOW) + o_lane
         p_in = p_x + begin_of_rows(n, x_sample, ALIGN, WINDOW) + o_lane

@@ -5,6 +5,14 @@ are contiguous. In channels_last (LAST) a tile holds rows of many channels, whic
 swapped, so that the last axis is the contiguous one. A chunk is the ``tiles`` tiles that one program takes in a pass.
 Moments are kept per channel and chunk; merging these partials makes the statistics of groups.
 
+WINDOW, for channels_first in 16 bits where planes do not begin at 16 bytes: a tile begins at the last aligned address
+before its channel's first position, so that wide loads and stores move its whole windows of 8 elements. At most 7
+positions at either end of a chunk, its ends, move one by one. Lanes are counted from the beginning of the tile.
+
+REPEAT, for channels_last: a row of a tile holds the channels of so many neighbouring positions, in as many lanes for
+each. Such rows fill a tile and begin at 16 bytes where those of one position would not. The partials of each of these
+positions are those of a chunk.
+
 OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends, and waits before it reads this one's
 results (programmatic dependent launch). It saves a microsecond a launch.
 
@@ -232,7 +240,7 @@ def moments_of_planes(
     o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
     if RMS:
         m2 = tl.sum(b_x * b_x, 1)
-        if WINDOW > 1:
+        if b_end is not None:
             m2 += tl.sum(b_end * b_end, 1)
     else:
         count = tl.minimum(S - first, SPAN).to(dtype)
@@ -269,9 +277,9 @@ def moments_of_rows(
             mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
             m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_steps.spatial
-    rows = S.to(tl.int64) + tl.zeros_like(o_lane)  # of each lane
+    rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
     if REPEAT > 1:
-        rows = (S.to(tl.int64) * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
+        rows = (rows * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
     held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
     count = tl.minimum(tl.maximum(held, 0), tiles).to(dtype)
     mean, m2 = merge_lanes(mean, m2, count, 0)

@@ -80,9 +80,7 @@ def reduce(
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(
-            o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST
-        )
+        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
         b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
         dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz

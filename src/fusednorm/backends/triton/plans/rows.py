@@ -92,7 +92,8 @@ class RowsBackward(SummedRowsBackward):
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
                 "BIAS": problem.bias_dtype is not None, "K": view.channels,
                 "ALIGN": alignment(problem.dtype, view.channels, *samples), "WINDOW": window, "BLOCK_U": config.rows,
-                "BLOCK_K": power_of_two(view.channels + window - 1), "STAGES": stages(config.stages), "RELOAD": config.reload,
+                "BLOCK_K": power_of_two(view.channels + window - 1), "STAGES": stages(config.stages),
+                "RELOAD": config.reload,
             },
             config.warps,
         )  # fmt: skip

@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, alignment_of_tiles, grouped, merged, power_of_two, repeat_of, repeated, window_of
+from fusednorm.backends.triton.config import (
+    PassConfig,
+    TilesConfig,
+    alignment_of_tiles,
+    grouped,
+    merged,
+    power_of_two,
+    repeat_of,
+    repeated,
+    window_of,
+)
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
@@ -48,6 +58,8 @@ class Pass:
         self.span = config.positions * config.tiles - window + 1
         self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
+        #: The partials that the pass leaves for each channel of a sample, where it leaves any.
+        self.partials = self.chunks * self.repeat
         self.warps = config.warps
         self.tile = {
             "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
@@ -107,7 +119,7 @@ class TilesForward(ForwardPlan):
         output = Pass(problem, view, config.output, (problem.layout, problem.output_layout))
         rows = reduction.last
         self.partials = partials = PartialsShape(
-            seen, reduction.chunks * reduction.repeat, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
+            seen, reduction.partials, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
         self.given = problem.direction == "inference"
         within = view.groups == 1 or view.group_channels % config.output.channels == 0
@@ -136,7 +148,7 @@ class TilesForward(ForwardPlan):
             },
             partials.warps,
             follows=True,
-        )
+        )  # fmt: skip
         self.apply = Launch(
             forward_kernels.apply,
             output.programs,
@@ -149,7 +161,8 @@ class TilesForward(ForwardPlan):
                 **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
                 "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
-                **output.tile, **output.window, **output.repeats, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+                **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
+                **(partials.block if self.merges else NO_BLOCK),
             },
             output.warps,
             follows=not self.given,
@@ -179,7 +192,7 @@ class TilesBackward(BackwardPlan):
         self.totals = self.wants_input and problem.norm.training
         self.units = problem.num_statistics if self.totals or shared else 0
         self.partials = partials = PartialsShape(
-            view, reduction.chunks * reduction.repeat, self.units, last=reduction.last, per_batch=per_batch
+            view, reduction.partials, self.units, last=reduction.last, per_batch=per_batch
         )
         self.reduce = Launch(
             backward_kernels.reduce,
@@ -204,7 +217,8 @@ class TilesBackward(BackwardPlan):
         )  # fmt: skip
         self.constants = {
             **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **output.order,
-            **output.tile, **output.window, **output.repeats, "TILES": output.tiles, **(partials.block if self.merges else NO_BLOCK),
+            **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
+            **(partials.block if self.merges else NO_BLOCK),
         }  # fmt: skip
         self.output, self.reduced, self.shared = output, problem.reduced, shared
         self.launches: dict[tuple[bool, bool], tuple[Combination, Launch]] = {}
