@@ -23,13 +23,13 @@ from fusednorm.backends.triton.config import (
     held_for,
     held_units,
     passes_for,
-    power_of_two,
     rows_backward_for,
     rows_forward_for,
     tiled,
     whole_forward_for,
 )
 from fusednorm.backends.triton.config_lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
+from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.bench.judging import Judge, compute_saved_statistics, gradients_by_name
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Workload, draw

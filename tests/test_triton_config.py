@@ -12,20 +12,22 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import (
     MOST_HELD,
     _shares,
-    alignment_of_tiles,
     by_columns,
     columns_backward_for,
     held_for,
     held_units,
-    load_bytes,
     merged,
     passes_for,
+    rows_backward_for,
+    whole_forward_for,
+)
+from fusednorm.backends.triton.runs import (
+    alignment_of_tiles,
+    load_bytes,
     power_of_two,
     repeat_of,
     repeated,
     row_window,
-    rows_backward_for,
-    whole_forward_for,
     window_of,
 )
 from fusednorm.norm import Family, norm_of

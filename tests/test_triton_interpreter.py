@@ -23,7 +23,7 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 
 from cpu_support import backward, faults, forward
 from fusednorm.backends import reference
-from fusednorm.backends.triton import config, instances
+from fusednorm.backends.triton import config, instances, runs
 from fusednorm.backends.triton.config import (
     ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig, tiled,
 )
@@ -51,7 +51,7 @@ planes = {
 }
 positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}
 config.MOST_ROW = 200
-config.FEW_HELD = 0
+runs.FEW = 0
 tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from math import gcd
 from typing import Literal
 
-from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
+from fusednorm.backends.triton.runs import (
+    FEW,
+    READ_CHANNELS,
+    WIDE_LOAD,
+    WIDEST_LOAD,
+    alignment_of_tiles,
+    filled,
+    grouped,
+    layouts_of,
+    length_of_runs,
+    load_bytes,
+    power_of_two,
+    repeat_of,
+    repeated,
+    row_window,
+)
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 #: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. In the pass that writes a
 #: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
@@ -34,18 +48,14 @@ MOST_STARTS = 4096
 #: channels_last: tiles are rows of 64 channels in a pass that reads, and of 128 in a pass that writes where 128 divides
 #: the channels. Rows of 256 bytes of bf16 reach 93 % of a copy's speed and rows of 128 bytes 86 %, but a thread that
 #: sums keeps a mean and an M2, or p and q, of each of its channels.
-READ_CHANNELS, WRITE_CHANNELS = 64, 128
+WRITE_CHANNELS = 128
 #: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
 #: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
-#: The fewest rows of several positions in a tensor of channels_last, and the lanes of such a row where the channels are
-#: few. Rows fill tiles where FILLED of the lanes are full; single positions do not below HALF_FULL: 70 channels fill
-#: 55 % of two blocks of 64.
-LEAST_ROWS, MOST_LANES, FILLED, HALF_FULL = 8, 1024, 0.9, 0.6
-#: Narrower loads are not in flight ahead of their use, or are as many as the elements. In channels_last a thread then
-#: takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the moments of
-#: (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
-WIDE_LOAD, WIDEST_LOAD, SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 16, 8, 4000, 16384
+#: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
+#: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
+#: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
+SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
 #: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
 #: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
@@ -55,117 +65,17 @@ ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
 MOST_ROW, LONG_ROW = 16384, 12288
 #: Elements from which on a backward by columns has rows in flight.
 LARGE_ROWS = 1 << 23
-#: Elements of 16 bits in a wide load, and the positions of a plane from which on its tiles begin at such windows. For
-#: elements of 32 bits they cost more than they gain: 48.7 us, not 41.6, on (8, 640, 49, 49) in 32 groups.
-WINDOW, SHORTEST_WINDOWED, SHORTEST_WINDOWED_ROW = 8, 32, 384
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
-#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. In a problem of FEW_HELD elements the
-#: launches decide. Units of LARGE_HELD elements keep their multiprocessor busy even where their tiles are not full.
-#: Units that are neighbours in memory are read row by row; rows may be of any length in FEW_CONTIGUOUS elements.
-MOST_HELD, FEW_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 1 << 21, 4096, 1 << 16
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units of LARGE_HELD elements keep their
+#: multiprocessor busy even where their tiles are not full. Units that are neighbours in memory are read row by row, and
+#: in FEW_CONTIGUOUS elements rows may be of any length.
+MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
 #: Elements of a unit that one program finishes before a second launch would start.
 SMALL_UNIT = 4096
 #: Elements of a problem that all multiprocessors hold with 1024 to a program, and of the units in one place of all
 #: samples that one program of a backward takes, which then needs no second launch.
 SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 4096
-
-
-def power_of_two(number: int) -> int:
-    """The least power of two that is not below a number."""
-    return 1 << max(0, number - 1).bit_length()
-
-
-def alignment(dtype: str, *numbers: int) -> int:
-    """The elements, a power of two and at most 16 bytes of them, that divide all the numbers."""
-    return gcd(16 // DTYPE_BYTES[dtype], *numbers)
-
-
-def alignment_of_runs(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
-    """The alignment of every run of contiguous elements in tensors of a view: of its beginning and its end."""
-    found = 0
-    for layout in layouts:
-        if layout is not None:
-            last = layout.order == "channels_last"
-            run, step = (view.channels, layout.spatial) if last else (view.spatial, layout.channel)
-            found = gcd(found, run, step, layout.sample)
-    return alignment(dtype, found)
-
-
-def load_bytes(problem: Problem) -> int:
-    """The widest load that the strides of all tensors allow, 16 bytes at most."""
-    return alignment_of_runs(problem.dtype, problem.view, _layouts(problem)) * DTYPE_BYTES[problem.dtype]
-
-
-def _layouts(problem: Problem) -> tuple[Layout | None, ...]:
-    return problem.layout, problem.output_layout, problem.grad_layout
-
-
-def window_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
-    """The elements of a window, see kernels/tiles.py; 1 where tiles begin at their first position.
-
-    All tensors must lie alike in their windows.
-    """
-    known = [layout for layout in layouts if layout is not None]
-    size, first = DTYPE_BYTES[dtype], known[0]
-    narrow = alignment_of_runs(dtype, view, known) * size < WIDE_LOAD
-    if size != 2 or first.order == "channels_last" or not narrow or view.spatial < SHORTEST_WINDOWED:
-        return 1
-    alike = all(
-        (layout.sample - first.sample) % WINDOW == (layout.channel - first.channel) % WINDOW == 0 for layout in known
-    )
-    return WINDOW if alike else 1
-
-
-def repeat_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
-    """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
-    16 bytes, or that fill the tiles of a large tensor.
-
-    Each position of a row has partials of its own, which cost a small tensor more than they gain.
-    """
-    known, C, S = [layout for layout in layouts if layout is not None], view.channels, view.spatial
-    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in known)
-    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW_HELD:
-        return 1
-    now = alignment_of_runs(dtype, view, known)
-    widest = alignment(dtype, S * C, *(layout.sample for layout in known if view.samples > 1))
-
-    def full(repeat: int) -> float:
-        return _full(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
-
-    if not (now < widest == 16 // DTYPE_BYTES[dtype] or (full(1) < HALF_FULL and view.numel > 2 * FEW_HELD)):
-        return 1
-    most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
-    usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
-    return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
-
-
-def repeated(view: View, layouts: Iterable[Layout | None], repeat: int) -> tuple[View, list[Layout]]:
-    """A view and layouts with rows of so many positions."""
-    known = [layout for layout in layouts if layout is not None]
-    if repeat == 1:
-        return view, known
-    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-view.spatial // repeat))
-    return rows, [replace(layout, spatial=view.channels * repeat) for layout in known]
-
-
-def alignment_of_tiles(dtype: str, view: View, layouts: Iterable[Layout | None], repeat: int) -> int:
-    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends."""
-    if repeat == 1:
-        return alignment_of_runs(dtype, view, layouts)
-    samples = (layout.sample for layout in layouts if layout is not None and view.samples > 1)
-    return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
-
-
-def row_window(problem: Problem) -> int:
-    """The elements of a window of rows, see :func:`window_of`; a program holds one such row at a time."""
-    layouts = [layout for layout in _layouts(problem) if layout is not None]
-    size = DTYPE_BYTES[problem.dtype]
-    # A window holds elements of the next row, where there is one.
-    apart = all(layout.sample >= problem.view.channels for layout in layouts)
-    alike = apart and all((layout.sample - layouts[0].sample) % WINDOW == 0 for layout in layouts)
-    narrow = load_bytes(problem) < WIDE_LOAD and problem.view.samples > 1
-    return WINDOW if size == 2 and alike and narrow and problem.view.channels >= SHORTEST_WINDOWED_ROW else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,24 +236,6 @@ def passes_for(problem: Problem) -> TilesConfig:
     return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
 
 
-def length_of_runs(problem: Problem) -> int:
-    """The lanes of a tile of channels_first that holds all positions of a plane."""
-    return problem.view.spatial + window_of(problem.dtype, problem.view, _layouts(problem)) - 1
-
-
-def grouped(problem: Problem) -> Problem:
-    """A forward's problem with each group as one channel, where a group's elements follow one another in memory, as
-    the pass for the moments sees it."""
-    view, layout = problem.view, problem.layout
-    row = view.spatial == 1 and view.groups == 1
-    flat = layout.channel == view.spatial and (row or layout.order == "channels_first")
-    if not flat or problem.norm.per_batch or view.group_channels == 1:
-        return replace(problem, output_layout=None)
-    one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
-    run = Layout("channels_first", layout.sample, view.group_channels * layout.channel, 1)
-    return replace(problem, view=one, layout=run, output_layout=None)
-
-
 def _long_rows(problem: Problem) -> TilesConfig:
     """A forward of rows of one group: pieces of a row to a program."""
     share = 4 if problem.dtype == "float64" else 1
@@ -415,14 +307,9 @@ def _planes_across(problem: Problem, elements: int) -> PassConfig:
     return replace(tile, channels=min(power_of_two(problem.view.channels), elements // tile.positions))
 
 
-def _full(length: int, positions: int) -> float:
-    """How much of a plane's tiles of so many positions is full."""
-    return length / (-(-length // positions) * positions)
-
-
 def wastes(problem: Problem, positions: int) -> bool:
     """Whether planes waste much of tiles of so many positions; in a small problem another launch would cost more."""
-    return problem.view.numel > FEW_HELD and _full(length_of_runs(problem), positions) < FULL
+    return problem.view.numel > FEW and filled(length_of_runs(problem), positions) < FULL
 
 
 def _in_pieces(problem: Problem, elements: int) -> PassConfig:
@@ -430,14 +317,14 @@ def _in_pieces(problem: Problem, elements: int) -> PassConfig:
     length = length_of_runs(problem)
     longest = min(power_of_two(length), elements)
     pieces = [SHORTEST_PIECE << n for n in range(max(1, (longest // SHORTEST_PIECE).bit_length()))]
-    best = max(_full(length, piece) for piece in pieces)
-    positions = max(piece for piece in pieces if _full(length, piece) >= best - FULL_ENOUGH)
+    best = max(filled(length, piece) for piece in pieces)
+    positions = max(piece for piece in pieces if filled(length, piece) >= best - FULL_ENOUGH)
     return PassConfig(min(power_of_two(problem.view.channels), max(1, elements // positions)), positions)
 
 
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
-    share, layouts = 4 if problem.dtype == "float64" else 1, _layouts(problem)
+    share, layouts = 4 if problem.dtype == "float64" else 1, layouts_of(problem)
     repeat = repeat_of(problem.dtype, problem.view, layouts)
     view, _ = repeated(problem.view, layouts, repeat)
     wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
@@ -537,7 +424,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
     takes 87 us held, 4 units to a row, and 43 in tiles.
     """
-    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW_HELD
+    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
     full = seen.rows * seen.columns / seen.elements
     if seen.contiguous:
         together = MOST_HELD // seen.elements

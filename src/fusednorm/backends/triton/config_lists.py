@@ -23,8 +23,8 @@ from fusednorm.backends.triton.config import (
     RowsForwardConfig,
     TilesConfig,
     WholeConfig,
-    power_of_two,
 )
+from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 T = TypeVar("T")

@@ -11,7 +11,6 @@ from typing import Any
 from fusednorm.backends.triton.config import (
     MOST_HELD,
     PROCESSORS,
-    WIDE_LOAD,
     ColumnsBackwardConfig,
     HeldConfig,
     HeldUnits,
@@ -22,7 +21,6 @@ from fusednorm.backends.triton.config import (
     held_for,
     held_units,
     holding_pays,
-    load_bytes,
     most_row,
     passes_for,
     rows_backward_for,
@@ -40,6 +38,7 @@ from fusednorm.backends.triton.config_lists import (
     rows_forwards,
     whole_forwards,
 )
+from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 

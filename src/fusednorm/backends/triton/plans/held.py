@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import HeldConfig, HeldUnits, alignment, power_of_two
+from fusednorm.backends.triton.config import HeldConfig, HeldUnits
 from fusednorm.backends.triton.kernels import held
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
+from fusednorm.backends.triton.runs import alignment, power_of_two
 from fusednorm.problem import Layout, Problem
 
 

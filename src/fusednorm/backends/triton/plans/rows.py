@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import (
-    ColumnsBackwardConfig,
-    RowsBackwardConfig,
-    RowsForwardConfig,
-    alignment,
-    power_of_two,
-    row_window,
-)
+from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import (
@@ -23,6 +16,7 @@ from fusednorm.backends.triton.plans.base import (
     stages,
 )
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
+from fusednorm.backends.triton.runs import alignment, power_of_two, row_window
 from fusednorm.problem import Problem, View
 
 

@@ -9,21 +9,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import (
-    PassConfig,
-    TilesConfig,
-    alignment_of_tiles,
-    grouped,
-    merged,
-    power_of_two,
-    repeat_of,
-    repeated,
-    window_of,
-)
+from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
+from fusednorm.backends.triton.runs import alignment_of_tiles, grouped, power_of_two, repeat_of, repeated, window_of
 from fusednorm.problem import Layout, Problem, View
 
 #: The partials that one step of a merge takes, in a launch that only merges 8 by each thread, and the programs between

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PROCESSORS, WholeConfig, alignment, power_of_two
+from fusednorm.backends.triton.config import PROCESSORS, WholeConfig
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.runs import alignment, power_of_two
 from fusednorm.problem import Layout, Problem
 
 

@@ -1,0 +1,143 @@
+"""The runs of contiguous elements in a problem's tensors: how they are aligned, and how tiles take them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import gcd
+
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
+
+#: Bytes of a load that can be in flight ahead of its use, and of the widest one.
+WIDE_LOAD, WIDEST_LOAD = 8, 16
+#: A problem of so many elements is small: launches, and the partials that they leave one another, decide.
+FEW = 1 << 21
+#: Elements of 16 bits in a wide load, and the positions of a plane from which on its tiles begin at such windows. For
+#: elements of 32 bits they cost more than they gain: 48.7 us, not 41.6, on (8, 640, 49, 49) in 32 groups.
+WINDOW, SHORTEST_WINDOWED, SHORTEST_WINDOWED_ROW = 8, 32, 384
+#: Channels of a tile of channels_last in a pass that reads.
+READ_CHANNELS = 64
+#: The fewest rows of several positions in a tensor of channels_last, and the lanes of such a row where the channels are
+#: few. Rows fill tiles where FILLED of the lanes are full; single positions do not below HALF_FULL: 70 channels fill
+#: 55 % of two blocks of 64.
+LEAST_ROWS, MOST_LANES, FILLED, HALF_FULL = 8, 1024, 0.9, 0.6
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below a number."""
+    return 1 << max(0, number - 1).bit_length()
+
+
+def alignment(dtype: str, *numbers: int) -> int:
+    """The elements, a power of two and at most 16 bytes of them, that divide all the numbers."""
+    return gcd(16 // DTYPE_BYTES[dtype], *numbers)
+
+
+def alignment_of_runs(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+    """The alignment of every run of contiguous elements in tensors of a view: of its beginning and its end."""
+    found = 0
+    for layout in layouts:
+        if layout is not None:
+            last = layout.order == "channels_last"
+            run, step = (view.channels, layout.spatial) if last else (view.spatial, layout.channel)
+            found = gcd(found, run, step, layout.sample)
+    return alignment(dtype, found)
+
+
+def load_bytes(problem: Problem) -> int:
+    """The widest load that the strides of all tensors allow, 16 bytes at most."""
+    return alignment_of_runs(problem.dtype, problem.view, layouts_of(problem)) * DTYPE_BYTES[problem.dtype]
+
+
+def layouts_of(problem: Problem) -> tuple[Layout | None, ...]:
+    return problem.layout, problem.output_layout, problem.grad_layout
+
+
+def window_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+    """The elements of a window, see kernels/tiles.py; 1 where tiles begin at their first position.
+
+    All tensors must lie alike in their windows.
+    """
+    known = [layout for layout in layouts if layout is not None]
+    size, first = DTYPE_BYTES[dtype], known[0]
+    narrow = alignment_of_runs(dtype, view, known) * size < WIDE_LOAD
+    if size != 2 or first.order == "channels_last" or not narrow or view.spatial < SHORTEST_WINDOWED:
+        return 1
+    alike = all(
+        (layout.sample - first.sample) % WINDOW == (layout.channel - first.channel) % WINDOW == 0 for layout in known
+    )
+    return WINDOW if alike else 1
+
+
+def repeat_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+    """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
+    16 bytes, or that fill the tiles of a large tensor.
+
+    Each position of a row has partials of its own, which cost a small tensor more than they gain.
+    """
+    known, C, S = [layout for layout in layouts if layout is not None], view.channels, view.spatial
+    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in known)
+    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW:
+        return 1
+    now = alignment_of_runs(dtype, view, known)
+    widest = alignment(dtype, S * C, *(layout.sample for layout in known if view.samples > 1))
+
+    def full(repeat: int) -> float:
+        return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
+
+    if not (now < widest == 16 // DTYPE_BYTES[dtype] or (full(1) < HALF_FULL and view.numel > 2 * FEW)):
+        return 1
+    most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
+    usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
+    return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
+
+
+def repeated(view: View, layouts: Iterable[Layout | None], repeat: int) -> tuple[View, list[Layout]]:
+    """A view and layouts with rows of so many positions."""
+    known = [layout for layout in layouts if layout is not None]
+    if repeat == 1:
+        return view, known
+    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-view.spatial // repeat))
+    return rows, [replace(layout, spatial=view.channels * repeat) for layout in known]
+
+
+def alignment_of_tiles(dtype: str, view: View, layouts: Iterable[Layout | None], repeat: int) -> int:
+    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends."""
+    if repeat == 1:
+        return alignment_of_runs(dtype, view, layouts)
+    samples = (layout.sample for layout in layouts if layout is not None and view.samples > 1)
+    return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
+
+
+def row_window(problem: Problem) -> int:
+    """The elements of a window of rows, see :func:`window_of`; a program holds one such row at a time."""
+    layouts = [layout for layout in layouts_of(problem) if layout is not None]
+    size = DTYPE_BYTES[problem.dtype]
+    # A window holds elements of the next row, where there is one.
+    apart = all(layout.sample >= problem.view.channels for layout in layouts)
+    alike = apart and all((layout.sample - layouts[0].sample) % WINDOW == 0 for layout in layouts)
+    narrow = load_bytes(problem) < WIDE_LOAD and problem.view.samples > 1
+    return WINDOW if size == 2 and alike and narrow and problem.view.channels >= SHORTEST_WINDOWED_ROW else 1
+
+
+def length_of_runs(problem: Problem) -> int:
+    """The lanes of a tile of channels_first that holds all positions of a plane."""
+    return problem.view.spatial + window_of(problem.dtype, problem.view, layouts_of(problem)) - 1
+
+
+def grouped(problem: Problem) -> Problem:
+    """A forward's problem with each group as one channel, where a group's elements follow one another in memory, as
+    the pass for the moments sees it."""
+    view, layout = problem.view, problem.layout
+    row = view.spatial == 1 and view.groups == 1
+    flat = layout.channel == view.spatial and (row or layout.order == "channels_first")
+    if not flat or problem.norm.per_batch or view.group_channels == 1:
+        return replace(problem, output_layout=None)
+    one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
+    run = Layout("channels_first", layout.sample, view.group_channels * layout.channel, 1)
+    return replace(problem, view=one, layout=run, output_layout=None)
+
+
+def filled(length: int, positions: int) -> float:
+    """How much of a plane's tiles of so many positions is full."""
+    return length / (-(-length // positions) * positions)
