@@ -49,9 +49,10 @@ planes = {
         PassConfig(1, 32, 3 if problem.backward else 1, stages=2), PassConfig(2, 32, 2)
     ),
 }
-positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}
+positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(2, 4, 2))}
 config.MOST_ROW = 200
 runs.FEW = 0
+runs.SHORTEST_WINDOWED_ROW = 32
 tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (
@@ -66,10 +67,11 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "group_norm", (60, 12), 3, "float32", "nchw", None, True, chosen),
     ("triton.tiles", "group_norm", (2, 6, 7, 9), 3, "float16", "nchw", "silu", True, chosen),
     ("triton.tiles", "group_norm", (2, 6, 11, 11), 2, "float16", "nchw", "silu", True, planes),
-    ("triton.tiles", "batch_norm", (3, 5, 5, 7), 0, "float16", "nchw", "relu", False, planes),
-    ("triton.tiles", "instance_norm", (3, 2, 33), 0, "float16", "nchw", None, False, planes),
+    ("triton.tiles", "batch_norm", (3, 5, 7, 13), 0, "float16", "nchw", "relu", False, planes),
+    ("triton.tiles", "instance_norm", (3, 2, 51), 0, "float16", "nchw", None, False, planes),
     ("triton.tiles", "group_norm", (2, 10, 9, 8), 5, "float16", "nhwc", "silu", True, positions),
-    ("triton.tiles", "instance_norm", (2, 33, 5, 5), 0, "float32", "nhwc", "gelu", False, positions),
+    ("triton.tiles", "group_norm", (2, 10, 9, 8), 1, "float16", "nhwc", None, False, positions),
+    ("triton.tiles", "instance_norm", (2, 33, 4, 7), 0, "float32", "nhwc", "gelu", False, positions),
     ("triton.tiles", "batch_norm", (3, 5, 9, 7), 0, "float32", "nhwc", None, False, chosen),
     ("triton.held", "batch_norm", (3, 5, 4, 3), 0, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "batch_norm", (6, 7), 0, "float16", "nchw", None, True, chosen),
@@ -86,7 +88,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, small),
     ("triton.rows", "layer_norm", (9, 96), 1, "float64", "rows", "silu", False, small),
     ("triton.rows", "layer_norm", (6, 5, 20), 2, "float32", "rows", "silu", False, small),
-    ("triton.rows", "layer_norm", (9, 391), 1, "float16", "rows", "silu", False, one_row),
+    ("triton.rows", "layer_norm", (9, 131), 1, "float16", "rows", "silu", False, one_row),
     ("triton.rows", "layer_norm", (5, 100), 1, "float16", "rows", None, False, again),
     ("triton.rows", "rms_norm", (5, 50), 1, "float64", "rows", "silu", False, again),
     ("triton.rows", "layer_norm", (5, 330), 1, "float16", "rows", "silu", False, small),

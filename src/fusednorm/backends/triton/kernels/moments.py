@@ -88,7 +88,7 @@ def merge(
             b_m2 = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(partials.pointer + o_partial, mask, 0.0)
             left = (S + REPEAT - 1 - k % REPEAT) // REPEAT - (k // REPEAT).to(tl.int64) * span
-            b_count = tl.where(mask, tl.minimum(span, tl.maximum(left, 0)), 0).to(dtype)
+            b_count = tl.where(mask, tl.minimum(span, left), 0).to(dtype)
             block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
     return mean, m2, count
