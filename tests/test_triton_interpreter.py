@@ -49,7 +49,8 @@ planes = {
         PassConfig(1, 32, 3 if problem.backward else 1, stages=2), PassConfig(2, 32, 2)
     ),
 }
-positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(2, 4, 2))}
+positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}
+within = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 8, 2, stages=2), PassConfig(2, 16, 2))}
 config.MOST_ROW = 200
 runs.FEW = 0
 runs.SHORTEST_WINDOWED_ROW = 32
@@ -64,14 +65,14 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.tiles", "layer_norm", (3, 77), 1, "float32", "rows", "silu", False, chosen),
-    ("triton.tiles", "group_norm", (60, 12), 3, "float32", "nchw", None, True, chosen),
+    ("triton.tiles", "group_norm", (42, 12), 3, "float32", "nchw", None, True, chosen),
     ("triton.tiles", "group_norm", (2, 6, 7, 9), 3, "float16", "nchw", "silu", True, chosen),
-    ("triton.tiles", "group_norm", (2, 6, 11, 11), 2, "float16", "nchw", "silu", True, planes),
-    ("triton.tiles", "batch_norm", (3, 5, 7, 13), 0, "float16", "nchw", "relu", False, planes),
+    ("triton.tiles", "group_norm", (2, 4, 11, 11), 2, "float16", "nchw", "silu", True, planes),
+    ("triton.tiles", "batch_norm", (2, 3, 7, 13), 0, "float16", "nchw", "relu", False, planes),
     ("triton.tiles", "instance_norm", (3, 2, 51), 0, "float16", "nchw", None, False, planes),
-    ("triton.tiles", "group_norm", (2, 10, 9, 8), 5, "float16", "nhwc", "silu", True, positions),
-    ("triton.tiles", "group_norm", (2, 10, 9, 8), 1, "float16", "nhwc", None, False, positions),
-    ("triton.tiles", "instance_norm", (2, 33, 5, 7), 0, "float32", "nhwc", "gelu", False, positions),
+    ("triton.tiles", "group_norm", (2, 10, 9, 4), 5, "float16", "nhwc", "silu", True, positions),
+    ("triton.tiles", "group_norm", (1, 10, 9, 8), 1, "float16", "nhwc", None, False, within),
+    ("triton.tiles", "instance_norm", (1, 33, 5, 7), 0, "float32", "nhwc", "gelu", False, positions),
     ("triton.tiles", "batch_norm", (3, 5, 9, 7), 0, "float32", "nhwc", None, False, chosen),
     ("triton.held", "batch_norm", (3, 5, 4, 3), 0, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "batch_norm", (6, 7), 0, "float16", "nchw", None, True, chosen),
