@@ -387,6 +387,13 @@ def test_planes_that_fill_no_tile_are_taken_in_pieces(side: int, positions: int)
         assert tile.channels * tile.positions >= 1024
 
 
+@pytest.mark.parametrize(("side", "positions"), [(5, 32), (6, 64)])
+def test_planes_shorter_than_a_piece_stay_whole(side: int, positions: int) -> None:
+    for problem in _problems((512, 320, side, side), 32, torch.bfloat16, False):
+        tiles = passes_for(problem).reduction if problem.backward else passes_for(problem).output
+        assert tiles.positions == positions
+
+
 def test_small_planes_stay_in_one_piece() -> None:
     """Pieces of many channels need a launch that merges the partials."""
     _, backward = _problems((2, 640, 24, 24), 32, torch.bfloat16, False)

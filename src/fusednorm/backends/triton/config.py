@@ -308,15 +308,17 @@ def _planes_across(problem: Problem, elements: int) -> PassConfig:
 
 
 def wastes(problem: Problem, positions: int) -> bool:
-    """Whether planes waste much of tiles of so many positions; in a small problem another launch would cost more."""
-    return problem.view.numel > FEW and filled(length_of_runs(problem), positions) < FULL
+    """Whether planes waste much of tiles of so many positions, which could be in pieces; in a small problem another
+    launch would cost more."""
+    large = positions > SHORTEST_PIECE and problem.view.numel > FEW
+    return large and filled(length_of_runs(problem), positions) < FULL
 
 
 def _in_pieces(problem: Problem, elements: int) -> PassConfig:
     """A tile of many channels whose positions fill planes better, in rows of SHORTEST_PIECE at least."""
     length = length_of_runs(problem)
     longest = min(power_of_two(length), elements)
-    pieces = [SHORTEST_PIECE << n for n in range(max(1, (longest // SHORTEST_PIECE).bit_length()))]
+    pieces = [SHORTEST_PIECE << n for n in range((longest // SHORTEST_PIECE).bit_length())]
     best = max(filled(length, piece) for piece in pieces)
     positions = max(piece for piece in pieces if filled(length, piece) >= best - FULL_ENOUGH)
     return PassConfig(min(power_of_two(problem.view.channels), max(1, elements // positions)), positions)
