@@ -8,8 +8,8 @@ A unit is ``rows`` rows of ``columns`` elements that follow one another in memor
 
 A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. AFFINE is the axis along which the weight and
 bias of a unit differ, 0 where a unit is one channel, and 3 where the rows of a channel, batch_norm's samples, have a
-scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are
-any neighbours, and with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
+scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are any neighbours, and
+with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
 """
 
 import triton
@@ -18,7 +18,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
 
 
 @triton.jit
@@ -165,17 +165,15 @@ def held_backward(
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
-    b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0).to(dtype)
-    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
+    b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
+    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
     mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
     b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
-    centred, inverse = b_x - of_units(mean), of_units(rstd)
-    b_z = normalized(centred, gain * inverse, offset)
-    dz = b_dy * DERIVATIVE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    xhat = centred * inverse
+    inverse, alpha = of_units(rstd), alpha_of(activation_parameter, ALPHA, dtype)
+    dz, xhat = gradient_of(b_dy, b_x, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
     if AFFINE == 0:
         p, q = total(dz), total(dz * xhat)
         total_p, total_q = p * b_gain, q * b_gain

@@ -6,7 +6,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
 
 
 @triton.jit(do_not_specialize_on_alignment=["x_sample", "y_sample"])
@@ -54,13 +54,6 @@ def rows_forward(
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
-
-
-@triton.jit
-def row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
-    """dz and xhat of rows."""
-    centred = b_x.to(rstd.dtype) - mean
-    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain * rstd, offset), alpha), centred * rstd
 
 
 @triton.jit
@@ -157,14 +150,14 @@ def rows_backward(
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
             gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
                 gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
-                dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
+                dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
@@ -220,7 +213,7 @@ def row_totals(
         b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + k + o_k, mask, 0.0)
         b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + k + o_k, mask, 0.0)
         gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
     o_total = 2 * (n * chunks + chunk)
@@ -260,7 +253,7 @@ def columns_backward(
         b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + o_k, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
-        dz, xhat = row_gradient(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             o_j = tl.arange(0, BLOCK_J)
             p_total, m_j = p_totals + 2 * (n * chunks + o_j), m_n & (o_j < chunks)

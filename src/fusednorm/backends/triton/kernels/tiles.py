@@ -188,6 +188,13 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
+def gradient_of(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
+    """dz and xhat, with gain = A rstd and offset = B."""
+    centred = b_x.to(rstd.dtype) - mean
+    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain, offset), alpha), centred * rstd
+
+
+@triton.jit
 def alpha_of(activation_parameter, ALPHA: tl.constexpr, dtype: tl.constexpr):
     """The activation's parameter: ALPHA, its default, is compiled in; where ALPHA is None, it is an argument."""
     return tl.full((), activation_parameter if ALPHA is None else ALPHA, dtype)

@@ -17,9 +17,9 @@ from fusednorm.backends.triton.kernels.tiles import (
     bounds_of,
     channels_of_lanes,
     ends_of,
+    gradient_of,
     locate,
     mask_of_tile,
-    normalized,
     offsets_of_lanes,
     offsets_of_tile,
     statistics_of,
@@ -27,13 +27,6 @@ from fusednorm.backends.triton.kernels.tiles import (
     tile_of,
     units_of,
 )
-
-
-@triton.jit
-def gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr):
-    """dz and xhat of a tile."""
-    centred = b_x.to(inverse.dtype) - mean
-    return b_dy.to(inverse.dtype) * DERIVATIVE(normalized(centred, gain, offset), alpha), centred * inverse
 
 
 @triton.jit(

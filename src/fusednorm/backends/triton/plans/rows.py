@@ -74,8 +74,8 @@ class RowsBackward(SummedRowsBackward):
         steps = max(1, -(-view.samples // (config.rows * config.programs)))
         programs = -(-view.samples // (config.rows * steps))
         window = 1 if config.reload or config.rows > 1 else row_window(problem)
-        if window > 1:  # the rows of a step lie in their windows as those of the next
-            programs = -(-programs // window) * window if steps > 1 else programs
+        if window > 1 and steps > 1:  # the rows of a step lie in their windows as those of the next
+            programs = -(-programs // window) * window
         super().__init__(problem, programs)
         samples = grad.sample, problem.layout.sample, output.sample
         self.backward = Launch(
