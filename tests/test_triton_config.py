@@ -23,6 +23,7 @@ from fusednorm.backends.triton.config import (
 )
 from fusednorm.backends.triton.runs import (
     alignment_of_tiles,
+    layouts_of,
     load_bytes,
     power_of_two,
     repeat_of,
@@ -291,10 +292,6 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
 # --- runs that are not aligned ---
 
 
-def _layouts(problem: Problem) -> tuple[Any, ...]:
-    return problem.layout, problem.output_layout, problem.grad_layout
-
-
 @pytest.mark.parametrize(
     ("shape", "dtype", "last", "window"),
     [
@@ -308,7 +305,7 @@ def _layouts(problem: Problem) -> tuple[Any, ...]:
 )
 def test_windows(shape: tuple[int, ...], dtype: torch.dtype, last: bool, window: int) -> None:
     for problem in _problems(shape, 4, dtype, last):
-        assert window_of(problem.dtype, problem.view, _layouts(problem)) == window
+        assert window_of(problem.dtype, problem.view, layouts_of(problem)) == window
 
 
 def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
@@ -333,9 +330,9 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
 )
 def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int) -> None:
     for problem in _problems(shape, 1, dtype, last=True):
-        found = repeat_of(problem.dtype, problem.view, _layouts(problem))
-        rows, layouts = repeated(problem.view, _layouts(problem), found)
-        align = alignment_of_tiles(problem.dtype, problem.view, _layouts(problem), found)
+        found = repeat_of(problem.dtype, problem.view, layouts_of(problem))
+        rows, layouts = repeated(problem.view, layouts_of(problem), found)
+        align = alignment_of_tiles(problem.dtype, problem.view, layouts_of(problem), found)
         assert found == repeat
         assert rows.channels == shape[1] * repeat
         assert (rows.spatial - 1) * repeat < problem.view.spatial <= rows.spatial * repeat
@@ -346,7 +343,7 @@ def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, r
 def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
     x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    assert repeat_of(problem.dtype, problem.view, _layouts(problem)) == 1
+    assert repeat_of(problem.dtype, problem.view, layouts_of(problem)) == 1
 
 
 @pytest.mark.parametrize(

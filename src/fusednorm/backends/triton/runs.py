@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 
@@ -33,14 +33,13 @@ def alignment(dtype: str, *numbers: int) -> int:
     return gcd(16 // DTYPE_BYTES[dtype], *numbers)
 
 
-def alignment_of_runs(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+def alignment_of_runs(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     """The alignment of every run of contiguous elements in tensors of a view: of its beginning and its end."""
     found = 0
     for layout in layouts:
-        if layout is not None:
-            last = layout.order == "channels_last"
-            run, step = (view.channels, layout.spatial) if last else (view.spatial, layout.channel)
-            found = gcd(found, run, step, layout.sample)
+        last = layout.order == "channels_last"
+        run, step = (view.channels, layout.spatial) if last else (view.spatial, layout.channel)
+        found = gcd(found, run, step, layout.sample)
     return alignment(dtype, found)
 
 
@@ -49,38 +48,39 @@ def load_bytes(problem: Problem) -> int:
     return alignment_of_runs(problem.dtype, problem.view, layouts_of(problem)) * DTYPE_BYTES[problem.dtype]
 
 
-def layouts_of(problem: Problem) -> tuple[Layout | None, ...]:
-    return problem.layout, problem.output_layout, problem.grad_layout
+def layouts_of(problem: Problem) -> list[Layout]:
+    """Of the input, the output and grad_output, as far as the problem has them."""
+    all_three = problem.layout, problem.output_layout, problem.grad_layout
+    return [layout for layout in all_three if layout is not None]
 
 
-def window_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+def window_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     """The elements of a window, see kernels/tiles.py; 1 where tiles begin at their first position.
 
     All tensors must lie alike in their windows.
     """
-    known = [layout for layout in layouts if layout is not None]
-    size, first = DTYPE_BYTES[dtype], known[0]
-    narrow = alignment_of_runs(dtype, view, known) * size < WIDE_LOAD
+    size, first = DTYPE_BYTES[dtype], layouts[0]
+    narrow = alignment_of_runs(dtype, view, layouts) * size < WIDE_LOAD
     if size != 2 or first.order == "channels_last" or not narrow or view.spatial < SHORTEST_WINDOWED:
         return 1
     alike = all(
-        (layout.sample - first.sample) % WINDOW == (layout.channel - first.channel) % WINDOW == 0 for layout in known
+        (layout.sample - first.sample) % WINDOW == (layout.channel - first.channel) % WINDOW == 0 for layout in layouts
     )
     return WINDOW if alike else 1
 
 
-def repeat_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
+def repeat_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
     16 bytes, or that fill the tiles of a large tensor.
 
     Each position of a row has partials of its own, which cost a small tensor more than they gain.
     """
-    known, C, S = [layout for layout in layouts if layout is not None], view.channels, view.spatial
-    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in known)
+    C, S = view.channels, view.spatial
+    dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
     if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW:
         return 1
-    now = alignment_of_runs(dtype, view, known)
-    widest = alignment(dtype, S * C, *(layout.sample for layout in known if view.samples > 1))
+    now = alignment_of_runs(dtype, view, layouts)
+    widest = alignment(dtype, S * C, *(layout.sample for layout in layouts if view.samples > 1))
 
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
@@ -92,26 +92,25 @@ def repeat_of(dtype: str, view: View, layouts: Iterable[Layout | None]) -> int:
     return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
 
 
-def repeated(view: View, layouts: Iterable[Layout | None], repeat: int) -> tuple[View, list[Layout]]:
+def repeated(view: View, layouts: Sequence[Layout], repeat: int) -> tuple[View, Sequence[Layout]]:
     """A view and layouts with rows of so many positions."""
-    known = [layout for layout in layouts if layout is not None]
     if repeat == 1:
-        return view, known
+        return view, layouts
     rows = View(view.samples, view.groups, view.group_channels * repeat, -(-view.spatial // repeat))
-    return rows, [replace(layout, spatial=view.channels * repeat) for layout in known]
+    return rows, [replace(layout, spatial=view.channels * repeat) for layout in layouts]
 
 
-def alignment_of_tiles(dtype: str, view: View, layouts: Iterable[Layout | None], repeat: int) -> int:
+def alignment_of_tiles(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> int:
     """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends."""
     if repeat == 1:
         return alignment_of_runs(dtype, view, layouts)
-    samples = (layout.sample for layout in layouts if layout is not None and view.samples > 1)
+    samples = (layout.sample for layout in layouts if view.samples > 1)
     return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
 
 
 def row_window(problem: Problem) -> int:
     """The elements of a window of rows, see :func:`window_of`; a program holds one such row at a time."""
-    layouts = [layout for layout in layouts_of(problem) if layout is not None]
+    layouts = layouts_of(problem)
     size = DTYPE_BYTES[problem.dtype]
     # A window holds elements of the next row, where there is one.
     apart = all(layout.sample >= problem.view.channels for layout in layouts)
