@@ -201,6 +201,30 @@ with fusednorm.use_instance("triton.rows"):
     )[0]
 leaks = [row for row in range(9) if found_dx[row].isfinite().all() == (row in (4, 6))]
 
+# Samples of the input that lie further apart than those of the output, and alike in their windows.
+strided = []
+for name, shape, configs, called in (
+    ("triton.tiles", (2, 3, 7, 9), planes, ("instance_norm", 0, 1)),
+    ("triton.rows", (9, 131), one_row, ("layer_norm", 1, 1)),
+):
+    vars(instances).update(configs)
+    dispatch._plans.clear()
+    x = torch.randn(shape).half()
+    step = x[0].numel()
+    apart = torch.empty(shape[0] * (step + 8), dtype=torch.half).as_strided(shape, (step + 8, *x.stride()[1:]))
+    apart.copy_(x)
+    dy = torch.randn(shape).half()
+    found_two = []
+    with fusednorm.use_instance(name):
+        for one in (x, apart):
+            y, mean, rstd, _ = ops.norm_forward(one, None, None, None, None, None, None, *called, 1e-3, "", 0.0)
+            wanted = (True, False, False, False, False)
+            dx = ops.norm_backward(dy, one, mean, rstd, None, None, None, None, *called, "", 0.0, True, wanted)[0]
+            found_two.append((y, dx))
+    for label, dense, other in zip(("output", "grad_input"), *found_two):
+        if not torch.equal(dense, other):
+            strided.append((name, label))
+
 # Given statistics of every dtype, and not contiguous, beside inputs of every dtype. The output is that of the mean and
 # rstd that are kept, to the bit, as a backward recomputes it.
 given_faults = []
@@ -284,7 +308,7 @@ for training, affine in product((True, False), repeat=2):
             spread_faults.append(place)
 
 faults_found = {"spread": spread_faults, "kernels": found, "eps": eps_ignored, "given eps": given_eps_ignored}
-print(json.dumps({**faults_found, "leaks": leaks, "imprecise": imprecise, "given": given_faults}))
+print(json.dumps({**faults_found, "leaks": leaks, "strided": strided, "imprecise": imprecise, "given": given_faults}))
 '''
 
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
@@ -294,5 +318,6 @@ OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 def test_every_kernel() -> None:
     found = interpreted(CODE)
     assert found == {
-        "spread": [], "kernels": [], "eps": [], "given eps": [], "leaks": [], "imprecise": [], "given": [],
+        "spread": [], "kernels": [], "eps": [], "given eps": [], "leaks": [], "strided": [], "imprecise": [],
+        "given": [],
     }  # fmt: skip
