@@ -11,6 +11,7 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
@@ -28,6 +29,8 @@ from triton_support import (  # noqa: E402
     source,
     spread,
 )
+
+from fusednorm.backends.triton.instances import HELD, WHOLE  # noqa: E402
 
 #: Bytes that a thread may spill: up to 78 registers of float32 rows of 16384 elements, and 24 of bfloat16 ones: still
 #: faster than through triton.tiles, and as fast as with twice the warps, which AMD's GPUs do not have.
@@ -75,6 +78,16 @@ def _resources(compiled: Any, target: str) -> tuple[int, int]:
     return registers, stack
 
 
+def _instructions(compiled: Any) -> list[str]:
+    """The machine instructions of a kernel for NVIDIA, in their order."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "nvdisasm"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        text = subprocess.run([tool, "-c", file.name], capture_output=True, text=True, check=True).stdout
+    return re.findall(r"/\*[0-9a-f]+\*/\s+(?:@!?\w+\s+)?([A-Z]\S*)", text)
+
+
 def _compile(made: Made, target: str) -> tuple[str, str, bool]:
     """Compiles a launch; what it is, what it needs, and whether that is little enough."""
     options = made.launch.options
@@ -116,6 +129,24 @@ def test_samples_take_every_branch(target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_compiles(target: str, record_property: Any) -> None:
     assert _excessive(_sample(target), target, record_property) == []
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("rms_norm", 1, (2, 1024), torch.float16, instance=WHOLE),
+        Case("layer_norm", 1, (137, 287), torch.float32, instance=WHOLE),
+        Case("batch_norm", 0, (56, 16), torch.float16, "gelu", instance=HELD),
+    ],
+)
+def test_a_small_forward_waits_for_memory_once(case: Case) -> None:
+    """All loads are on their way before threads exchange sums."""
+    made = next(made for made in _launches("sm_90", [case]) if made.kernel.endswith("forward"))
+    found = _instructions(triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options))
+    loads = [place for place, name in enumerate(found) if name.startswith("LDG")]
+    exchange = next(place for place, name in enumerate(found) if name.startswith("SHFL"))
+    assert len(loads) >= 2
+    assert max(loads) < exchange
 
 
 @pytest.mark.exhaustive

@@ -401,6 +401,12 @@ def _thread_elements(total: int, most: int) -> int:
     return min(most, power_of_two(total // (PROCESSORS * 16 * 32)))
 
 
+def early(programs: int, warps: int, elements: int) -> bool:
+    """Whether parameters are loaded beside the input of programs of so many elements and wait in registers for the
+    statistics: where no program waits for another, the time of one access is saved."""
+    return programs * warps <= PROCESSORS * 32 and elements <= 32 * 32 * warps
+
+
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """8 elements a thread, 4 of narrow loads; where there are many elements 16, and 32 of a forward of 16 bits and
     where units are neighbours in memory. Of such units enough for 32 bytes of each row."""

@@ -17,8 +17,15 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
+from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation
+from fusednorm.backends.triton.kernels.tiles import (
+    affine,
+    aligned,
+    alpha_of,
+    gradient_of,
+    loaded_with_affine,
+    normalized,
+)
 
 
 @triton.jit
@@ -28,6 +35,17 @@ def total(b):
         return tl.sum(b) + tl.zeros((1,), b.dtype)
     else:
         return tl.sum(tl.sum(b, 2), 1)
+
+
+@triton.jit
+def totals(pair):
+    """The sums of each unit of two tiles."""
+    a, b = pair
+    if a.shape[0] == 1:
+        flat: tl.constexpr = (1, a.shape[1] * a.shape[2])
+        return tl.reduce((tl.reshape(a, flat, can_reorder=True), tl.reshape(b, flat, can_reorder=True)), 1, add_pair)
+    else:
+        return tl.reduce(tl.reduce((a, b), 2, add_pair), 1, add_pair)
 
 
 @triton.jit
@@ -108,18 +126,22 @@ def held_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
+    """The statistics, stored where somebody wants them, and the output of BLOCK_U units. EARLY: as in
+    kernels/whole.py."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
-    # Loaded before the sums, which then do not wait between two memory accesses.
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
-    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
+    if EARLY:
+        b_x = loaded_with_affine(b_x, parameters, gain, offset)
     count = (rows * columns).to(dtype)
     if RMS:
         variance = total(b_x * b_x) / count
@@ -128,9 +150,11 @@ def held_forward(
         mean = total(b_x) / count
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
         if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
-            mean += total(deviation) / count
-            deviation = tl.where(mask, b_x - of_units(mean), 0.0)
-        variance = total(deviation * deviation) / count
+            b_total, b_squares = totals((deviation, deviation * deviation))
+            mean, m2 = corrected(mean, b_total, b_squares, count)
+            variance = m2 / count
+        else:
+            variance = total(deviation * deviation) / count
         if p_mean is not None:
             tl.store(p_mean + o_unit, mean, m_u)
     rstd = inverse_deviation(variance, eps)

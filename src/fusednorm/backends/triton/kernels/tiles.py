@@ -61,6 +61,27 @@ def aligned(value, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def loaded_with(b, other):
+    """b, which the compiler now takes to depend on ``other``, as program 0 along an axis that has no other programs.
+
+    The compiler puts a load behind the first use of an earlier one, and a small problem then waits for memory twice.
+    """
+    integer: tl.constexpr = tl.int64 if b.dtype == tl.float64 else tl.int32
+    nothing = other.to(integer, bitcast=True) & tl.program_id(1)
+    return (b.to(integer, bitcast=True) | nothing).to(b.dtype, bitcast=True)
+
+
+@triton.jit
+def loaded_with_affine(b, parameters, gain, offset):
+    """b, loaded with those of its channels' gain and offset that are loaded."""
+    if parameters.weight is not None or parameters.scale is not None:
+        b = loaded_with(b, gain)
+    if parameters.bias is not None or parameters.shift is not None:
+        b = loaded_with(b, offset)
+    return b
+
+
+@triton.jit
 def steps_of(sample, channel, spatial, ALIGN: tl.constexpr, LAST: tl.constexpr):
     """The strides of a tensor; the one along contiguous memory is 1, and ALIGN divides the others."""
     if LAST:

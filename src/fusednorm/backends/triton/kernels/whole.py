@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, loaded_with_affine, normalized
 
 
 @triton.jit
@@ -71,6 +71,7 @@ def whole_forward(
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if EARLY:
         gain, offset = affine_of_units(parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, dtype)
+        b_x = loaded_with_affine(b_x, parameters, gain, offset)
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)

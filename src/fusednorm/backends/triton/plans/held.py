@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import HeldConfig, HeldUnits
+from fusednorm.backends.triton.config import HeldConfig, HeldUnits, early
 from fusednorm.backends.triton.kernels import held
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
@@ -46,12 +46,16 @@ class HeldForward(OneLaunchForward):
 
     def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
         assert seen.output is not None
+        programs = _programs(seen, config)
         super().__init__(
             problem,
             held.held_forward,
-            _programs(seen, config),
+            programs,
             (*_sizes(seen), *seen.steps(seen.input), *seen.steps(seen.output)),
-            _tile(problem, seen, config, (seen.input, seen.output)),
+            {
+                "EARLY": early(programs, config.warps, config.units * seen.elements),
+                **_tile(problem, seen, config, (seen.input, seen.output)),
+            },
             config.warps,
         )
 

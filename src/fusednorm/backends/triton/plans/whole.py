@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PROCESSORS, WholeConfig
+from fusednorm.backends.triton.config import WholeConfig, early
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.runs import alignment, power_of_two
@@ -31,7 +31,7 @@ class WholeForward(OneLaunchForward):
             "D": view.group_channels,
             "S": compiled,
             "EVEN": problem.reduced == block,
-            "EARLY": programs * config.warps <= PROCESSORS * 32 and block * config.units <= 32 * 32 * config.warps,
+            "EARLY": early(programs, config.warps, block * config.units),
             "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
             "BLOCK_U": config.units,
             "BLOCK_K": block,
