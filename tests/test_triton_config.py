@@ -16,6 +16,8 @@ from fusednorm.backends.triton.config import (
     columns_backward_for,
     held_for,
     held_units,
+    holding_pays,
+    holding_rows_pays,
     merged,
     passes_for,
     rows_backward_for,
@@ -193,14 +195,29 @@ def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("samples", "size", "one"), [(1, 2048, True), (9, 256, True), (32, 256, True), (33, 256, False)]
-)
-def test_one_program_takes_few_short_rows_in_one_step(samples: int, size: int, one: bool) -> None:
+    ("samples", "size", "instance"),
+    [
+        (1, 2048, "rows"),
+        (2, 768, "rows"),
+        (2, 2048, "held"),
+        (9, 256, "held"),
+        (216, 1024, "held"),
+        (594, 1072, "rows"),
+    ],
+)  # fmt: skip
+def test_few_short_rows_leave_partials_and_two_of_them_none(samples: int, size: int, instance: str) -> None:
     x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
-    config = rows_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
-    assert (config.programs == 1) is one
-    if one:
-        assert config.rows >= samples
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_rows_pays(problem, seen) == (instance == "held")
+    if instance == "held":
+        config = held_for(problem, seen)
+        assert config.warps <= 8
+        assert config.units * seen.elements <= 32 * config.warps * 16
+    elif samples <= 2:
+        rows = rows_backward_for(problem)
+        assert (rows.rows, rows.programs) == (samples, 1)
 
 
 def test_few_rows_are_shared_by_many_programs() -> None:
@@ -412,6 +429,11 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("group_norm", 32, (29389, 192), torch.bfloat16, False, ("whole", "held")),
         ("batch_norm", 0, (16, 256, 28, 28), torch.bfloat16, False, ("held", "held")),
         ("batch_norm", 0, (3044, 2), torch.float16, False, ("held", "held")),
+        ("batch_norm", 0, (13, 21, 29, 29), torch.bfloat16, False, ("held", "tiles")),
+        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("tiles", "tiles")),
+        ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
+        ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
+        ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
     ],
 )
 def test_instances_of_units_of_middle_size(
@@ -423,6 +445,29 @@ def test_instances_of_units_of_middle_size(
     x, norm = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory), norm_of(family, groups)
     problems = forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
     assert tuple(instances.choose(problem).name for problem in problems) == tuple(f"triton.{name}" for name in names)
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((137, 287), 1), ((2, 1024), 1), ((5, 76), 4), ((24, 2, 7), 1)])
+def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], groups: int) -> None:
+    forward, backward = _of("group_norm", groups, shape)
+    block, config = power_of_two(forward.reduced), whole_forward_for(forward)
+    assert config.warps <= 8
+    assert config.units * block <= 32 * config.warps * 4
+    for problem in (forward, backward):
+        seen = held_units(problem)
+        assert seen is not None
+        held = held_for(problem, seen)
+        assert held.warps <= 8
+        assert held.units * seen.elements <= 32 * held.warps * 8
+
+
+def test_large_channels_of_modulated_samples_are_not_held() -> None:
+    for spatial, held in ((25, True), (175, False)):
+        x, scale = torch.empty(38, 64, spatial, device="meta"), torch.empty(38, 64, device="meta")
+        problem = forward_problem(norm_of("batch_norm"), Operands(x, scale=scale))
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
 
 
 def test_one_program_has_all_samples_of_a_small_channel() -> None:

@@ -10,6 +10,7 @@ from fusednorm.backends.triton.runs import (
     READ_CHANNELS,
     WIDE_LOAD,
     WIDEST_LOAD,
+    alignment,
     alignment_of_tiles,
     filled,
     grouped,
@@ -20,6 +21,7 @@ from fusednorm.backends.triton.runs import (
     repeat_of,
     repeated,
     row_window,
+    unit_bytes,
 )
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
@@ -59,8 +61,8 @@ SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
 #: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
 #: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
-#: The elements of short rows that one program takes in one step, and those that many programs take in few steps.
-ONE_PROGRAM, FEW_ELEMENTS = 8192, 1 << 20
+#: The elements of two rows at most that one program takes in one step, and those that many programs take in few steps.
+ONE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 20
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
 #: Elements from which on a backward by columns has rows in flight.
@@ -75,7 +77,9 @@ MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
 SMALL_UNIT = 4096
 #: Elements of a problem that all multiprocessors hold with 1024 to a program, and of the units in one place of all
 #: samples that one program of a backward takes, which then needs no second launch.
-SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 4096
+SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 2048
+#: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
+MOST_SMALL = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +186,12 @@ class HeldUnits:
         layouts = self.input, self.output, self.grad
         return self.columns == 1 and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
 
+    def load_bytes(self, problem: Problem) -> int:
+        """The widest load along the contiguous elements of units, 16 bytes at most."""
+        if self.contiguous:
+            return load_bytes(problem)
+        return min(load_bytes(problem), alignment(problem.dtype, self.columns) * DTYPE_BYTES[problem.dtype])
+
     @property
     def spans(self) -> bool:
         """Whether units of several samples share a program: neighbours in memory are of one sample."""
@@ -260,6 +270,8 @@ def _planes(problem: Problem) -> TilesConfig:
         reduction = tile(problem, read)
     else:  # a group's channels follow one another: one channel of all its positions
         reduction = PassConfig(1, min(power_of_two(length_of_runs(grouped(problem))), read))
+    if _small_evaluation(problem):
+        return TilesConfig(reduction, _few_a_thread(tile(problem, _program_elements(view.numel, 1024))))
     write = tile(problem, TILE // share // 2)
     if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
         return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
@@ -331,6 +343,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     view, _ = repeated(problem.view, layouts, repeat)
     wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
+    if _small_evaluation(problem):
+        elements = _program_elements(view.numel, 1024)
+        return TilesConfig(PassConfig(read, 1), _few_a_thread(PassConfig(write, max(1, elements // write))))
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
     if not wide:
@@ -341,14 +356,22 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         programs = SCALAR_PROGRAMS if repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
-        return TilesConfig(
-            PassConfig(read, positions, tiles, 2, stages), PassConfig(write, max(1, elements // write), 2, 4)
-        )
+        output = PassConfig(write, max(1, elements // write), 2, 4)
+        return TilesConfig(PassConfig(read, positions, tiles, 2, stages), output)
     positions = max(1, 512 // share // read)
     reduction = PassConfig(read, positions, _tiles_of_a_program(-(-view.spatial // positions), blocks, most), 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
     return TilesConfig(reduction, PassConfig(write, max(1, elements // write), 2, warps))
+
+
+def _small_evaluation(problem: Problem) -> bool:
+    """Whether the pass that writes is the only launch of a small problem."""
+    return problem.direction == "inference" and problem.view.numel <= SMALL_HELD
+
+
+def _few_a_thread(tile: PassConfig) -> PassConfig:
+    return replace(tile, warps=max(1, tile.channels * tile.positions // (32 * 4)))
 
 
 def _block_of_channels(channels: int, most: int) -> int:
@@ -380,25 +403,34 @@ def _program_elements(total: int, most: int) -> int:
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
-    """16 elements a thread; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16 takes 44 us on 4 warps, 51
-    on 8 and 60 on 16. Of narrow loads as many as a large problem has for 16 warps to a multiprocessor: in fp16
-    33363 x 77 takes 8 us with 32, and 17 with 4."""
+    """At most 16 elements a thread; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16 takes 44 us on 4
+    warps, 51 on 8 and 60 on 16. Of narrow loads 8 to 32: in fp16 33363 x 77 takes 8 us with 32, and 17 with 4."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
-    narrow, size = load_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
+    narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
     most = 2048 if block < 512 and not narrow else 512 if block < 64 else 1024
     elements = max(block, _program_elements(block * units, most))
     together = min(elements // block, power_of_two(units))
-    thread = 16
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 else 32
-    elif block < 4096 and narrow:
-        thread = _thread_elements(block * units, 8 if block < 64 else 32 if block < 512 else 16)
+    elif block > 8192:
+        thread = 16
+    elif narrow:
+        thread = _thread_elements(block * units, 8 if block < 64 else 32 if block < 512 else 16, 32)
+        thread = max(fewest(block, narrow), block * together // MOST_SMALL, thread)
+    else:
+        thread = max(fewest(block, narrow), block * together // MOST_SMALL, _thread_elements(block * units, 16))
     return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
 
 
-def _thread_elements(total: int, most: int) -> int:
-    """The elements of a thread, at most ``most``, with which so many in all have 16 warps to a multiprocessor."""
-    return min(most, power_of_two(total // (PROCESSORS * 16 * 32)))
+def _thread_elements(total: int, most: int, warps: int = 16) -> int:
+    """The elements of a thread, at most ``most``, with which so many in all have so many warps to a multiprocessor."""
+    return min(most, power_of_two(total // (PROCESSORS * warps * 32)))
+
+
+def fewest(unit: int, narrow: bool) -> int:
+    """The elements of a thread in a small problem, whose time is that of one program from its first instruction to its
+    last: fewer shorten the code, whose instructions come from memory too, and spread units over more warps."""
+    return 2 if narrow and unit < 128 else 4
 
 
 def early(programs: int, warps: int, elements: int) -> bool:
@@ -408,18 +440,21 @@ def early(programs: int, warps: int, elements: int) -> bool:
 
 
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
-    """8 elements a thread, 4 of narrow loads; where there are many elements 16, and 32 of a forward of 16 bits and
-    where units are neighbours in memory. Of such units enough for 32 bytes of each row."""
+    """2 or 4 elements a thread; where there are many elements 16, and 32 of a forward of 16 bits and where units are
+    neighbours in memory. Of such units enough for 32 bytes of each row."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow = seen.load_bytes(problem) < WIDE_LOAD
     samples = power_of_two(seen.samples)
-    if problem.backward and seen.samples > 1 and samples * seen.elements <= ALL_SAMPLES and total <= SMALL_HELD:
-        return HeldConfig(samples, max(1, min(16, samples * seen.elements // (32 * 8))), all_samples=True)
+    most = ALL_SAMPLES if total <= SMALL_HELD else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    if problem.backward and seen.samples > 1 and samples * seen.elements <= most:
+        thread = max(fewest(seen.elements, narrow), _thread_elements(total, 8))
+        return HeldConfig(samples, max(1, min(8, samples * seen.elements // (32 * thread))), all_samples=True)
     # Short rows cost memory time, but a small problem has more programs with them.
     neighbours = 32 // size if seen.contiguous and total > FEW_CONTIGUOUS else 1
     units = max(neighbours, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
     if total <= SMALL_HELD:
-        thread = 8 if load_bytes(problem) >= WIDE_LOAD else 4
+        thread = max(fewest(seen.elements, narrow), units * seen.elements // MOST_SMALL)
     else:
         thread = _thread_elements(total, 32 if seen.contiguous or (size == 2 and not problem.backward) else 16)
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
@@ -439,14 +474,33 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS:
             return True
         return size * together >= 16 and seen.elements <= 2048 if small else size * together >= 64 and full >= 0.75
-    if seen.across == "sample":  # in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of spread planes
-        return small or tiled(problem) is problem.folded
+    if seen.across == "sample":
+        return _holding_samples_pays(problem, seen, full)
     short = small and seen.elements <= LARGE_HELD
     if not problem.backward:
         return short or full >= 0.6
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         return short or full >= 0.6 or size > 2
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of a channel of all samples: in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of
+    spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
+    in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
+    """
+    if problem.view.numel > FEW:
+        return tiled(problem) is problem.folded
+    if seen.affine == 3:
+        return seen.elements <= 2048
+    return seen.elements <= LARGE_HELD or (full >= 0.5 and (not problem.backward or seen.elements <= 8192))
+
+
+def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
+    whole, 84 % full, and 3.5 held, 42 % full."""
+    held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
+    return problem.reduced <= SMALL_UNIT and held < 0.7 * whole
 
 
 def whole_pays(problem: Problem) -> bool:
@@ -497,9 +551,10 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
             warps = 4
         return RowsBackwardConfig(1, warps, PROCESSORS * (16 // warps), stages=3)
-    if view.samples * block <= ONE_PROGRAM:  # whose sums are the gradients
-        rows = power_of_two(view.samples)
-        return RowsBackwardConfig(rows, min(16, max(1, rows * block // 512)), 1)
+    if _one_program(problem, block):  # whose sums are the gradients
+        # A thread has both rows, whose sums then need no other thread.
+        thread = max(block // MOST_SMALL, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
+        return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
     wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
     elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
@@ -507,6 +562,17 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
     programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
     return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
+
+
+def _one_program(problem: Problem, block: int) -> bool:
+    return problem.view.samples <= 2 and problem.view.samples * block <= ONE_PROGRAM
+
+
+def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a backward of rows is faster with partials of each row, which cost a large problem more than it gains:
+    216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
+    small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
+    return small and not _one_program(problem, seen.elements)
 
 
 def most_row(problem: Problem) -> int:

@@ -18,9 +18,11 @@ from fusednorm.backends.triton.config import (
     WholeConfig,
     by_columns,
     columns_backward_for,
+    fuller_whole,
     held_for,
     held_units,
     holding_pays,
+    holding_rows_pays,
     most_row,
     passes_for,
     rows_backward_for,
@@ -224,13 +226,18 @@ def choose(problem: Problem) -> Instance:
     read by one program each, other units in tiles, twice."""
     view = problem.view
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
-        return ROWS if problem.backward else _for_rows(problem)
+        return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None
     if whole and (view.group_channels == 1 or view.spatial == 1):  # one affine to a unit, or one to an element
         return WHOLE if whole_pays(problem) else TILES
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
-        return HELD
+        return WHOLE if whole and fuller_whole(problem, _seen(problem)) else HELD
     return WHOLE if whole and whole_pays(problem) else TILES
+
+
+def _for_rows_backward(problem: Problem) -> Instance:
+    holds = HELD.supports(problem) is None and holding_rows_pays(problem, _seen(problem))
+    return HELD if holds else ROWS
 
 
 def _for_rows(problem: Problem) -> Instance:

@@ -48,6 +48,12 @@ def load_bytes(problem: Problem) -> int:
     return alignment_of_runs(problem.dtype, problem.view, layouts_of(problem)) * DTYPE_BYTES[problem.dtype]
 
 
+def unit_bytes(problem: Problem) -> int:
+    """The widest load along units in one piece of memory, 16 bytes at most."""
+    samples = [layout.sample for layout in layouts_of(problem) if problem.view.samples > 1]
+    return alignment(problem.dtype, problem.reduced, *samples) * DTYPE_BYTES[problem.dtype]
+
+
 def layouts_of(problem: Problem) -> list[Layout]:
     """Of the input, the output and grad_output, as far as the problem has them."""
     all_three = problem.layout, problem.output_layout, problem.grad_layout
