@@ -31,6 +31,7 @@ from fusednorm.backends.triton.runs import (
     repeat_of,
     repeated,
     row_window,
+    runs_across,
     window_of,
 )
 from fusednorm.norm import Family, norm_of
@@ -190,8 +191,10 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
 
 def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
     x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
-    tile = passes_for(forward_problem(norm_of("group_norm", 1), Operands(x))).reduction
-    assert 293 * -(-(31**3) // (tile.positions * tile.tiles)) <= 16384
+    problem = forward_problem(norm_of("group_norm", 1), Operands(x))
+    repeat = repeat_of(problem.dtype, problem.view, layouts_of(problem))
+    tile = passes_for(problem).reduction
+    assert 293 * repeat * -(-(31**3) // (repeat * tile.positions * tile.tiles)) <= 16384
 
 
 @pytest.mark.parametrize(
@@ -334,27 +337,43 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "repeat"),
+    ("shape", "dtype", "repeat", "across"),
     [
-        ((4, 100, 76, 75), torch.bfloat16, 6),  # 600 channels fill 94 % of ten blocks of 64
-        ((64, 17, 56, 56), torch.float16, 24),
-        ((2, 70, 333, 661), torch.float16, 5),  # never aligned: rows that fill the blocks
-        ((8, 320, 128, 128), torch.bfloat16, 1),
-        ((4, 96, 128, 128), torch.float32, 1),
-        ((1, 100, 12, 12), torch.bfloat16, 1),  # few elements
-        ((8192, 100, 2, 2), torch.bfloat16, 1),  # few positions
+        ((4, 100, 76, 75), torch.bfloat16, 6, False),  # 600 channels fill 94 % of ten blocks of 64
+        ((64, 17, 56, 56), torch.float16, 24, False),
+        ((2, 70, 333, 661), torch.float16, 8, True),  # no sample but the first begins at 16 bytes
+        ((3, 67, 255, 255), torch.bfloat16, 8, True),
+        ((36, 35, 147, 149), torch.float32, 12, True),
+        ((1, 7, 5701, 5701), torch.bfloat16, 64, True),  # the only sample ends within 16 bytes
+        ((8, 320, 128, 128), torch.bfloat16, 1, False),
+        ((4, 96, 128, 128), torch.float32, 1, False),
+        ((1, 100, 12, 12), torch.bfloat16, 1, False),  # few elements
+        ((8192, 100, 2, 2), torch.bfloat16, 1, False),  # few positions
     ],
 )
-def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int) -> None:
+def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int, across: bool) -> None:
     for problem in _problems(shape, 1, dtype, last=True):
-        found = repeat_of(problem.dtype, problem.view, layouts_of(problem))
-        rows, layouts = repeated(problem.view, layouts_of(problem), found)
-        align = alignment_of_tiles(problem.dtype, problem.view, layouts_of(problem), found)
-        assert found == repeat
+        dtype_name, view, given = problem.dtype, problem.view, layouts_of(problem)
+        assert repeat_of(dtype_name, view, given) == repeat
+        assert runs_across(dtype_name, view, given, repeat) == across
+        rows, layouts = repeated(view, given, repeat, across)
+        align = alignment_of_tiles(dtype_name, view, given, repeat)
         assert rows.channels == shape[1] * repeat
-        assert (rows.spatial - 1) * repeat < problem.view.spatial <= rows.spatial * repeat
-        assert all(layout.spatial % align == layout.sample % align == 0 for layout in layouts)
-        assert rows.channels % align == problem.view.channels * problem.view.spatial % align == 0
+        positions = view.spatial + (repeat - 1 if across else 0)
+        assert (rows.spatial - 1) * repeat < positions <= rows.spatial * repeat
+        assert rows.channels % align == 0
+        assert all(layout.spatial % align == 0 for layout in layouts)
+        if not across:
+            assert all(layout.sample % align == 0 for layout in layouts)
+            assert view.channels * view.spatial % align == 0
+
+
+def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
+    x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    layouts = layouts_of(problem)
+    repeat = repeat_of(problem.dtype, problem.view, layouts)
+    assert not runs_across(problem.dtype, problem.view, layouts, repeat)
 
 
 def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:

@@ -21,6 +21,7 @@ from fusednorm.backends.triton.runs import (
     repeat_of,
     repeated,
     row_window,
+    runs_across,
     unit_bytes,
 )
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -340,7 +341,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
     share, layouts = 4 if problem.dtype == "float64" else 1, layouts_of(problem)
     repeat = repeat_of(problem.dtype, problem.view, layouts)
-    view, _ = repeated(problem.view, layouts, repeat)
+    view, _ = repeated(problem.view, layouts, repeat, runs_across(problem.dtype, problem.view, layouts, repeat))
     wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     if _small_evaluation(problem):
@@ -348,18 +349,22 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return TilesConfig(PassConfig(read, 1), _few_a_thread(PassConfig(write, max(1, elements // write))))
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
+    # A program merges a unit's partials at 4000 a microsecond.
+    most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
     if not wide:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
         count = -(-view.spatial // positions)
-        # A program merges a unit's partials at 4000 a microsecond.
-        most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
         programs = SCALAR_PROGRAMS if repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
         return TilesConfig(PassConfig(read, positions, tiles, 2, stages), output)
     positions = max(1, 512 // share // read)
-    reduction = PassConfig(read, positions, _tiles_of_a_program(-(-view.spatial // positions), blocks, most), 1, stages)
+    count = -(-view.spatial // positions)
+    tiles = _tiles_of_a_program(count, blocks, most)
+    if repeat > 1:
+        tiles = max(tiles, -(-count // most_chunks))
+    reduction = PassConfig(read, positions, tiles, 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
     return TilesConfig(reduction, PassConfig(write, max(1, elements // write), 2, warps))

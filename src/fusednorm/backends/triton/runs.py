@@ -85,33 +85,51 @@ def repeat_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
     if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW:
         return 1
-    now = alignment_of_runs(dtype, view, layouts)
-    widest = alignment(dtype, S * C, *(layout.sample for layout in layouts if view.samples > 1))
+    now, most_wide = alignment_of_runs(dtype, view, layouts), WIDEST_LOAD // DTYPE_BYTES[dtype]
+    widest = most_wide if _packed(view, layouts) else _alignment_of_samples(dtype, view, layouts)
 
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
 
-    if not (now < widest == 16 // DTYPE_BYTES[dtype] or (full(1) < HALF_FULL and view.numel > 2 * FEW)):
+    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > 2 * FEW)):
         return 1
     most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
     usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
     return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
 
 
-def repeated(view: View, layouts: Sequence[Layout], repeat: int) -> tuple[View, Sequence[Layout]]:
-    """A view and layouts with rows of so many positions."""
+def runs_across(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> bool:
+    """Whether rows of several positions are those of the whole tensor: its samples do not begin or end at 16 bytes, and
+    nothing lies between them."""
+    narrow = _alignment_of_samples(dtype, view, layouts) * DTYPE_BYTES[dtype] < WIDEST_LOAD
+    return repeat > 1 and narrow and _packed(view, layouts)
+
+
+def _packed(view: View, layouts: Sequence[Layout]) -> bool:
+    return view.samples == 1 or all(layout.sample == view.channels * view.spatial for layout in layouts)
+
+
+def _alignment_of_samples(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
+    samples = (layout.sample for layout in layouts if view.samples > 1)
+    return alignment(dtype, view.channels * view.spatial, *samples)
+
+
+def repeated(view: View, layouts: Sequence[Layout], repeat: int, across: bool) -> tuple[View, Sequence[Layout]]:
+    """A view and layouts with rows of so many positions, of each sample or of the whole tensor."""
     if repeat == 1:
         return view, layouts
-    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-view.spatial // repeat))
+    positions = view.spatial + (repeat - 1 if across else 0)
+    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-positions // repeat))
     return rows, [replace(layout, spatial=view.channels * repeat) for layout in layouts]
 
 
 def alignment_of_tiles(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> int:
-    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends."""
+    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends, or across samples
+    nowhere."""
     if repeat == 1:
         return alignment_of_runs(dtype, view, layouts)
-    samples = (layout.sample for layout in layouts if view.samples > 1)
-    return alignment(dtype, view.channels * repeat, view.channels * view.spatial, *samples)
+    rows = alignment(dtype, view.channels * repeat)
+    return rows if runs_across(dtype, view, layouts, repeat) else min(rows, _alignment_of_samples(dtype, view, layouts))
 
 
 def row_window(problem: Problem) -> int:

@@ -81,15 +81,30 @@ def merge_lanes(mean, m2, count, AXIS: tl.constexpr):
 
 
 @triton.jit
+def with_ends(mean, m2, count, b_end, m_end, RMS: tl.constexpr):
+    """The moments of lanes with two more rows, of which few elements are there. A lane may have none at all."""
+    if RMS:
+        return mean, m2 + tl.sum(b_end * b_end, 0)
+    else:
+        count_end = tl.sum(m_end.to(mean.dtype), 0)
+        mean_end = tl.sum(b_end, 0) / tl.maximum(count_end, 1.0)
+        deviation = tl.where(m_end, b_end - mean_end[None, :], 0.0)
+        delta = mean_end - mean
+        step = delta * (count_end / tl.maximum(count + count_end, 1.0))
+        return mean + step, m2 + tl.sum(deviation * deviation, 0) + (delta * count) * step
+
+
+@triton.jit
 def merge(
     partials, o_unit, m_unit, S, span,
-    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, REPEAT: tl.constexpr,
+    RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(mean, M2, count) of units from the partials of their channels and chunks, with PER_BATCH of all samples.
 
     Each chunk but the last has ``span`` of a channel's S positions. REPEAT chunks lie side by side, and each has every
-    REPEAT-th position. The first number of a partial is the mean, the second M2.
+    REPEAT-th position, with ACROSS counted from the first sample of all. The first number of a partial is the mean, the
+    second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
     mean = tl.zeros(o_unit.shape, dtype)
@@ -97,11 +112,15 @@ def merge(
     count = tl.zeros(o_unit.shape, dtype)
     for row in range(0, partials.rows, BLOCK_R):
         for d in range(0, partials.groups.D, BLOCK_D):
-            o_partial, mask, k, _, _ = partials_of(partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            o_partial, mask, k, n, _ = partials_of(partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             b_m2 = tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
             b_mean = tl.zeros_like(b_m2) if RMS else tl.load(partials.pointer + o_partial, mask, 0.0)
-            left = (S + REPEAT - 1 - k % REPEAT) // REPEAT - (k // REPEAT).to(tl.int64) * span
-            b_count = tl.where(mask, tl.minimum(span, left), 0).to(dtype)
+            before = n * S % REPEAT if ACROSS else 0  # positions of the sample before, in the first row
+            left = (before + S + REPEAT - 1 - k % REPEAT) // REPEAT - (k // REPEAT).to(tl.int64) * span
+            held = tl.minimum(span, left)
+            if ACROSS:
+                held = tl.maximum(held, 0) - (k < before).to(tl.int64)
+            b_count = tl.where(mask, held, 0).to(dtype)
             block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
             mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
     return mean, m2, count

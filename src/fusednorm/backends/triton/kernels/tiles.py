@@ -13,6 +13,11 @@ REPEAT, for channels_last: a row of a tile holds the channels of so many neighbo
 each. Such rows fill a tile and begin at 16 bytes where those of one position would not. The partials of each of these
 positions are those of a chunk.
 
+ACROSS, with REPEAT: the rows are those of the whole tensor, so that all of them begin at 16 bytes where the samples do
+not. A sample's first row then begins with positions of the sample before it, and its last row ends with positions of
+the next one. Wide loads and stores move windows of ALIGN elements that belong to the sample alone; what is left of it
+at either end, fewer than ALIGN elements, moves one by one.
+
 OVERLAP, on NVIDIA from Hopper on: the next kernel may start while this one ends, and waits before it reads this one's
 results (programmatic dependent launch). It saves a microsecond a launch.
 
@@ -41,6 +46,7 @@ from fusednorm.backends.triton.kernels.moments import (
     merge,
     merge_lanes,
     offsets_of_partials,
+    with_ends,
 )
 
 
@@ -126,9 +132,13 @@ def channels_of_lanes(o_lane, C, REPEAT: tl.constexpr):
 
 
 @triton.jit
-def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr):
-    """The lanes of a chunk at which the positions of each channel begin and end."""
-    if WINDOW == 1:
+def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr):
+    """The lanes of a chunk at which the positions of each channel begin and end; with ACROSS the elements at which a
+    sample begins and ends, counted from its first row."""
+    if ACROSS:
+        low = wide * S % REPEAT * C
+        return low, low + S * C
+    elif WINDOW == 1:
         return o_c, o_c  # not used
     else:
         low = ((wide * steps.sample + o_c.to(tl.int64) * steps.channel + first) % WINDOW).to(tl.int32)
@@ -143,9 +153,14 @@ def offsets_of_lanes(wide, o_c, lanes, first, steps, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def offsets_of_tile(wide, o_c, o_s, first, steps, WINDOW: tl.constexpr, LAST: tl.constexpr):
-    """The offsets of the first tile of a chunk that begins at position ``first``."""
-    if WINDOW == 1:
+def offsets_of_tile(
+    wide, o_c, o_s, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """The offsets of the first tile of a chunk that begins at position, or row, ``first``."""
+    if ACROSS:
+        return offsets_of(o_c, wide * S // REPEAT + first + o_s, steps, LAST)
+    elif WINDOW == 1:
         return wide * steps.sample + offsets_of(o_c, first + o_s, steps, LAST)
     else:
         return offsets_of_lanes(wide, o_c, o_s[None, :], first, steps, WINDOW)
@@ -154,10 +169,16 @@ def offsets_of_tile(wide, o_c, o_s, first, steps, WINDOW: tl.constexpr, LAST: tl
 @triton.jit
 def mask_of_tile(
     o_lane, o_s, first, low, high, C, S,
-    EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, LAST: tl.constexpr,
+    EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+    LAST: tl.constexpr,
 ):  # fmt: skip
     """The mask of a tile, or of its whole windows."""
-    if REPEAT > 1:
+    if ACROSS:
+        row, window = (first + o_s) * (C * REPEAT), aligned(o_lane, ALIGN)[None, :]
+        begin = tl.minimum(tl.maximum(low - row, 0), C * REPEAT).to(tl.int32)
+        end = tl.minimum(tl.maximum(high - row, 0), C * REPEAT).to(tl.int32)
+        return (window >= begin[:, None]) & (window + ALIGN <= end[:, None])
+    elif REPEAT > 1:
         left = S.to(tl.int64) * C - (first + o_s) * (C * REPEAT)
         left = tl.minimum(tl.maximum(left, 0), C * REPEAT).to(tl.int32)
         return o_lane[None, :] < aligned(left, ALIGN)[:, None]
@@ -169,15 +190,33 @@ def mask_of_tile(
 
 
 @triton.jit
-def ends_of(low, high, WINDOW: tl.constexpr):
-    """The lanes of the first and the last window of a chunk, and which of them are positions in a window that is not
-    whole."""
-    low, high = low[:, None], high[:, None]
-    o_end = tl.arange(0, 2 * WINDOW)[None, :]
-    lanes = tl.where(o_end < WINDOW, o_end, aligned(high, WINDOW) + o_end - WINDOW)
-    window = aligned(lanes, WINDOW)
-    broken = (window < low) | (window + WINDOW > high)
-    return lanes, (lanes >= low) & (lanes < high) & broken & ((o_end < WINDOW) | (window > 0))
+def ends_of(o_lane, first, span, low, high, C, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr,
+            ACROSS: tl.constexpr):  # fmt: skip
+    """Where the ends of a chunk are, and which elements there are in a window that is not whole: lanes of its first and
+    its last window; with ACROSS the first and the last row of a sample, all lanes of each."""
+    if ACROSS:
+        row = tl.arange(0, 2)[:, None] * ((high - 1) // (C * REPEAT))
+        element, window = row * (C * REPEAT) + o_lane[None, :], row * (C * REPEAT) + aligned(o_lane, ALIGN)[None, :]
+        broken = (window < low) | (window + ALIGN > high)
+        held = (element >= low) & (element < high) & (o_lane < C * REPEAT)[None, :]
+        return row, held & broken & (row >= first) & (row < first + span)
+    else:
+        low, high = low[:, None], high[:, None]
+        o_end = tl.arange(0, 2 * WINDOW)[None, :]
+        lanes = tl.where(o_end < WINDOW, o_end, aligned(high, WINDOW) + o_end - WINDOW)
+        window = aligned(lanes, WINDOW)
+        broken = (window < low) | (window + WINDOW > high)
+        return lanes, (lanes >= low) & (lanes < high) & broken & ((o_end < WINDOW) | (window > 0))
+
+
+@triton.jit
+def offsets_of_ends(
+    wide, o_lane, o_end, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr
+):
+    if ACROSS:
+        return (wide * S // REPEAT + o_end) * steps.spatial + o_lane[None, :]
+    else:
+        return offsets_of_lanes(wide, o_lane, o_end, first, steps, WINDOW)
 
 
 @triton.jit
@@ -256,13 +295,13 @@ def moments_of_planes(
     SPAN: tl.constexpr = BLOCK_S - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
     o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
-    low, high = bounds_of(n, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False)
-    b_x = tl.load(p_x + offsets_of_tile(n, o_c, o_s, first, x_steps, WINDOW, False), mask, 0.0).to(dtype)
+    low, high = bounds_of(n, o_c, first, SPAN, C, S, x_steps, WINDOW, 1, False)
+    mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False, False)
+    b_x = tl.load(p_x + offsets_of_tile(n, o_c, o_s, first, S, x_steps, WINDOW, 1, False, False), mask, 0.0).to(dtype)
     b_end, m_end = None, None
     if WINDOW > 1:
-        lanes, m_end = ends_of(low, high, WINDOW)
-        b_end = tl.load(p_x + offsets_of_lanes(n, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
+        o_end, m_end = ends_of(o_c, first, SPAN, low, high, C, ALIGN, WINDOW, 1, False)
+        b_end = tl.load(p_x + offsets_of_lanes(n, o_c, o_end, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
     o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
@@ -281,7 +320,7 @@ def moments_of_planes(
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
     dtype: tl.constexpr = p_partials.dtype.element_ty
@@ -290,27 +329,43 @@ def moments_of_rows(
     n = n.to(tl.int64)
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     first = chunk.to(tl.int64) * (BLOCK_S * tiles)
-    p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, x_steps, 1, True)
+    p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, S, x_steps, 1, REPEAT, ACROSS, True)
+    low, high = bounds_of(n, o_lane, first, 0, C, S, x_steps, 1, REPEAT, ACROSS)
+    if ACROSS:
+        o_end, m_end = ends_of(o_lane, first, BLOCK_S * tiles, low, high, C, ALIGN, 1, REPEAT, True)
+        b_end = tl.load(p_x + offsets_of_ends(n, o_lane, o_end, first, S, x_steps, 1, REPEAT, True), m_end, 0.0)
+        window = aligned(o_lane, ALIGN)
+        late = ((first + o_s) == 0)[:, None] & (window < low)[None, :]
     if OVERLAP:
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, 0, 0, C, S, EVEN, ALIGN, 1, REPEAT, True)
+        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
         b_x = tl.load(p_tile, mask, 0.0).to(dtype)
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
         else:
             delta = tl.where(mask, b_x - mean, 0.0)
-            mean = tl.fma(delta, tl.full((), 1.0, dtype) / (tile + 1), mean)
+            share = tl.full((), 1.0, dtype) / (tile + 1)
+            if ACROSS:
+                share = tl.where(late, tl.full((), 1.0, dtype) / tl.maximum(tile, 1), share)
+            mean = tl.fma(delta, share, mean)
             m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_steps.spatial
     rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
-    if REPEAT > 1:
+    if ACROSS:
+        rows = (high - window - ALIGN + C * REPEAT) // (C * REPEAT)
+    elif REPEAT > 1:
         rows = (rows * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
     held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
-    count = tl.minimum(tl.maximum(held, 0), tiles).to(dtype)
+    held = tl.minimum(tl.maximum(held, 0), tiles)
+    if ACROSS:
+        held -= (late & (held > 0)).to(held.dtype)
+    count = held.to(dtype)
     mean, m2 = merge_lanes(mean, m2, count, 0)
+    if ACROSS:
+        mean, m2 = with_ends(mean, m2, tl.sum(count, 0), b_end.to(dtype), m_end, RMS)
     o_partial = offsets_of_partials(n, chunk, o_lane, C * REPEAT, chunks, True)
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_lane < C * REPEAT)
@@ -321,7 +376,7 @@ def moments_of_rows(
 def finalize(
     p_partials, p_mean, p_rstd, p_var, G, D, C, units, total, S, rows, chunks, span, eps: tl.float64,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr, REPEAT: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The statistics of BLOCK_U units from their partials."""
     if OVERLAP:
@@ -330,7 +385,7 @@ def finalize(
     o_unit = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     m_unit = o_unit < units
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
-    mean, m2, count = merge(partials, o_unit, m_unit, S, span, RMS, PER_BATCH, LAST, REPEAT, BLOCK_R, BLOCK_D)
+    mean, m2, count = merge(partials, o_unit, m_unit, S, span, RMS, PER_BATCH, LAST, REPEAT, ACROSS, BLOCK_R, BLOCK_D)
     tl.store(p_rstd + o_unit, inverse_deviation(m2 / count, eps), m_unit)
     if p_mean is not None:
         tl.store(p_mean + o_unit, mean, m_unit)
@@ -352,8 +407,8 @@ def apply(
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
-    WINDOW: tl.constexpr, REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
-    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
@@ -374,14 +429,15 @@ def apply(
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
-    p_out = p_y + offsets_of_tile(wide, o_lane, o_s, first, y_steps, WINDOW, LAST)
-    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    p_out = p_y + offsets_of_tile(wide, o_lane, o_s, first, S, y_steps, WINDOW, REPEAT, ACROSS, LAST)
+    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
+    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
-    if WINDOW > 1:
-        lanes, m_end = ends_of(low, high, WINDOW)
-        b_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
+    if WINDOW > 1 or ACROSS:
+        o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
+        p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
+        b_end = tl.load(p_end, m_end, 0.0).to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     gain, offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     if OVERLAP:
@@ -393,7 +449,7 @@ def apply(
         o_unit = unit + tl.arange(0, 1)
         m_unit = o_unit >= 0
         b_mean, m2, count = merge(
-            partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, 1, BLOCK_R, BLOCK_D
+            partials, o_unit, m_unit, partial_spatial, partial_span, RMS, PER_BATCH, LAST, 1, False, BLOCK_R, BLOCK_D
         )
         rstd = inverse_deviation(m2 / count, eps)
         leads = (chunk == 0) & (block * BLOCK_C % D == 0)
@@ -429,16 +485,16 @@ def apply(
     gain, _ = tile_of(gain, o_s, LAST)
     offset, _ = tile_of(offset, o_s, LAST)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    if WINDOW > 1:
+    if WINDOW > 1 or ACROSS:
         b_y = VALUE(normalized(b_end - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
-        tl.store(p_y + offsets_of_lanes(wide, o_c, lanes, first, y_steps, WINDOW), b_y, m_end)
+        tl.store(p_y + offsets_of_ends(wide, o_lane, o_end, first, S, y_steps, WINDOW, REPEAT, ACROSS), b_y, m_end)
     for tile in tl.static_range(TILES):
         b_y = VALUE(normalized(b_x - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
+            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial

@@ -20,7 +20,7 @@ from fusednorm.backends.triton.kernels.tiles import (
     gradient_of,
     locate,
     mask_of_tile,
-    offsets_of_lanes,
+    offsets_of_ends,
     offsets_of_tile,
     statistics_of,
     steps_of,
@@ -40,7 +40,7 @@ def reduce(
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk."""
     if OVERLAP:
@@ -55,13 +55,17 @@ def reduce(
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, dy_steps, WINDOW, LAST)
-    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
-    low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW)
-    if WINDOW > 1:
-        lanes, m_end = ends_of(low, high, WINDOW)
-        b_dy_end = tl.load(p_dy + offsets_of_lanes(wide, o_c, lanes, first, dy_steps, WINDOW), m_end, 0.0)
-        b_x_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0)
+    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW, REPEAT, ACROSS)
+    if WINDOW > 1 or ACROSS:
+        o_end, m_end = ends_of(o_lane, first, span, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
+        b_dy_end = tl.load(
+            p_dy + offsets_of_ends(wide, o_lane, o_end, first, S, dy_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
+        )
+        b_x_end = tl.load(
+            p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
+        )
     b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
@@ -73,7 +77,9 @@ def reduce(
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
     for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
+        mask = mask_of_tile(
+            o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
+        )
         b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
         dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz
@@ -81,9 +87,9 @@ def reduce(
         p_grad += BLOCK_S * dy_steps.spatial
         p_in += BLOCK_S * x_steps.spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
-    if WINDOW > 1:
+    if WINDOW > 1 or ACROSS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
-        end_p, end_q = tl.reduce((dz, dz * xhat), 1, add_pair)
+        end_p, end_q = tl.reduce((dz, dz * xhat), 0 if ACROSS else 1, add_pair)
         sum_p += end_p
         sum_q += end_q
     o_partial = offsets_of_partials(wide, chunk, o_lane, C * REPEAT, chunks, LAST)
@@ -291,7 +297,7 @@ def input_program(
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
@@ -304,17 +310,21 @@ def input_program(
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
-    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, dy_steps, WINDOW, LAST)
-    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, x_steps, WINDOW, LAST)
-    p_out = p_dx + offsets_of_tile(wide, o_lane, o_s, first, dx_steps, WINDOW, LAST)
-    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW)
-    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
+    p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
+    p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    p_out = p_dx + offsets_of_tile(wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST)
+    low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
+    mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
-    if WINDOW > 1:
-        lanes, m_end = ends_of(low, high, WINDOW)
-        b_dy_end = tl.load(p_dy + offsets_of_lanes(wide, o_c, lanes, first, dy_steps, WINDOW), m_end, 0.0)
-        b_x_end = tl.load(p_x + offsets_of_lanes(wide, o_c, lanes, first, x_steps, WINDOW), m_end, 0.0)
+    if WINDOW > 1 or ACROSS:
+        o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
+        b_dy_end = tl.load(
+            p_dy + offsets_of_ends(wide, o_lane, o_end, first, S, dy_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
+        )
+        b_x_end = tl.load(
+            p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
+        )
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
     b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
@@ -342,9 +352,9 @@ def input_program(
     else:
         scaled_p, scaled_q = None, None
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    if WINDOW > 1:
+    if WINDOW > 1 or ACROSS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
-        p_end = p_dx + offsets_of_lanes(wide, o_c, lanes, first, dx_steps, WINDOW)
+        p_end = p_dx + offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
         tl.store(p_end, through_statistics(dz, xhat, gain, scaled_p, scaled_q).to(p_dx.dtype.element_ty), m_end)
     for tile in tl.static_range(TILES):
         dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
@@ -354,7 +364,7 @@ def input_program(
             p_grad += BLOCK_S * dy_steps.spatial
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
-            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, LAST)
+            mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
@@ -376,7 +386,7 @@ def gradients(
     blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -402,6 +412,6 @@ def gradients(
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
             p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, BLOCK_C, BLOCK_S, TILES,
-            BLOCK_R, BLOCK_D,
+            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C,
+            BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip

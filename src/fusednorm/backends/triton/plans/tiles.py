@@ -14,7 +14,15 @@ from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
-from fusednorm.backends.triton.runs import alignment_of_tiles, grouped, power_of_two, repeat_of, repeated, window_of
+from fusednorm.backends.triton.runs import (
+    alignment_of_tiles,
+    grouped,
+    power_of_two,
+    repeat_of,
+    repeated,
+    runs_across,
+    window_of,
+)
 from fusednorm.problem import Layout, Problem, View
 
 #: The partials that one step of a merge takes, in a launch that only merges 8 by each thread, and the programs between
@@ -44,7 +52,9 @@ class Pass:
         self.last = problem.layout.order == "channels_last"
         self.repeat = repeat_of(problem.dtype, view, layouts)
         # Rows of a tile, as long as ``repeat`` positions, and how many of them there are.
-        seen, layouts = repeated(view, layouts, self.repeat)
+        across = runs_across(problem.dtype, view, layouts, self.repeat)
+        alignment = alignment_of_tiles(problem.dtype, view, layouts, self.repeat)
+        seen, layouts = repeated(view, layouts, self.repeat, across)
         window = window_of(problem.dtype, seen, layouts)
         self.span = config.positions * config.tiles - window + 1
         self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
@@ -54,14 +64,14 @@ class Pass:
         self.warps = config.warps
         self.tile = {
             "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
-            "ALIGN": alignment_of_tiles(problem.dtype, view, layouts, self.repeat),
+            "ALIGN": alignment,
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
         self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
-        self.repeats = {"REPEAT": self.repeat}
+        self.repeats = {"REPEAT": self.repeat, "ACROSS": across}
         #: The strides of each tensor from sample to sample, from channel to channel, and from row to row.
         self.steps = tuple(step for layout in layouts for step in (layout.sample, layout.channel, layout.spatial))
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
