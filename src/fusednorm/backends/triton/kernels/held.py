@@ -17,7 +17,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation
+from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
     aligned,
@@ -150,8 +150,10 @@ def held_forward(
         mean = total(b_x) / count
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
         if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
+            unit = unit_of(mean)
+            deviation *= of_units(1.0 / unit)
             b_total, b_squares = totals((deviation, deviation * deviation))
-            mean, m2 = corrected(mean, b_total, b_squares, count)
+            mean, m2 = corrected(mean, unit, b_total, b_squares, count)
             variance = m2 / count
         else:
             variance = total(deviation * deviation) / count

@@ -30,16 +30,24 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 
 @triton.jit
-def corrected(centre, total, squares, count):
-    """mean and M2 from the sums of deviations and of their squares about a mean that was rounded.
+def unit_of(mean):
+    """The power of two in which deviations are counted: those of numbers as large would else have infinite squares."""
+    LARGE: tl.constexpr = 2.0**512 if mean.dtype == tl.float64 else 2.0**64
+    return tl.where(tl.abs(mean) > LARGE, tl.full((), LARGE, mean.dtype), tl.full((), 1.0, mean.dtype))
 
-    Of equal numbers, the deviations are that rounding, and their M2 is 0. A quarter of a million numbers, of which one
-    differs from the others, have more than ROUNDING of the squares.
+
+@triton.jit
+def corrected(centre, unit, total, squares, count):
+    """mean and M2 from the sums of deviations, and of their squares, about a mean that was rounded.
+
+    Of equal numbers the deviations are that rounding, and their M2 is 0. A quarter of a million numbers of which one
+    differs have more than ROUNDING of the squares.
     """
     ROUNDING: tl.constexpr = 2.0**-47 if centre.dtype == tl.float64 else 2.0**-18
     step = total / count
     m2 = squares - total * step
-    return centre + step, tl.where(m2 > squares * ROUNDING, m2, 0.0)
+    m2 = tl.where(m2 <= squares * ROUNDING, 0.0, m2)  # a NaN stays
+    return centre + step * unit, m2 * unit * unit
 
 
 @triton.jit
@@ -52,8 +60,10 @@ def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.
     mean = total / count
     deviation = deviation_from(b_x, mean, mask, MASKED)
     if WIDE:
+        unit = unit_of(mean)
+        deviation *= (1.0 / unit)[:, None]
         total, squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
-        return corrected(mean, total, squares, count)
+        return corrected(mean, unit, total, squares, count)
     m2 = tl.sum(deviation * deviation, 1)
     if b_end is not None:
         deviation = deviation_from(b_end, mean, m_end, True)
