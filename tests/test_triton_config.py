@@ -21,10 +21,12 @@ from fusednorm.backends.triton.config import (
     merged,
     passes_for,
     rows_backward_for,
+    tiled,
     whole_forward_for,
 )
 from fusednorm.backends.triton.runs import (
     alignment_of_tiles,
+    few_of,
     layouts_of,
     load_bytes,
     power_of_two,
@@ -192,7 +194,7 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
 def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
     x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
     problem = forward_problem(norm_of("group_norm", 1), Operands(x))
-    repeat = repeat_of(problem.dtype, problem.view, layouts_of(problem))
+    repeat = repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem))
     tile = passes_for(problem).reduction
     assert 293 * repeat * -(-(31**3) // (repeat * tile.positions * tile.tiles)) <= 16384
 
@@ -354,7 +356,7 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
 def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int, across: bool) -> None:
     for problem in _problems(shape, 1, dtype, last=True):
         dtype_name, view, given = problem.dtype, problem.view, layouts_of(problem)
-        assert repeat_of(dtype_name, view, given) == repeat
+        assert repeat_of(dtype_name, view, given, few_of(problem)) == repeat
         assert runs_across(dtype_name, view, given, repeat) == across
         rows, layouts = repeated(view, given, repeat, across)
         align = alignment_of_tiles(dtype_name, view, given, repeat)
@@ -368,18 +370,25 @@ def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, r
             assert view.channels * view.spatial % align == 0
 
 
+def test_an_evaluation_leaves_no_partials_and_has_rows_of_several_positions_sooner() -> None:
+    x = torch.empty(65536, 12, dtype=torch.bfloat16, device="meta")
+    for training, repeat in ((True, 1), (False, 10)):
+        problem = tiled(forward_problem(norm_of("batch_norm", training=training), Operands(x, mean=x[0], var=x[0])))
+        assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == repeat
+
+
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
     x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
     layouts = layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts)
+    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
     assert not runs_across(problem.dtype, problem.view, layouts, repeat)
 
 
 def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
     x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    assert repeat_of(problem.dtype, problem.view, layouts_of(problem)) == 1
+    assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == 1
 
 
 @pytest.mark.parametrize(

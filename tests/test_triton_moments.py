@@ -50,6 +50,7 @@ for name, numbers in (
     ("one differs", [1e7] * 12 + [1e7 + 1]),
     ("large", [3e18, -3e18]),
     ("huge", [1e25, 1e25 + 1e19]),
+    ("infinite", [5e19, -5e19, 1e19]),
     ("nan", [1.0, nan, 2.0]),
 ):
     out = torch.full((2,), nan)
@@ -73,6 +74,7 @@ def test_merges_at_the_ends(tmp_path: Path) -> None:
     assert found["large"] == pytest.approx([0.0, 1.8e37], rel=1e-6)
     huge = torch.tensor([1e25, 1e25 + 1e19]).double()
     assert found["huge"] == pytest.approx([float(huge.mean()), float(huge.var(correction=0)) * 2], rel=1e-6)
+    assert found["infinite"] == pytest.approx([1e19 / 3, math.inf], rel=1e-6)
     assert all(math.isnan(number) for number in found["nan"])
     assert found["one"] == pytest.approx([2e27, 0.0, 1.0])
     assert found["two"] == pytest.approx([2.0, 6.0, 3.0])

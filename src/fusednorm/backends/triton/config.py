@@ -12,6 +12,7 @@ from fusednorm.backends.triton.runs import (
     WIDEST_LOAD,
     alignment,
     alignment_of_tiles,
+    few_of,
     filled,
     grouped,
     layouts_of,
@@ -79,6 +80,8 @@ SMALL_UNIT = 4096
 #: Elements of a problem that all multiprocessors hold with 1024 to a program, and of the units in one place of all
 #: samples that one program of a backward takes, which then needs no second launch.
 SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 2048
+#: Elements of an evaluation whose programs are short.
+SMALL_EVALUATION = 1 << 20
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
 MOST_SMALL = 256
 
@@ -272,7 +275,7 @@ def _planes(problem: Problem) -> TilesConfig:
     else:  # a group's channels follow one another: one channel of all its positions
         reduction = PassConfig(1, min(power_of_two(length_of_runs(grouped(problem))), read))
     if _small_evaluation(problem):
-        return TilesConfig(reduction, _few_a_thread(tile(problem, _program_elements(view.numel, 1024))))
+        return TilesConfig(reduction, _few_a_thread(problem, tile(problem, _program_elements(view.numel, 1024))))
     write = tile(problem, TILE // share // 2)
     if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
         return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
@@ -340,13 +343,15 @@ def _in_pieces(problem: Problem, elements: int) -> PassConfig:
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
     share, layouts = 4 if problem.dtype == "float64" else 1, layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts)
+    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
     view, _ = repeated(problem.view, layouts, repeat, runs_across(problem.dtype, problem.view, layouts, repeat))
     wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     if _small_evaluation(problem):
+        # Rows as long as they are: values of channels then lie in the threads that need them.
         elements = _program_elements(view.numel, 1024)
-        return TilesConfig(PassConfig(read, 1), _few_a_thread(PassConfig(write, max(1, elements // write))))
+        channels = min(power_of_two(view.channels), elements)
+        return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
     # A program merges a unit's partials at 4000 a microsecond.
@@ -372,11 +377,12 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
 
 def _small_evaluation(problem: Problem) -> bool:
     """Whether the pass that writes is the only launch of a small problem."""
-    return problem.direction == "inference" and problem.view.numel <= SMALL_HELD
+    return problem.direction == "inference" and problem.view.numel <= SMALL_EVALUATION
 
 
-def _few_a_thread(tile: PassConfig) -> PassConfig:
-    return replace(tile, warps=max(1, tile.channels * tile.positions // (32 * 4)))
+def _few_a_thread(problem: Problem, tile: PassConfig) -> PassConfig:
+    elements = 4 if problem.view.numel <= SMALL_HELD else 8
+    return replace(tile, warps=max(1, tile.channels * tile.positions // (32 * elements)))
 
 
 def _block_of_channels(channels: int, most: int) -> int:

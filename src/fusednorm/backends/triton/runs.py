@@ -10,8 +10,9 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 
 #: Bytes of a load that can be in flight ahead of its use, and of the widest one.
 WIDE_LOAD, WIDEST_LOAD = 8, 16
-#: A problem of so many elements is small: launches, and the partials that they leave one another, decide.
-FEW = 1 << 21
+#: A problem of so many elements is small: launches, and the partials that they leave one another, decide; or else the
+#: time of a program.
+FEW, FEW_EVALUATED = 1 << 21, 1 << 18
 #: Elements of 16 bits in a wide load, and the positions of a plane from which on its tiles begin at such windows. For
 #: elements of 32 bits they cost more than they gain: 48.7 us, not 41.6, on (8, 640, 49, 49) in 32 groups.
 WINDOW, SHORTEST_WINDOWED, SHORTEST_WINDOWED_ROW = 8, 32, 384
@@ -75,15 +76,15 @@ def window_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     return WINDOW if alike else 1
 
 
-def repeat_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
+def repeat_of(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> int:
     """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
     16 bytes, or that fill the tiles of a large tensor.
 
-    Each position of a row has partials of its own, which cost a small tensor more than they gain.
+    Each position of a row has partials of its own, which cost a tensor of ``few`` elements more than they gain.
     """
     C, S = view.channels, view.spatial
     dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
-    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= FEW:
+    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= few:
         return 1
     now, most_wide = alignment_of_runs(dtype, view, layouts), WIDEST_LOAD // DTYPE_BYTES[dtype]
     widest = most_wide if _packed(view, layouts) else _alignment_of_samples(dtype, view, layouts)
@@ -91,11 +92,16 @@ def repeat_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
 
-    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > 2 * FEW)):
+    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > 2 * few)):
         return 1
     most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
     usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]
     return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
+
+
+def few_of(problem: Problem) -> int:
+    """``few`` of :func:`repeat_of`: an evaluation has no partials."""
+    return FEW_EVALUATED if problem.direction == "inference" else FEW
 
 
 def runs_across(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> bool:

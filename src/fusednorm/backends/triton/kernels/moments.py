@@ -46,7 +46,7 @@ def corrected(centre, unit, total, squares, count):
     ROUNDING: tl.constexpr = 2.0**-47 if centre.dtype == tl.float64 else 2.0**-18
     step = total / count
     m2 = squares - total * step
-    m2 = tl.where(m2 <= squares * ROUNDING, 0.0, m2)  # a NaN stays
+    m2 = tl.where(m2 < squares * ROUNDING, 0.0, m2)  # a NaN stays, and an infinite M2
     return centre + step * unit, m2 * unit * unit
 
 

@@ -16,6 +16,7 @@ from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.runs import (
     alignment_of_tiles,
+    few_of,
     grouped,
     power_of_two,
     repeat_of,
@@ -50,7 +51,7 @@ class Pass:
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        self.repeat = repeat_of(problem.dtype, view, layouts)
+        self.repeat = repeat_of(problem.dtype, view, layouts, few_of(problem))
         # Rows of a tile, as long as ``repeat`` positions, and how many of them there are.
         across = runs_across(problem.dtype, view, layouts, self.repeat)
         alignment = alignment_of_tiles(problem.dtype, view, layouts, self.repeat)
