@@ -79,7 +79,7 @@ def test_where_nothing_compiles_the_reference_runs_and_one_warning_says_why(
 
 def test_a_named_instance_that_cannot_be_compiled_is_an_error(broken: list[Kernel]) -> None:
     with (
-        pytest.raises(RuntimeError, match=r"planes.*cannot be compiled \(ImportError: Numba needs"),
+        pytest.raises(RuntimeError, match=r"tiles.*cannot be compiled \(ImportError: Numba needs"),
         fusednorm.use_instance("cpu.planes"),
     ):
         fusednorm.group_norm(torch.randn(2, 4, 5), 2)
@@ -95,7 +95,7 @@ def test_a_kernel_whose_linking_was_interrupted_is_linked_by_the_next_call(
         raise KeyboardInterrupt  # a Ctrl-C that came while LLVM linked
 
     monkeypatch.setattr(dispatch, "_plans", {})
-    name = Kernel("planes", "forward", "float32", "gelu").name
+    name = Kernel("tiles", "forward", "float32", "gelu").name
     monkeypatch.delitem(compiler._libraries, name, raising=False)
     x = torch.randn(2, 4, 5)
     with monkeypatch.context() as patch:

@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
-from fusednorm.backends.cpu.geometry import repeat
+from fusednorm.backends.cpu.geometry import in_tiles, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, SLABS, SLABS_SPLIT, choose
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
@@ -341,6 +341,40 @@ def test_short_planes(shape: tuple[int, ...], dtype: str) -> None:
     assert faults(workload, inputs, run(workload, inputs, "cpu.slabs")) == []
 
 
+TILED = [
+    Workload("instance_norm", (3, 200, 3, 3), 0, "float32", "nchw", "silu", modulated=True),
+    Workload("instance_norm", (2, 41, 5), 0, "float16", "nchw", "silu"),
+    Workload("instance_norm", (5, 9, 61), 0, "float32", "nchw", "silu"),
+    Workload("instance_norm", (1, 1200, 2), 0, "float32", "nchw", modulated=True),
+    Workload("group_norm", (4, 60, 7, 7), 20, "float16", "nchw", "silu"),
+    Workload("group_norm", (7, 56, 1, 5), 4, "float32", "nchw"),
+    Workload("group_norm", (2, 700, 3), 2, "float32", "nchw", "silu"),
+    Workload("group_norm", (3, 30, 3, 3, 3), 10, "float64", "nchw"),
+    Workload("batch_norm", (3, 130, 3, 5), 0, "float32", "nchw", "silu", modulated=True),
+    Workload("batch_norm", (2, 97, 31), 0, "float64", "nchw"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("workload", TILED, ids=lambda workload: workload.key)
+def test_tiles_of_short_planes(workload: Workload, offset: float) -> None:
+    """Units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer planes."""
+    inputs = draw(workload)
+    inputs.input.add_(offset)
+    assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
+    problem = forward_problem(workload.norm, inputs.operands)
+    assert in_tiles(problem)
+    assert tile(problem)[0] > 1
+
+
+def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:
+    norm, whole = norm_of("instance_norm"), torch.empty(2, 66, 4, 4)
+    assert tile(forward_problem(norm, Operands(whole))) == (32, 32)
+    assert tile(forward_problem(norm, Operands(whole[:, ::2]))) == (1, 1)
+    assert in_tiles(forward_problem(norm, Operands(whole[:, ::2])))
+    assert not in_tiles(forward_problem(norm, Operands(torch.empty(2, 66, 9, 9))))
+
+
 def test_short_planes_of_other_strides() -> None:
     """Samples with others between them; a channel's planes apart, which make no rows; weight and bias of any dtype."""
     norm, whole = norm_of("batch_norm", eps=1e-3), torch.randn(40, 66, 4, 4)
@@ -366,7 +400,7 @@ def test_short_planes_of_other_strides() -> None:
 def test_planes_that_are_long_or_few_or_make_short_rows_stay_planes() -> None:
     norm = norm_of("batch_norm")
     for shape, instance in (
-        ((16, 64, 8, 8), SLABS), ((16, 64, 12, 12), PLANES), ((4, 64, 8, 8), PLANES), ((16, 487, 5, 5), PLANES),
+        ((16, 64, 8, 8), SLABS), ((16, 64, 12, 12), PLANES), ((3, 64, 8, 8), PLANES), ((16, 487, 5, 5), PLANES),
         ((16, 64, 1, 1), SLABS_SPLIT),
     ):  # fmt: skip
         assert choose(forward_problem(norm, Operands(torch.empty(shape)))) is instance

@@ -27,7 +27,13 @@ WANT_VARIANCE, WANT_INPUT_GRAD = 19, 20
 REPEAT = 21
 #: Whether the channels of a group share its weight and bias: batch_norm's positions, seen as channels.
 SHARED = 22
-FIELDS = 23
+#: How many short planes of channels_first make a tile, and how many units are taken together.
+TILE_PLANES, TILE_UNITS = 23, 24
+FIELDS = 25
+#: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
+SCRATCH = 512
+#: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
+SHORT_PLANE, SHORTER_PLANE = 64, 32
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.
 FEW_CHANNELS, VECTOR, ROW_ELEMENTS = 16, 16, 64
 
@@ -54,6 +60,27 @@ def repeat(problem: Problem) -> int:
     return max(1, min(together, view.spatial // 8))
 
 
+def in_tiles(problem: Problem) -> bool:
+    """Whether the planes of channels_first are so short that tiles of many take them.
+
+    To spread coefficients over planes of more than 32 elements costs what the loops over tiles save; of more than 64
+    where scalar code would compute an exponential, and in a forward where units are so short as well.
+    """
+    activation = problem.norm.activation
+    costly = activation is not None and activation.flops > 8 and (problem.backward or problem.dtype != "float32")
+    short_units = not problem.backward and problem.reduced <= SHORT_PLANE
+    return 0 < problem.view.spatial <= (SHORT_PLANE if costly or short_units else SHORTER_PLANE)
+
+
+def tile(problem: Problem) -> tuple[int, int]:
+    """How many planes make a tile, and how many units are taken together: 1 and 1 where planes do not touch."""
+    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
+    if not in_tiles(problem) or any(layout and layout.channel != view.spatial for layout in layouts):
+        return 1, 1
+    planes = SCRATCH // view.spatial
+    return planes, planes if problem.norm.per_batch else max(1, planes // max(1, view.group_channels))
+
+
 def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     """The vector of a problem whose work is cut into so many pieces of so many elements, positions or rows."""
     fields = np.zeros(FIELDS, np.int64)
@@ -71,4 +98,5 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[PIECES], fields[PIECE] = pieces, piece
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     fields[REPEAT] = repeat(problem)
+    fields[TILE_PLANES : TILE_UNITS + 1] = tile(problem)
     return fields

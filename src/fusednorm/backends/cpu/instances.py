@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads idle
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
-#: batch_norm's planes of so many elements, over so many samples, are taken in slabs: a loop over each alone would start
-#: for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at least.
-SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 16, 512, 128
+#: batch_norm's planes of so many elements, in a backward of half as many, over so many samples are taken in slabs: a
+#: loop over each alone would start for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at
+#: least.
+SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 4, 512, 128
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
@@ -265,7 +266,8 @@ def choose(problem: Problem) -> Instance:
         return ROWS
     inference = problem.direction == "inference"
     if problem.layout.order == "channels_first":
-        short = view.spatial <= SHORT_PLANE and view.samples >= FEWEST_SAMPLES
+        longest = SHORT_PLANE // 2 if problem.backward else SHORT_PLANE
+        short = view.spatial <= longest and view.samples >= FEWEST_SAMPLES
         if problem.norm.per_batch and short and SLABS.supports(problem) is None:
             return SLABS
         few = problem.num_statistics < MINIMUM_UNITS and size > SMALL_BYTES

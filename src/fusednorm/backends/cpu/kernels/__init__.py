@@ -13,12 +13,19 @@ from numba import types
 
 from fusednorm.backends.cpu.compiler import Kernel
 from fusednorm.backends.cpu.frame import ARGUMENTS
-from fusednorm.backends.cpu.kernels import affine, planes, rows, slabs, slabs_backward
+from fusednorm.backends.cpu.kernels import affine, planes, rows, slabs, slabs_backward, tiles
 from fusednorm.backends.cpu.kernels.elements import POINTEE, element
 from fusednorm.backends.cpu.kernels.mathematics import activation
 from fusednorm.backends.cpu.kernels.operands import OPERAND
 
-MODULES = {"affine": affine, "planes": planes, "slabs": slabs, "slabs_backward": slabs_backward, "rows": rows}
+MODULES = {
+    "affine": affine,
+    "planes": planes,
+    "slabs": slabs,
+    "slabs_backward": slabs_backward,
+    "rows": rows,
+    "tiles": tiles,
+}
 FASTMATH = {"contract"}
 
 

@@ -17,10 +17,11 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fusednorm.backends.cpu.geometry import SCRATCH
 from fusednorm.private.numba_names import bfloat, ir_type, void_value
 
 WRITTEN = ("output", "first", "second", "kept")
-SCRATCH = 512  # elements: three arrays of float32 take 6 KB of the L1 cache
+FILLED = 16  # elements that one ``fill`` writes
 POINTEE = {
     "float64": types.float64,
     "float32": types.float32,
@@ -36,8 +37,8 @@ class Element(NamedTuple):
     ``load(p, i)`` and ``store(p, i, v)`` move elements of the input's dtype, ``read(p, i)`` those of the compute dtype;
     ``round(v)`` gives the nearest number that the input's dtype holds. ``add_first(p, i, v)`` and
     ``add_second(p, i, v)`` accumulate into arrays of the compute dtype; ``scratch()`` is an array of SCRATCH elements
-    on the stack. ``keep(p, i, v)`` and ``recall(p, i)`` write and read an array of the compute dtype that overlaps none
-    of the others.
+    on the stack with room behind it, since ``fill(p, i, v)`` writes v to FILLED elements. ``keep(p, i, v)`` and
+    ``recall(p, i)`` write and read an array of the compute dtype that overlaps none of the others.
     """
 
     compute: type
@@ -48,6 +49,7 @@ class Element(NamedTuple):
     add_first: object
     add_second: object
     scratch: object
+    fill: object
     keep: object
     recall: object
 
@@ -181,7 +183,7 @@ def _make_scratch(compute):
     @intrinsic
     def scratch(typing_context):
         def codegen(context, builder, signature, arguments):
-            array = ir.ArrayType(ir_type(context, compute), SCRATCH)
+            array = ir.ArrayType(ir_type(context, compute), SCRATCH + FILLED)
             with builder.goto_entry_block():
                 memory = builder.alloca(array)
                 memory.align = 64
@@ -190,6 +192,25 @@ def _make_scratch(compute):
         return pointer(), codegen
 
     return scratch
+
+
+def _make_fill(compute):
+    pointer = types.CPointer(compute)
+
+    @intrinsic
+    def fill(typing_context, p, i, v):
+        def codegen(context, builder, signature, arguments):
+            p, i, v = arguments
+            vector = ir.VectorType(ir_type(context, compute), FILLED)
+            lanes = ir.Constant(ir.VectorType(ir.IntType(32), FILLED), [0] * FILLED)
+            single = builder.insert_element(ir.Constant(vector, ir.Undefined), v, ir.IntType(32)(0))
+            place = builder.bitcast(builder.gep(p, [i]), vector.as_pointer())
+            builder.store(builder.shuffle_vector(single, single, lanes), place, align=compute.bitwidth // 8)
+            return void_value(context)
+
+        return types.void(pointer, types.int64, compute), codegen
+
+    return fill
 
 
 @cache
@@ -207,6 +228,7 @@ def element(dtype: str) -> Element:
         add_first=_make_add(compute, "first"),
         add_second=_make_add(compute, "second"),
         scratch=_make_scratch(compute),
+        fill=_make_fill(compute),
         keep=_make_store(compute, compute, None, "kept"),
         recall=_make_load(compute, compute, None, "kept"),
     )

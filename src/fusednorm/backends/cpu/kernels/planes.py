@@ -156,7 +156,7 @@ def _gradient_row(element: Element, make):
 
 
 @cache
-def _saved(element: Element):
+def saved_statistics(element: Element):
     rounded, T = rounded_number(element), element.compute
 
     @exact
@@ -169,7 +169,7 @@ def _saved(element: Element):
 
 
 @cache
-def _unit_moments(element: Element):
+def moments_of_units(element: Element):
     row_moments, column_moments = moments(element), strided_moments(element)
 
     @exact
@@ -194,7 +194,7 @@ def _unit_moments(element: Element):
 
 def build_forward(element: Element, value, pullback):
     """Units start to stop, from statistics to output."""
-    unit_moments, keep, apply_row = _unit_moments(element), publish(element), _apply_row(element, value)
+    unit_moments, keep, apply_row = moments_of_units(element), publish(element), _apply_row(element, value)
     channel_affine = affine(element)
 
     def forward(
@@ -270,7 +270,7 @@ def build_backward(element: Element, value, pullback, keeps=False):
     """
     first, second = _pullbacks(element, pullback, keeps)
     row_sums, gradient_row = _row_sums(element, first), _gradient_row(element, second)
-    channel_affine, saved = affine(element), _saved(element)
+    channel_affine, saved = affine(element), saved_statistics(element)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
@@ -316,7 +316,7 @@ def build_backward(element: Element, value, pullback, keeps=False):
 def build_reduce(element: Element, value, pullback):
     """p and q of pieces start to stop."""
     make, _ = _pullbacks(element, pullback, kept=False)
-    row_sums, channel_affine, saved = _row_sums(element, make), affine(element), _saved(element)
+    row_sums, channel_affine, saved = _row_sums(element, make), affine(element), saved_statistics(element)
 
     def reduce(
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
@@ -364,7 +364,7 @@ def build_combine(element: Element, value, pullback):
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of pieces start to stop."""
     _, make = _pullbacks(element, pullback, kept=False)
-    gradient_row, channel_affine, saved = _gradient_row(element, make), affine(element), _saved(element)
+    gradient_row, channel_affine, saved = _gradient_row(element, make), affine(element), saved_statistics(element)
 
     def input_gradient(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, totals,

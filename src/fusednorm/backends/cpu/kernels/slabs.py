@@ -31,6 +31,7 @@ from fusednorm.backends.cpu.geometry import (
     RMS,
     SAMPLES,
     SCALE_DTYPE,
+    SCRATCH,
     SHARED,
     SHIFT_DTYPE,
     SPATIAL,
@@ -38,7 +39,7 @@ from fusednorm.backends.cpu.geometry import (
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
-from fusednorm.backends.cpu.kernels.elements import SCRATCH, Element
+from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
 from fusednorm.backends.cpu.kernels.operands import number, rounded_number
 

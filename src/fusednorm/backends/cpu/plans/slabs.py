@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS, REPEAT
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
-from fusednorm.backends.cpu.threads import Loop
+from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
 from fusednorm.problem import Problem
 
-#: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little.
-STEP_BYTES = 1 << 18
+#: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little; but a
+#: loop that threads share has so many steps if it can.
+STEP_BYTES, STEPS = 1 << 18, 8
 
 
 def _steps(plan: Plan, stages: list[tuple[int, int]], work_bytes: int) -> Loop:
     """The loop that takes a few samples at a time through all stages."""
-    share = max(1, STEP_BYTES * plan.samples // max(1, plan.tensor_bytes))
-    return Loop(stages, plan.samples, work_bytes, share)
+    share = STEP_BYTES * plan.samples // max(1, plan.tensor_bytes)
+    if work_bytes >= SERIAL_BYTES:
+        share = min(share, plan.samples // STEPS)
+    return Loop(stages, plan.samples, work_bytes, max(1, share))
 
 
 class SlabsForward(ForwardPlan):

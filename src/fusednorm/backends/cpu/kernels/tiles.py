@@ -1,0 +1,416 @@
+"""Kernels of the channels_first order with short planes.
+
+A loop over each plane would start for little work, and leave most of its elements to scalar code. Here every loop over
+elements runs over a tile: many planes that touch, whose coefficients are first spread over arrays, an entry per
+element. So vector code runs across the ends of planes. Units shorter than a tile are taken together.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+
+from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
+    GRAD_SAMPLE,
+    GRAD_STEP,
+    GROUP_CHANNELS,
+    GROUPS,
+    INPUT_SAMPLE,
+    INPUT_STEP,
+    OUTPUT_SAMPLE,
+    OUTPUT_STEP,
+    PER_BATCH,
+    RMS,
+    SAMPLES,
+    SCALE_DTYPE,
+    SHIFT_DTYPE,
+    SPATIAL,
+    TILE_PLANES,
+    TILE_UNITS,
+    TRAINING,
+    WANT_INPUT_GRAD,
+    WEIGHT_DTYPE,
+)
+from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.elements import FILLED, Element
+from fusednorm.backends.cpu.kernels.moments import FEWEST
+from fusednorm.backends.cpu.kernels.operands import rounded_number
+from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
+
+
+@exact
+def last_unit(geometry, unit, stop):
+    """The end of the units that are taken together from ``unit`` on: of one sample, except for batch_norm."""
+    last = min(unit + geometry[TILE_UNITS], stop)
+    return last if geometry[PER_BATCH] else min(last, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
+
+
+@exact
+def samples_of(geometry, unit):
+    """The first sample of a unit, and the end of its samples."""
+    if geometry[PER_BATCH]:
+        return 0, geometry[SAMPLES]
+    return unit // geometry[GROUPS], unit // geometry[GROUPS] + 1
+
+
+@exact
+def channels_of(geometry, unit, last):
+    """The first channel of the units from ``unit`` to ``last``, and the end of their channels."""
+    _, first = locate(geometry, unit, 0)
+    return first, first + (last - unit) * geometry[GROUP_CHANNELS]
+
+
+@cache
+def _spread(element: Element):
+    fill = element.fill
+
+    @exact
+    def spread(array, first, n, number):
+        """Put a number into n elements from ``first`` on, and into as many behind them as fills write."""
+        for k in range(first, first + n, FILLED):
+            fill(array, k, number)
+
+    return spread
+
+
+@cache
+def _plane_affine(element: Element):
+    channel_affine, rounded = affine(element), rounded_number(element)
+
+    @exact
+    def plane_affine(weight, bias, scale, shift, geometry, weight_dtype, bias_dtype, modulated, n, c):
+        """A and B of a channel, as :func:`affine` has them. What a loop over channels reads of the geometry comes as
+        arguments, since the loop's stores would make it read that again."""
+        if modulated:
+            return channel_affine(weight, bias, scale, shift, geometry, n, c)
+        gain, offset = 1.0, 0.0
+        if weight_dtype:
+            gain = rounded(weight, c, weight_dtype)
+        if bias_dtype:
+            offset = rounded(bias, c, bias_dtype)
+        return gain, offset
+
+    return plane_affine
+
+
+@cache
+def _tile_coefficients(element: Element):
+    """mean, a = A rstd, B and rstd of each element of a tile."""
+    T, spread, plane_affine = element.compute, _spread(element), _plane_affine(element)
+
+    @exact
+    def tile_coefficients(
+        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, first, means, gains, offsets, rstds
+    ):
+        """Of channels c to c + planes of sample n; the first of them is row ``first`` of the units."""
+        length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
+        weight_dtype, bias_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE]
+        modulated = geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0
+        unit, row = first // size, first % size
+        start = 0
+        while start < planes:
+            stop = min(start + size - row, planes)
+            spread(means, start * length, (stop - start) * length, unit_means[unit])
+            spread(rstds, start * length, (stop - start) * length, unit_rstds[unit])
+            inverse = np.float64(unit_rstds[unit])
+            for plane in range(start, stop):
+                gain, offset = plane_affine(
+                    weight, bias, scale, shift, geometry, weight_dtype, bias_dtype, modulated, n, c + plane
+                )
+                spread(gains, plane * length, length, T(gain * inverse))
+                spread(offsets, plane * length, length, T(offset))
+            start, unit, row = stop, unit + 1, 0
+
+    return tile_coefficients
+
+
+@cache
+def _two_sums(element: Element):
+    recall, T = element.recall, element.compute
+
+    @reassociated
+    def two_sums(ones, i, others, j, n):
+        """The sums of n elements of two arrays, in float64."""
+        first, second = T(0), T(0)
+        for k in range(n):
+            first += recall(ones, i + k)
+            second += recall(others, j + k)
+        return np.float64(first), np.float64(second)
+
+    return two_sums
+
+
+@cache
+def _apply_tile(element: Element, value):
+    load, read, store = element.load, element.read, element.store
+
+    @exact
+    def apply_tile(x, i, y, j, n, means, gains, offsets, alpha):
+        """y = value(A (x - mean) rstd + B)."""
+        for k in range(n):
+            z = normalized(load(x, i + k) - read(means, k), read(gains, k), read(offsets, k))
+            store(y, j + k, value(z, alpha))
+
+    return apply_tile
+
+
+@cache
+def _tile_products(element: Element, pullback):
+    load, read, keep = element.load, element.read, element.keep
+
+    @exact
+    def tile_products(grad, g, x, i, n, means, gains, offsets, rstds, dzs, r, products, alpha):
+        """dz, put into ``dzs`` from r on, and dz xhat."""
+        for k in range(n):
+            deviation = load(x, i + k) - read(means, k)
+            dz = pullback(load(grad, g + k), normalized(deviation, read(gains, k), read(offsets, k)), alpha)
+            keep(dzs, r + k, dz)
+            keep(products, k, dz * (deviation * read(rstds, k)))
+
+    return tile_products
+
+
+@cache
+def _gradient_tile(element: Element, pullback, keeps: bool):
+    """dx = rstd (A dz - (P + xhat Q) / K), as a dz + c2 xhat + c3; dz is computed again, or what was kept of it.
+
+    With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
+    Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
+    """
+    load, read, store, recall = element.load, element.read, element.store, element.recall
+
+    @exact
+    def made(grad, g, dzs, r, z, alpha):
+        return pullback(load(grad, g), z, alpha)
+
+    @exact
+    def recalled(grad, g, dzs, r, z, alpha):
+        return recall(dzs, r)
+
+    make = recalled if keeps else made
+
+    @exact
+    def gradient_tile(grad, g, x, i, dx, o, n, means, gains, offsets, rstds, c2s, c3s, dzs, r, alpha, training):
+        if training:
+            for k in range(n):
+                deviation, a = load(x, i + k) - read(means, k), read(gains, k)
+                dz = make(grad, g + k, dzs, r + k, normalized(deviation, a, read(offsets, k)), alpha)
+                store(dx, o + k, a * dz + (read(c2s, k) * (deviation * read(rstds, k)) + read(c3s, k)))
+        else:
+            for k in range(n):
+                a = read(gains, k)
+                z = normalized(load(x, i + k) - read(means, k), a, read(offsets, k))
+                store(dx, o + k, a * make(grad, g + k, dzs, r + k, z, alpha))
+
+    return gradient_tile
+
+
+@cache
+def _short_moments(element: Element):
+    load, read, keep, recall, nearest = element.load, element.read, element.keep, element.recall, element.round
+    T, spread, two_sums = element.compute, _spread(element), _two_sums(element)
+
+    @exact
+    def widen_tile(x, i, n, values):
+        for k in range(n):
+            keep(values, k, load(x, i + k))
+
+    @reassociated
+    def total(values, i, n):
+        found = T(0)
+        for k in range(n):
+            found += recall(values, i + k)
+        return found
+
+    @exact
+    def deviate(pivots, values, squares, n):
+        for k in range(n):
+            deviation = recall(values, k) - read(pivots, k)
+            keep(values, k, deviation)
+            keep(squares, k, deviation * deviation)
+
+    @exact
+    def spread_deviations(x, i, length, units, rms, pivots, values, squares):
+        """The pivot of each element of a tile of whole units, its deviation and the deviation's square.
+
+        The pivot is the mean of the unit, as in moments.py for so few elements.
+        """
+        widen_tile(x, i, units * length, values)
+        for unit in range(units):
+            pivot = T(0) if rms else nearest(total(values, unit * length, length) / T(length))
+            spread(pivots, unit * length, length, pivot)
+        deviate(pivots, values, squares, units * length)
+
+    @exact
+    def short_moments(unit, length, rms, pivots, values, squares):
+        """Mean and M2 of one of these units."""
+        first, second = two_sums(values, unit * length, squares, unit * length, length)
+        if rms:
+            return 0.0, second
+        shift = first / length
+        m2 = second - first * shift
+        return np.float64(pivots[unit * length]) + shift, 0.0 if m2 < 0.0 else m2
+
+    return spread_deviations, short_moments
+
+
+def build_forward(element: Element, value, pullback):
+    """Units start to stop, from statistics to output."""
+    unit_moments, keep, apply_tile = moments_of_units(element), publish(element), _apply_tile(element, value)
+    tile_coefficients, scratch, T = _tile_coefficients(element), element.scratch, element.compute
+    spread_deviations, short_moments = _short_moments(element)
+
+    def forward(
+        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
+    ):
+        unit_means, unit_rstds = scratch(), scratch()
+        means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
+        length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
+        size = geometry[GROUP_CHANNELS] * length
+        short = not geometry[PER_BATCH] and geometry[TILE_UNITS] > 1 and size <= FEWEST
+        unit = start
+        while unit < stop:
+            last = last_unit(geometry, unit, stop)
+            c0, c1 = channels_of(geometry, unit, last)
+            n0, n1 = samples_of(geometry, unit)
+            if short:
+                i = n0 * geometry[INPUT_SAMPLE] + c0 * geometry[INPUT_STEP]
+                spread_deviations(x, i, size, last - unit, geometry[RMS], means, gains, offsets)
+            for u in range(unit, last):
+                if short:
+                    centre, m2 = short_moments(u - unit, size, geometry[RMS], means, gains, offsets)
+                else:
+                    centre, m2 = unit_moments(x, geometry, u)
+                centre, inverse = keep(mean, rstd, variance, geometry, eps, u, centre, m2)
+                unit_means[u - unit], unit_rstds[u - unit] = T(centre), T(inverse)
+            tiles = (c1 - c0 + most - 1) // most
+            for n in range(n0, n1):
+                for tile in range(tiles):
+                    c = c0 + tile * most
+                    planes = min(most, c1 - c)
+                    tile_coefficients(
+                        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
+                        means, gains, offsets, rstds,
+                    )  # fmt: skip
+                    i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                    j = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]
+                    apply_tile(x, i, y, j, planes * length, means, gains, offsets, alpha)
+            unit = last
+
+    return forward
+
+
+def build_backward(element: Element, value, pullback, keeps=False):
+    """Units start to stop: p and q of each plane, then the input's gradient.
+
+    Where dz is kept, ``kept`` has room for the units of a tile per worker.
+    """
+    tile_products, gradient_tile = _tile_products(element, pullback), _gradient_tile(element, pullback, keeps)
+    two_sums, tile_coefficients, saved = _two_sums(element), _tile_coefficients(element), saved_statistics(element)
+    plane_affine, scratch, spread, T = _plane_affine(element), element.scratch, _spread(element), element.compute
+
+    @exact
+    def tile_sums(sums, geometry, n, c, planes, dzs, r, products):
+        """p and q of each plane of a tile."""
+        length, i = geometry[SPATIAL], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c)
+        for plane in range(planes):
+            sums[i], sums[i + 1] = two_sums(dzs, r + plane * length, products, plane * length, length)
+            i += 2
+
+    @exact
+    def add_totals(sums, totals, weight, bias, scale, shift, geometry, n, c0, c1, unit):
+        """Add A p and A q of channels c0 to c1 to the totals of their units."""
+        size, i = geometry[GROUP_CHANNELS], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c0)
+        weight_dtype, modulated = geometry[WEIGHT_DTYPE], geometry[SCALE_DTYPE] > 0
+        for u in range((c1 - c0) // size):
+            total_p, total_q = 0.0, 0.0
+            for c in range(c0 + u * size, c0 + (u + 1) * size):
+                gain, _ = plane_affine(weight, bias, scale, shift, geometry, weight_dtype, 0, modulated, n, c)
+                total_p += gain * sums[i]
+                total_q += gain * sums[i + 1]
+                i += 2
+            totals[2 * (unit + u)] += total_p
+            totals[2 * (unit + u) + 1] += total_q
+
+    @exact
+    def gradient_coefficients(totals, unit_rstds, geometry, unit, first, planes, c2s, c3s):
+        """c2 and c3 of each element of a tile whose first plane is row ``first`` of the units from ``unit`` on."""
+        length, size, count = geometry[SPATIAL], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        u, row = first // size, first % size
+        start = 0
+        while start < planes:
+            stop = min(start + size - row, planes)
+            inverse = np.float64(unit_rstds[u])
+            mean_p = 0.0 if geometry[RMS] else totals[2 * (unit + u)] / count
+            mean_q = totals[2 * (unit + u) + 1] / count
+            spread(c2s, start * length, (stop - start) * length, T(-inverse * mean_q))
+            spread(c3s, start * length, (stop - start) * length, T(-inverse * mean_p))
+            start, u, row = stop, u + 1, 0
+
+    def backward(
+        grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
+        totals, kept, geometry, activation_parameter, worker, start, stop,
+    ):  # fmt: skip
+        unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
+        means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
+        length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
+        slot = worker * geometry[TILE_UNITS] * rows_per_unit(geometry) * length if keeps else 0
+        dzs = kept if keeps else first_work
+        unit = start
+        while unit < stop:
+            last = last_unit(geometry, unit, stop)
+            for u in range(unit, last):
+                unit_means[u - unit], unit_rstds[u - unit] = saved(
+                    given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, u
+                )
+                totals[2 * u] = totals[2 * u + 1] = 0.0
+            c0, c1 = channels_of(geometry, unit, last)
+            n0, n1 = samples_of(geometry, unit)
+            tiles = (c1 - c0 + most - 1) // most
+            for n in range(n0, n1):
+                for tile in range(tiles):
+                    c = c0 + tile * most
+                    planes = min(most, c1 - c)
+                    tile_coefficients(
+                        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
+                        means, gains, offsets, rstds,
+                    )  # fmt: skip
+                    g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
+                    i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                    r = slot + ((n - n0) * (c1 - c0) + c - c0) * length if keeps else 0
+                    tile_products(
+                        grad, g, x, i, planes * length, means, gains, offsets, rstds, dzs, r, second_work, alpha
+                    )
+                    tile_sums(sums, geometry, n, c, planes, dzs, r, second_work)
+                add_totals(sums, totals, weight, bias, scale, shift, geometry, n, c0, c1, unit)
+            for n in range(n0, n1 if geometry[WANT_INPUT_GRAD] else n0):
+                for tile in range(tiles):
+                    c = c0 + tile * most
+                    planes = min(most, c1 - c)
+                    if tiles > 1 or n1 - n0 > 1:
+                        tile_coefficients(
+                            unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
+                            means, gains, offsets, rstds,
+                        )  # fmt: skip
+                    gradient_coefficients(totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work)
+                    g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
+                    i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                    o = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]
+                    r = slot + ((n - n0) * (c1 - c0) + c - c0) * length
+                    gradient_tile(
+                        grad, g, x, i, dx, o, planes * length, means, gains, offsets, rstds, first_work, second_work,
+                        kept, r, alpha, geometry[TRAINING],
+                    )  # fmt: skip
+            unit = last
+
+    return backward
+
+
+BUILDERS = {
+    "forward": build_forward,
+    "backward": build_backward,
+    "backward_kept": partial(build_backward, keeps=True),
+}
