@@ -29,6 +29,8 @@ REPEAT = 21
 SHARED = 22
 #: How many short planes of channels_first make a tile, and how many units are taken together.
 TILE_PLANES, TILE_UNITS = 23, 24
+#: Rows that a backward sums in the compute dtype before the sums go to float64.
+ROWS_FLUSHED = 64
 FIELDS = 25
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512

@@ -23,6 +23,7 @@ from fusednorm.backends.cpu.geometry import (
     PIECE,
     PIECES,
     RMS,
+    ROWS_FLUSHED,
     SAMPLES,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
@@ -32,8 +33,6 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, widened, widening
-
-FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 
 
 @exact
@@ -128,13 +127,16 @@ def build_backward(element: Element, value, pullback, accumulate=True):
         offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
         channels, alpha = groups * length, T(activation_parameter)
+        flushed = geometry[PIECE] > ROWS_FLUSHED
         for segment in range(start, stop):
-            # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them.
+            # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them, if any.
             ps, qs = 2 * segment * channels, (2 * segment + 1) * channels
             last = min((segment + 1) * geometry[PIECE], geometry[SAMPLES])
             if accumulate:
                 for c in range(2 * channels):
-                    partials[ps + c], running[ps + c] = 0.0, T(0)
+                    running[ps + c] = T(0)
+                for c in range(2 * channels if flushed else 0):
+                    partials[ps + c] = 0.0
             for n in range(segment * geometry[PIECE], last):
                 for group in range(groups):
                     unit, first = n * groups + group, group * length
@@ -149,13 +151,16 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                         )  # fmt: skip
                         total_p += chunk_p
                         total_q += chunk_q
-                    if geometry[WANT_INPUT_GRAD]:
-                        mean_p, mean_q = 0.0 if geometry[RMS] else total_p / count, total_q / count
+                    mean_p, mean_q = 0.0 if geometry[RMS] else total_p / count, total_q / count
+                    # The last chunks first: they are still in cache.
+                    chunks = (length + CHUNK - 1) // CHUNK if geometry[WANT_INPUT_GRAD] else 0
+                    for chunk in range(chunks):
+                        k = (chunks - 1 - chunk) * CHUNK
                         gradient_group(
-                            grad, g, x, i, dx, n * geometry[OUTPUT_SAMPLE] + first, length, centre, inverse, gains,
-                            offsets, first, alpha, mean_p, mean_q,
+                            grad, g + k, x, i + k, dx, n * geometry[OUTPUT_SAMPLE] + first + k, min(CHUNK, length - k),
+                            centre, inverse, gains, offsets, first + k, alpha, mean_p, mean_q,
                         )  # fmt: skip
-                if accumulate and ((n + 1) % FLUSH == 0 or n + 1 == last):
+                if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
                     for c in range(2 * channels):
                         partials[ps + c] += np.float64(running[ps + c])
                         running[ps + c] = T(0)
@@ -174,24 +179,40 @@ def build_widen(element: Element, value, pullback):
     return widen
 
 
-@exact
-def _add_segment(partials, first, other, start, stop):
-    for c in range(start, stop):
-        partials[first + c] += partials[other + c]
+@cache
+def _add_segment(element: Element):
+    read = element.read
+
+    @exact
+    def add_segment(partials, first, running, other, start, stop, flushed):
+        if flushed:
+            for c in range(start, stop):
+                partials[first + c] += partials[other + c]
+        else:
+            for c in range(start, stop):
+                partials[first + c] += np.float64(read(running, other + c))
+
+    return add_segment
 
 
 def build_parameter_gradients(element: Element, value, pullback):
-    """The gradients of weight and bias for channels start to stop, from the segments in order."""
+    """The gradients of weight and bias for channels start to stop, from the segments in order.
 
-    def parameter_gradients(partials, grad_weight, grad_bias, geometry, start, stop):
-        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+    Segments of few rows have left their sums in ``running``.
+    """
+    add_segment = _add_segment(element)
+
+    def parameter_gradients(partials, running, grad_weight, grad_bias, geometry, start, stop):
+        channels, flushed = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECE] > ROWS_FLUSHED
         for place in range(2):  # one loop for both: the code takes half as long to compile
             gradient, dtype = grad_bias, geometry[BIAS_DTYPE]
             if place == 1:
                 gradient, dtype = grad_weight, geometry[WEIGHT_DTYPE]
             first = place * channels
-            for segment in range(1, geometry[PIECES]):
-                _add_segment(partials, first, 2 * segment * channels + first, start, stop)
+            for c in range(start, start if flushed else stop):
+                partials[first + c] = 0.0
+            for segment in range(1 if flushed else 0, geometry[PIECES]):
+                add_segment(partials, first, running, 2 * segment * channels + first, start, stop, flushed)
             narrow(partials, first, gradient, dtype, start, stop)
 
     return parameter_gradients

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fusednorm.backends.cpu.geometry import PIECE, ROWS_FLUSHED
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
+from fusednorm.problem import DTYPE_BYTES
 
 
 def _widening(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
@@ -41,7 +43,9 @@ class RowsBackward(BackwardPlan):
         loops = [*widening, self.loop(backward, segments, 2 * self.tensor_bytes)]
         if self.sums_parameters:
             count = 2 * segments * self.channels
-            self.reserve(partials=count, running=count)
+            flushed = self.geometry[PIECE] > ROWS_FLUSHED
+            running = -(-count * DTYPE_BYTES[self.problem.compute_dtype] // 8)
+            self.reserve(partials=count if flushed else 2 * self.channels, running=running)
             finish = self.kernel("parameter_gradients", activated=False)
             loops.append(self.loop(finish, self.channels, 8 * count))
         return loops
