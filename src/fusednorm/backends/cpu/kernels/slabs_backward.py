@@ -226,9 +226,20 @@ def build_combine(element: Element, value, pullback):
 
 def build_gradient_coefficients(element: Element, value, pullback):
     """c2 and c3 of units start to stop."""
-    unit_gradient = _unit_gradient(element)
+    unit_gradient, T = _unit_gradient(element), element.compute
+
+    @exact
+    def of_single_channels(sums, coefficients, channels, count, start, stop):
+        """Of batch_norm's channels in one sample, whose coefficients hold A rstd already."""
+        for c in range(start, stop):
+            a = -np.float64(coefficients[channels + c])
+            coefficients[4 * channels + c] = T(a * (sums[2 * c + 1] / count))
+            coefficients[5 * channels + c] = T(a * (sums[2 * c] / count))
 
     def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
+        if geometry[PER_BATCH] and geometry[SAMPLES] == 1 and geometry[REPEAT] == 1:
+            of_single_channels(sums, coefficients, channel_count(geometry), reduced_count(geometry), start, stop)
+            return
         for unit in range(start, stop):
             unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
 

@@ -31,10 +31,6 @@ GIVEN_VARIANCE, GIVEN_VARIANCE_PLACE = writer("given_variance", "given_variance_
 BACKWARD, BACKWARD_PLACE = writer("x", "grad_shift")
 
 
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 class Plan:
     """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
@@ -166,7 +162,10 @@ class ForwardPlan(Plan):
                 mean_out = self.statistic()
             if self.has_variance:
                 variance = self.statistic()
-            saved = (_address(mean_out), rstd_out.data_ptr(), _address(variance))
+            saved = (
+                0 if mean_out is None else mean_out.data_ptr(), rstd_out.data_ptr(),
+                0 if variance is None else variance.data_ptr(),
+            )  # fmt: skip
         else:
             saved = self.discard
         if self.empty:
@@ -181,7 +180,8 @@ class ForwardPlan(Plan):
         frame = self.frame(threads)
         FORWARD(
             frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(),
-            _address(weight), _address(bias), _address(scale), _address(shift),
+            0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
         )  # fmt: skip
         if self.given:
             mean, var = operands.mean, operands.var
@@ -245,10 +245,12 @@ class BackwardPlan(Plan):
         frame = self.frame(threads)
         BACKWARD(
             frame.words, BACKWARD_PLACE, input.data_ptr(),
-            _address(weight), _address(bias), _address(scale), _address(shift),
+            0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+            0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
             mean_address, mean_dtype, rstd.data_ptr(), CODES[rstd.dtype],
-            operands.grad_output.data_ptr(), _address(grad_input),
-            _address(grad_weight), _address(grad_bias), _address(grad_scale), _address(grad_shift),
+            operands.grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
+            0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
+            0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
         )  # fmt: skip
         self.program.run(frame, threads)
         self.release(frame)
