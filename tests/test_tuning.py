@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,35 @@ def test_threads_have_their_own_contexts(file: Path) -> None:
             thread.start()
             thread.join()
     assert seen == [choice.default(problem()).name, "cpu.slabs"]
+
+
+@pytest.mark.parametrize("around", [None, "cpu.planes"])
+def test_a_backward_in_another_thread_runs_as_its_forward_did(
+    around: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As autograd's thread for a GPU, whose context is empty; a context around the backward itself comes first."""
+    asked: list[tuple[str, str | None]] = []
+    make_plan = dispatch.make_plan
+
+    def recorded(problem: Problem, name: str | None = None) -> Any:
+        asked.append((problem.direction, name))
+        return make_plan(problem, name)
+
+    monkeypatch.setattr(dispatch, "make_plan", recorded)
+    monkeypatch.setattr(dispatch, "_plans", {})
+    x = torch.randn(3, 8, 5, requires_grad=True)
+    with fusednorm.use_instance("reference"):
+        y = fusednorm.group_norm(x, 2)
+
+    def backward() -> None:
+        with nullcontext() if around is None else fusednorm.use_instance(around):
+            y.sum().backward()
+
+    thread = threading.Thread(target=backward)
+    thread.start()
+    thread.join()
+    assert x.grad is not None
+    assert asked == [("forward", "reference"), ("backward_data", around or "reference")]
 
 
 # --- files that are not used ---

@@ -26,12 +26,17 @@ class Selection(NamedTuple):
 
 
 _of_environment = file_of_environment()
-_selection: ContextVar[Selection | None] = ContextVar(
-    "fusednorm_selection", default=None if _of_environment is None else Selection(None, _of_environment)
-)
+_default = None if _of_environment is None else Selection(None, _of_environment)
+_selection: ContextVar[Selection | None] = ContextVar("fusednorm_selection", default=_default)
 #: Returns the Selection of this context, or None where there is nothing but the defaults. One look-up, so that a call
 #: finds its plan as fast as without tuning.
 selection = _selection.get
+
+
+def lost(selected: Selection | None) -> bool:
+    """Whether a forward's context asked for something, and this one asks for nothing. Autograd runs the backward of a
+    GPU's tensors in a thread of its own, whose context is empty."""
+    return selected is not _default and selection() is _default
 
 
 def forced() -> str | None:
@@ -132,6 +137,9 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
 def use_instance(name: str) -> Iterator[None]:
     """Run every call inside on the instance of this name; a call that it cannot run raises, nothing falls back.
 
+    The backward of a call inside runs on this instance too, wherever it is called, unless it is inside of another such
+    context.
+
     >>> import fusednorm, torch
     >>> with fusednorm.use_instance("reference"):
     ...     y = fusednorm.group_norm(torch.randn(2, 8, 4), 4)
@@ -139,13 +147,14 @@ def use_instance(name: str) -> Iterator[None]:
     known = [instance.name for instance in all_instances()]
     if name not in known:
         raise ValueError(f"use_instance: {name!r} does not exist; expected one of {', '.join(known)}")
-    with _selected(Selection(name, tuned_file())):
+    with as_selected(Selection(name, tuned_file())):
         yield
 
 
 @contextmanager
 def use_tuned(path: str | Path | None = None) -> Iterator[None]:
-    """Run every call inside as ``fusednorm tune`` found it fastest on this device, where the file says so.
+    """Run every call inside, and its backward, as ``fusednorm tune`` found it fastest on this device, where the file
+    says so.
 
     Args:
         path: the file that ``fusednorm tune --file`` wrote; by default the one that ``fusednorm tune`` writes without
@@ -157,12 +166,13 @@ def use_tuned(path: str | Path | None = None) -> Iterator[None]:
     >>> with fusednorm.use_tuned("tuned.json"):
     ...     y = fusednorm.group_norm(torch.randn(2, 8, 4), 4)
     """
-    with _selected(Selection(forced(), opened(path))):
+    with as_selected(Selection(forced(), opened(path))):
         yield
 
 
 @contextmanager
-def _selected(selected: Selection) -> Iterator[None]:
+def as_selected(selected: Selection | None) -> Iterator[None]:
+    """The context of another call."""
     token = _selection.set(selected)
     try:
         yield
