@@ -211,33 +211,34 @@ def test_threads_have_their_own_contexts(file: Path) -> None:
     assert seen == [choice.default(problem()).name, "cpu.slabs"]
 
 
-@pytest.mark.parametrize("around", [None, "cpu.planes"])
-def test_a_backward_in_another_thread_runs_as_its_forward_did(
-    around: str | None, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("around", [False, True])
+def test_a_backward_in_another_thread_has_the_file_of_its_forward(
+    around: bool, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As autograd's thread for a GPU, whose context is empty; a context around the backward itself comes first."""
-    asked: list[tuple[str, str | None]] = []
+    asked: list[tuple[str, bool, str | None]] = []
     make_plan = dispatch.make_plan
 
     def recorded(problem: Problem, name: str | None = None) -> Any:
-        asked.append((problem.direction, name))
+        asked.append((problem.direction, choice.tuned_file() is not None, name))
         return make_plan(problem, name)
 
     monkeypatch.setattr(dispatch, "make_plan", recorded)
     monkeypatch.setattr(dispatch, "_plans", {})
     x = torch.randn(3, 8, 5, requires_grad=True)
-    with fusednorm.use_instance("reference"):
-        y = fusednorm.group_norm(x, 2)
+    with fusednorm.use_tuned(file), fusednorm.use_instance("cpu.slabs"):
+        y = fusednorm.group_norm(x.transpose(1, 2).contiguous().transpose(1, 2), 2)
 
     def backward() -> None:
-        with nullcontext() if around is None else fusednorm.use_instance(around):
+        with fusednorm.use_instance("reference") if around else nullcontext():
             y.sum().backward()
 
     thread = threading.Thread(target=backward)
     thread.start()
     thread.join()
     assert x.grad is not None
-    assert asked == [("forward", "reference"), ("backward_data", around or "reference")]
+    last = ("backward_data", False, "reference") if around else ("backward_data", True, None)
+    assert asked == [("forward", True, "cpu.slabs"), last]
 
 
 # --- files that are not used ---

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fusednorm import dispatch
 from fusednorm.backends import reference
-from fusednorm.choice import as_selected, lost, selection
+from fusednorm.choice import Selection, as_selected, lost, tuned_file
 from fusednorm.gate import batched, straight_backward, straight_forward
 from fusednorm.library import (
     BACKWARD,
@@ -59,7 +59,7 @@ class Normalization(torch.autograd.Function):
         kept: list[Results] | None,
     ) -> Tensor:
         results = run(norm, operands)
-        ctx.norm, ctx.selected = norm, selection()
+        ctx.norm, ctx.tuned = norm, tuned_file()
         ctx.hooked = saved_tensors_hooks(False) is not None
         # The op returns an empty mean for rms_norm, which has none.
         mean = results.mean if norm.has_mean else None
@@ -80,8 +80,8 @@ class Normalization(torch.autograd.Function):
             # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
             operands.mean, operands.rstd = reference.saved_statistics(norm, input)
         wanted = ctx.needs_input_grad[:5]
-        if lost(ctx.selected) and not torch.compiler.is_dynamo_compiling():
-            with as_selected(ctx.selected):
+        if lost(ctx.tuned) and not torch.compiler.is_dynamo_compiling():
+            with as_selected(Selection(None, ctx.tuned)):
                 found = gradients(norm, operands, wanted)
         else:
             found = gradients(norm, operands, wanted)

@@ -33,10 +33,10 @@ _selection: ContextVar[Selection | None] = ContextVar("fusednorm_selection", def
 selection = _selection.get
 
 
-def lost(selected: Selection | None) -> bool:
-    """Whether a forward's context asked for something, and this one asks for nothing. Autograd runs the backward of a
-    GPU's tensors in a thread of its own, whose context is empty."""
-    return selected is not _default and selection() is _default
+def lost(file: TunedFile | None) -> bool:
+    """Whether a forward's context had this file of tuned choices, and this one asks for nothing. Autograd runs the
+    backward of a GPU's tensors in a thread of its own, whose context is empty."""
+    return file is not None and selection() is _default and tuned_file() is not file
 
 
 def forced() -> str | None:
@@ -137,9 +137,6 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
 def use_instance(name: str) -> Iterator[None]:
     """Run every call inside on the instance of this name; a call that it cannot run raises, nothing falls back.
 
-    The backward of a call inside runs on this instance too, wherever it is called, unless it is inside of another such
-    context.
-
     >>> import fusednorm, torch
     >>> with fusednorm.use_instance("reference"):
     ...     y = fusednorm.group_norm(torch.randn(2, 8, 4), 4)
@@ -171,8 +168,7 @@ def use_tuned(path: str | Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def as_selected(selected: Selection | None) -> Iterator[None]:
-    """The context of another call."""
+def as_selected(selected: Selection) -> Iterator[None]:
     token = _selection.set(selected)
     try:
         yield
