@@ -35,7 +35,7 @@ FIELDS = 25
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
-SHORT_PLANE, SHORTER_PLANE = 64, 32
+TILED_PLANE, ALWAYS_TILED_PLANE = 64, 32
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.
 FEW_CHANNELS, VECTOR, ROW_ELEMENTS = 16, 16, 64
 
@@ -70,8 +70,8 @@ def in_tiles(problem: Problem) -> bool:
     """
     activation = problem.norm.activation
     costly = activation is not None and activation.flops > 8 and (problem.backward or problem.dtype != "float32")
-    short_units = not problem.backward and problem.reduced <= SHORT_PLANE
-    return 0 < problem.view.spatial <= (SHORT_PLANE if costly or short_units else SHORTER_PLANE)
+    short_units = not problem.backward and problem.reduced <= TILED_PLANE
+    return 0 < problem.view.spatial <= (TILED_PLANE if costly or short_units else ALWAYS_TILED_PLANE)
 
 
 def tile(problem: Problem) -> tuple[int, int]:

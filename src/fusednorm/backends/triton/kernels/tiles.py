@@ -190,8 +190,10 @@ def mask_of_tile(
 
 
 @triton.jit
-def ends_of(o_lane, first, span, low, high, C, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr,
-            ACROSS: tl.constexpr):  # fmt: skip
+def ends_of(
+    o_lane, first, span, low, high, C,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
     """Where the ends of a chunk are, and which elements there are in a window that is not whole: lanes of its first and
     its last window; with ACROSS the first and the last row of a sample, all lanes of each."""
     if ACROSS:
@@ -213,6 +215,7 @@ def ends_of(o_lane, first, span, low, high, C, ALIGN: tl.constexpr, WINDOW: tl.c
 def offsets_of_ends(
     wide, o_lane, o_end, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr
 ):
+    """The offsets of the ends of a chunk, as :func:`ends_of` says where they are."""
     if ACROSS:
         return (wide * S // REPEAT + o_end) * steps.spatial + o_lane[None, :]
     else:
