@@ -377,6 +377,16 @@ def test_an_evaluation_leaves_no_partials_and_has_rows_of_several_positions_soon
         assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == repeat
 
 
+@pytest.mark.parametrize(("shape", "elements"), [((19, 377), 4), ((30, 35, 14), 4), ((65536, 12), 8)])
+def test_a_small_evaluation_has_one_tile_of_few_elements_a_thread(shape: tuple[int, ...], elements: int) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    given = torch.empty(shape[1], device="meta")
+    problem = tiled(forward_problem(norm_of("batch_norm", training=False), Operands(x, mean=given, var=given)))
+    output = passes_for(problem).output
+    assert output.tiles == 1
+    assert output.channels * output.positions == 32 * output.warps * elements
+
+
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
     x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
