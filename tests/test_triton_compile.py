@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 from collections.abc import Callable, Iterable
@@ -16,7 +17,9 @@ import torch
 triton = pytest.importorskip("triton")
 
 from triton_support import (  # noqa: E402
+    BF16,
     CASES,
+    FP32,
     KERNELS,
     TARGETS,
     Capabilities,
@@ -135,18 +138,39 @@ def test_compiles(target: str, record_property: Any) -> None:
     "case",
     [
         Case("rms_norm", 1, (2, 1024), torch.float16, instance=WHOLE),
-        Case("layer_norm", 1, (137, 287), torch.float32, instance=WHOLE),
+        Case("layer_norm", 1, (1, 1001), torch.float16, instance=WHOLE),
+        Case("layer_norm", 1, (1, 257), torch.float32, instance=WHOLE),
         Case("batch_norm", 0, (56, 16), torch.float16, "gelu", instance=HELD),
     ],
 )
-def test_a_small_forward_waits_for_memory_once(case: Case) -> None:
-    """All loads are on their way before threads exchange sums."""
+def test_a_small_forward_loads_before_warps_wait_for_one_another(case: Case) -> None:
     made = next(made for made in _launches("sm_90", [case]) if made.kernel.endswith("forward"))
     found = _instructions(triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options))
     loads = [place for place, name in enumerate(found) if name.startswith("LDG")]
-    exchange = next(place for place, name in enumerate(found) if name.startswith("SHFL"))
+    waits = [place for place, name in enumerate(found) if name.startswith("BAR")]
     assert len(loads) >= 2
-    assert max(loads) < exchange
+    assert not waits or max(loads) < min(waits)
+
+
+@pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP32, BF16), (FP32, FP32)], ids=str)
+@pytest.mark.parametrize("length", [64, 139, 333, 512, 1001, 1024, 6296, 8331])
+def test_parameters_of_rows_are_loaded_by_the_threads_that_use_them(
+    length: int, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """The gain of a row and its data have one layout, whatever the width of their loads. (``rows_backward`` loads
+    parameters once for many rows.)"""
+    data, parameters = dtypes
+    for rows in (2, 700):
+        for made in _launches("sm_90", [Case("layer_norm", 1, (rows, length), data, parameters=parameters)]):
+            if made.kernel not in ("combine", "rows_backward"):
+                assert [values for values in _moved(made) if values >= length] == [], made.kernel
+
+
+def _moved(made: Made) -> list[int]:
+    """The numbers of values that a kernel moves between threads by way of shared memory."""
+    compiled = triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options)
+    shapes = re.findall(r"ttg.convert_layout .*-> tensor<([0-9x]+)x", compiled.asm["ttgir"])
+    return [math.prod(map(int, shape.split("x"))) for shape in shapes]
 
 
 @pytest.mark.exhaustive

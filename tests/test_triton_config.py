@@ -11,6 +11,7 @@ import torch
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config import (
     MOST_HELD,
+    WholeConfig,
     _shares,
     by_columns,
     columns_backward_for,
@@ -490,13 +491,29 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
     forward, backward = _of("group_norm", groups, shape)
     block, config = power_of_two(forward.reduced), whole_forward_for(forward)
     assert config.warps <= 8
-    assert config.units * block <= 32 * config.warps * 4
+    assert config.units * block <= 32 * config.warps * (16 if config.warps == 1 else 8)
     for problem in (forward, backward):
         seen = held_units(problem)
         assert seen is not None
         held = held_for(problem, seen)
         assert held.warps <= 8
-        assert held.units * seen.elements <= 32 * held.warps * 8
+        assert held.units * seen.elements <= 32 * held.warps * 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "units", "warps"),
+    [
+        ((200, 200), torch.float32, 1, 1),  # a warp to a row, whose sums then wait for no other warp
+        ((2, 483), torch.float16, 1, 4),  # the narrow loads of few rows are spread
+        ((4, 128), torch.bfloat16, 4, 4),
+        ((3, 1024), torch.float32, 1, 4),
+        ((9, 5355), torch.bfloat16, 1, 8),
+        ((14000, 75), torch.bfloat16, 4, 1),  # the lanes of two warps would lie along one row
+    ],
+)
+def test_rows_of_a_program(shape: tuple[int, int], dtype: torch.dtype, units: int, warps: int) -> None:
+    problem = forward_problem(norm_of("layer_norm", 1), Operands(torch.empty(shape, dtype=dtype, device="meta")))
+    assert whole_forward_for(problem) == WholeConfig(units, warps)
 
 
 def test_large_channels_of_modulated_samples_are_not_held() -> None:

@@ -82,8 +82,11 @@ SMALL_UNIT = 4096
 SMALL_HELD, ALL_SAMPLES = 2 * PROCESSORS * 1024, 2048
 #: Elements of an evaluation whose programs are short.
 SMALL_EVALUATION = 1 << 20
-#: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
-MOST_SMALL = 256
+#: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
+#: of short units.
+MOST_SMALL, SHORT_UNITS = 256, 512
+#: Warps that a multiprocessor holds.
+MOST_WARPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,10 +418,14 @@ def _program_elements(total: int, most: int) -> int:
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
     """At most 16 elements a thread; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16 takes 44 us on 4
-    warps, 51 on 8 and 60 on 16. Of narrow loads 8 to 32: in fp16 33363 x 77 takes 8 us with 32, and 17 with 4."""
+    warps, 51 on 8 and 60 on 16. Of narrow loads 4 to 32: in fp16 33363 x 77 takes 8 us with 32, and 17 with 4."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
     narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
-    most = 2048 if block < 512 and not narrow else 512 if block < 64 else 1024
+    if block * units <= 2 * SMALL_HELD and block <= 8192:
+        return _small_whole(block, units, narrow)
+    if narrow and block <= 128:
+        return _narrow_whole(block, size)
+    most = 2048 if block < 512 and not narrow else 1024
     elements = max(block, _program_elements(block * units, most))
     together = min(elements // block, power_of_two(units))
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
@@ -426,11 +433,30 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     elif block > 8192:
         thread = 16
     elif narrow:
-        thread = _thread_elements(block * units, 8 if block < 64 else 32 if block < 512 else 16, 32)
-        thread = max(fewest(block, narrow), block * together // MOST_SMALL, thread)
+        thread = _thread_elements(block * units, 32 if block < 512 else 16, 32)
     else:
-        thread = max(fewest(block, narrow), block * together // MOST_SMALL, _thread_elements(block * units, 16))
+        thread = _thread_elements(block * units, 16)
     return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
+
+
+def _narrow_whole(block: int, size: int) -> WholeConfig:
+    """Many short units of narrow loads, whose lanes lie side by side: one warp, since two would share each unit.
+    (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
+    takes 7.0 us on two warps with 8 units, and 7.5 with 16."""
+    if size > 2 and block < 64:
+        return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    return WholeConfig(SHORT_UNITS // block, 1)
+
+
+def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
+    """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
+    fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
+    if block <= 128:
+        together = min(SHORT_UNITS // block, power_of_two(units))
+        return WholeConfig(together, max(1, block * together // (32 * 4)))
+    if block <= 512 and not (narrow and units < PROCESSORS // 4):
+        return WholeConfig(1, 1)
+    return WholeConfig(1, 4 if block <= 1024 else 8)
 
 
 def _thread_elements(total: int, most: int, warps: int = 16) -> int:
@@ -445,29 +471,47 @@ def fewest(unit: int, narrow: bool) -> int:
 
 
 def early(programs: int, warps: int, elements: int) -> bool:
-    """Whether parameters are loaded beside the input of programs of so many elements and wait in registers for the
-    statistics: where no program waits for another, the time of one access is saved."""
-    return programs * warps <= PROCESSORS * 32 and elements <= 32 * 32 * warps
+    """Whether parameters are loaded before the statistics of programs of so many elements, and wait for them in
+    registers: where no program waits for another, the time of one access is saved."""
+    return programs * warps <= PROCESSORS * MOST_WARPS and elements <= 32 * 32 * warps
+
+
+def once(problem: Problem, config: WholeConfig, block: int) -> bool:
+    """Whether the units of a program, which have the same parameters, share one load of them. Where a thread has few
+    elements of each unit, each loads its own: no value then waits for another thread."""
+    same = problem.view.groups == 1 and not problem.modulated
+    return same and config.units > 1 and block * config.units > 32 * 8 * config.warps
 
 
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
-    """2 or 4 elements a thread; where there are many elements 16, and 32 of a forward of 16 bits and where units are
-    neighbours in memory. Of such units enough for 32 bytes of each row."""
+    """2 or 4 elements a thread, a warp to a small unit of one channel; where there are many elements 8 or 16, and more
+    of a forward of 16 bits and where units are neighbours in memory. Of such units enough for 32 or 64 bytes of each
+    row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
-    narrow = seen.load_bytes(problem) < WIDE_LOAD
+    narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
     samples = power_of_two(seen.samples)
-    most = ALL_SAMPLES if total <= SMALL_HELD else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    most = ALL_SAMPLES if small else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
     if problem.backward and seen.samples > 1 and samples * seen.elements <= most:
         thread = max(fewest(seen.elements, narrow), _thread_elements(total, 8))
-        return HeldConfig(samples, max(1, min(8, samples * seen.elements // (32 * thread))), all_samples=True)
+        warps = max(1, min(8, samples * seen.elements // (32 * thread)))
+        if seen.affine == 2 and seen.rows == 1:  # a thread has one place of several samples
+            warps = max(2, samples * seen.elements // (32 * 16))
+        return HeldConfig(samples, warps, all_samples=True)
     # Short rows cost memory time, but a small problem has more programs with them.
-    neighbours = 32 // size if seen.contiguous and total > FEW_CONTIGUOUS else 1
-    units = max(neighbours, _program_elements(total, 1024) // seen.elements)
+    row = 64 if total > 4 * SMALL_HELD else 32 if total > FEW_CONTIGUOUS else 0
+    units = max(row // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
-    if total <= SMALL_HELD:
-        thread = max(fewest(seen.elements, narrow), units * seen.elements // MOST_SMALL)
+    if small:
+        thread = 8 if seen.contiguous else fewest(seen.elements, narrow)
+        if seen.affine == 0 and seen.elements <= 512 and not seen.contiguous:
+            units, thread = max(1, min(units, 256 // seen.elements)), 16
+        thread = max(thread, units * seen.elements // MOST_SMALL)
+    elif seen.contiguous:
+        thread = _thread_elements(total, 64 if size == 2 and not problem.backward else 32)
     else:
-        thread = _thread_elements(total, 32 if seen.contiguous or (size == 2 and not problem.backward) else 16)
+        thread = _thread_elements(
+            total, 8 if narrow and problem.backward else 16 if problem.backward or size > 2 else 32
+        )
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
 
 

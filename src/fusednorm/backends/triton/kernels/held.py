@@ -23,7 +23,7 @@ from fusednorm.backends.triton.kernels.tiles import (
     aligned,
     alpha_of,
     gradient_of,
-    loaded_with_affine,
+    no_wider,
     normalized,
 )
 
@@ -86,6 +86,8 @@ def of_channels(b, AFFINE: tl.constexpr):
     """Values of the channels of units, along their axes of a tile."""
     if AFFINE == 0:
         return b[:, None, None]
+    elif len(b.shape) == 3:
+        return b
     elif AFFINE == 2:
         return b[:, None, :]
     else:
@@ -96,8 +98,15 @@ def of_channels(b, AFFINE: tl.constexpr):
 def channels_of(
     n, g, m_u, rows, columns, C, AFFINE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
 ):
-    """The channels of units, their places among the channels of all samples, and which of them there are."""
-    if AFFINE == 0:
+    """The channels of units, their places among the channels of all samples, and which of them there are.
+
+    With rows of channels they have the form of the tile, so that their values lie in threads as the tile does.
+    """
+    if AFFINE == 2 and BLOCK_R == 1:
+        o_d = tl.arange(0, BLOCK_K)[None, None, :]
+        o_c = of_units(g) * aligned(columns, ALIGN) + no_wider(o_d, ALIGN)
+        return o_c, of_units(n) * C + o_c, of_units(m_u) & (o_d < aligned(columns, ALIGN))
+    elif AFFINE == 0:
         return g, n * C + g, m_u
     elif AFFINE == 3:
         o_r = tl.arange(0, BLOCK_R)[None, :]
@@ -126,11 +135,9 @@ def held_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    EARLY: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """The statistics, stored where somebody wants them, and the output of BLOCK_U units. EARLY: as in
-    kernels/whole.py."""
+    """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
@@ -140,8 +147,6 @@ def held_forward(
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
-    if EARLY:
-        b_x = loaded_with_affine(b_x, parameters, gain, offset)
     count = (rows * columns).to(dtype)
     if RMS:
         variance = total(b_x * b_x) / count
@@ -150,8 +155,8 @@ def held_forward(
         mean = total(b_x) / count
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
         if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
-            unit = unit_of(mean)
-            deviation *= of_units(1.0 / unit)
+            unit, inverse = unit_of(mean)
+            deviation *= of_units(inverse)
             b_total, b_squares = totals((deviation, deviation * deviation))
             mean, m2 = corrected(mean, unit, b_total, b_squares, count)
             variance = m2 / count
@@ -188,6 +193,7 @@ def held_backward(
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
+    ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
@@ -203,6 +209,9 @@ def held_backward(
     if AFFINE == 0:
         p, q = total(dz), total(dz * xhat)
         total_p, total_q = p * b_gain, q * b_gain
+    elif ROW:
+        p, q = dz, dz * xhat
+        total_p, total_q = totals((p * b_gain, q * b_gain))
     else:
         p, q = tl.reduce((dz, dz * xhat), 1 if AFFINE == 2 else 2, add_pair)
         total_p, total_q = tl.reduce((p * b_gain, q * b_gain), 1, add_pair)
@@ -228,8 +237,10 @@ def held_backward(
             BLOCK_D: tl.constexpr = 1 if AFFINE == 0 else BLOCK_R if AFFINE == 1 else BLOCK_K
             size = 1 if AFFINE == 0 else rows if AFFINE == 1 else columns
             o_d = tl.arange(0, BLOCK_D)
+            if ROW:
+                o_d = o_d[None, :]
             o_c, m_c = tl.program_id(0) * size + o_d, o_d < size
-            p, q = p + tl.zeros((BLOCK_D,), dtype), q + tl.zeros((BLOCK_D,), dtype)
+            p, q = p + tl.zeros(o_d.shape, dtype), q + tl.zeros(o_d.shape, dtype)
         if p_grad_weight is not None:
             tl.store(p_grad_weight + o_c, q.to(p_grad_weight.dtype.element_ty), m_c)
         if p_grad_bias is not None:

@@ -31,9 +31,11 @@ def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
 
 @triton.jit
 def unit_of(mean):
-    """The power of two in which deviations are counted: those of numbers as large would else have infinite squares."""
+    """The power of two in which deviations are counted, and its inverse: the deviations of numbers as large would else
+    have infinite squares."""
     LARGE: tl.constexpr = 2.0**512 if mean.dtype == tl.float64 else 2.0**64
-    return tl.where(tl.abs(mean) > LARGE, tl.full((), LARGE, mean.dtype), tl.full((), 1.0, mean.dtype))
+    large, one = tl.abs(mean) > LARGE, tl.full((), 1.0, mean.dtype)
+    return tl.where(large, LARGE * one, one), tl.where(large, one / LARGE, one)
 
 
 @triton.jit
@@ -60,8 +62,8 @@ def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.
     mean = total / count
     deviation = deviation_from(b_x, mean, mask, MASKED)
     if WIDE:
-        unit = unit_of(mean)
-        deviation *= (1.0 / unit)[:, None]
+        unit, inverse = unit_of(mean)
+        deviation *= inverse[:, None]
         total, squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
         return corrected(mean, unit, total, squares, count)
     m2 = tl.sum(deviation * deviation, 1)
@@ -170,7 +172,7 @@ def partials_of(
 
 @triton.jit
 def inverse_deviation(variance, eps):
-    return 1.0 / tl.sqrt(variance + tl.full((), eps, variance.dtype))
+    return tl.rsqrt(variance + tl.full((), eps, variance.dtype))
 
 
 @triton.jit

@@ -6,7 +6,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, no_wider, normalized
 
 
 @triton.jit(do_not_specialize_on_alignment=["x_sample", "y_sample"])
@@ -50,7 +50,8 @@ def rows_forward(
     for k in tl.range(0, K, BLOCK_K):
         mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
-        gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
+        o_c = no_wider(k + o_k, ALIGN)
+        gain, offset = affine(parameters, o_c, o_c, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
@@ -132,7 +133,7 @@ def rows_backward(
     else:
         first, stride = pid, tl.num_programs(0)
     n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
-    o_k = o_lane
+    o_k = no_wider(o_lane, ALIGN)
     if WINDOW > 1:
         o_k = o_lane - (n * x_sample % WINDOW).to(tl.int32)
     m_column = (o_k >= 0) & (o_k < K)
@@ -212,7 +213,8 @@ def row_totals(
         mask = o_k < K - k
         b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + k + o_k, mask, 0.0)
         b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + k + o_k, mask, 0.0)
-        gain, offset = affine(parameters, k + o_k, k + o_k, mask, dtype)
+        o_c = no_wider(k + o_k, ALIGN)
+        gain, offset = affine(parameters, o_c, o_c, mask, dtype)
         dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
@@ -240,7 +242,8 @@ def columns_backward(
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    gain, offset = affine(parameters, o_k, o_k, m_k, dtype)
+    o_c = no_wider(o_k, ALIGN)
+    gain, offset = affine(parameters, o_c, o_c, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
     if OVERLAP:

@@ -67,24 +67,13 @@ def aligned(value, ALIGN: tl.constexpr):
 
 
 @triton.jit
-def loaded_with(b, other):
-    """b, which the compiler now takes to depend on ``other``, as program 0 along an axis that has no other programs.
+def no_wider(o, ALIGN: tl.constexpr):
+    """Offsets, of which the compiler now knows no more than that ALIGN divides where they begin.
 
-    The compiler puts a load behind the first use of an earlier one, and a small problem then waits for memory twice.
+    It gives each load the layout of its own widest form. Parameters, which begin at 16 bytes, would have another layout
+    than data that does not, and move between threads, with barriers, before they meet.
     """
-    integer: tl.constexpr = tl.int64 if b.dtype == tl.float64 else tl.int32
-    nothing = other.to(integer, bitcast=True) & tl.program_id(1)
-    return (b.to(integer, bitcast=True) | nothing).to(b.dtype, bitcast=True)
-
-
-@triton.jit
-def loaded_with_affine(b, parameters, gain, offset):
-    """b, loaded with those of its channels' gain and offset that are loaded."""
-    if parameters.weight is not None or parameters.scale is not None:
-        b = loaded_with(b, gain)
-    if parameters.bias is not None or parameters.shift is not None:
-        b = loaded_with(b, offset)
-    return b
+    return o + tl.program_id(2) * ALIGN  # program 0 along an axis that has no other programs
 
 
 @triton.jit
@@ -238,6 +227,17 @@ def affine(parameters, o_modulation, o_c, m_c, dtype: tl.constexpr):
     if parameters.shift is not None:
         offset += tl.load(parameters.shift + o_modulation, m_c, 0.0).to(dtype)
     return gain, offset
+
+
+@triton.jit
+def affine_of_channels(
+    parameters, first, o_c, m_c, D, SHARED: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.constexpr, dtype: tl.constexpr
+):
+    """A and B of the channels of a tile, whose scale and shift begin at ``first``. SHARED: a group's channels share
+    their weight and bias."""
+    if LAST:
+        o_c = no_wider(o_c, ALIGN)
+    return affine(parameters, first + o_c, o_c // D if SHARED else o_c, m_c, dtype)
 
 
 @triton.jit
@@ -442,7 +442,7 @@ def apply(
         p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
         b_end = tl.load(p_end, m_end, 0.0).to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
-    gain, offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
+    gain, offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     if OVERLAP:
         gdc_wait()
     if MERGE:

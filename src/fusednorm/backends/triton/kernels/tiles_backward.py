@@ -13,6 +13,7 @@ from fusednorm.backends.triton.kernels.aggregates import (
 from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
+    affine_of_channels,
     alpha_of,
     bounds_of,
     channels_of_lanes,
@@ -68,7 +69,7 @@ def reduce(
         )
     b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
-    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
+    b_gain, b_offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)
@@ -326,7 +327,7 @@ def input_program(
             p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
         )
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
-    b_gain, b_offset = affine(parameters, wide * C + o_c, o_c // D if SHARED else o_c, m_c, dtype)
+    b_gain, b_offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
     gain, _ = tile_of(b_gain * rstd, o_s, LAST)

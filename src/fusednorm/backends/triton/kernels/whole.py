@@ -10,7 +10,7 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, loaded_with_affine, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, no_wider, normalized
 
 
 @triton.jit
@@ -26,17 +26,17 @@ def channel_of(o_k, reciprocal, S: tl.constexpr):
 @triton.jit
 def affine_of_units(
     parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal,
-    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, dtype: tl.constexpr,
+    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """A and B of the elements of units, as far as they differ between them."""
+    o_d = no_wider(channel_of(o_k, reciprocal, S), ALIGN)
     if D == 1:
         gain, offset = affine(parameters, o_u[:, None], g[:, None], m_u[:, None], dtype)
-    elif G == 1 and parameters.scale is None and parameters.shift is None:
-        o_d = channel_of(o_k, reciprocal, S)
+    elif ONCE:
         gain, offset = affine(parameters, o_d, o_d, m_k, dtype)
         gain, offset = gain[None, :], offset[None, :]
     else:
-        o_c = (g * D)[:, None] + channel_of(o_k, reciprocal, S)[None, :]
+        o_c = (g * D)[:, None] + o_d[None, :]
         gain, offset = affine(parameters, n[:, None] * (G * D) + o_c, o_c, mask, dtype)
     return gain, offset
 
@@ -49,13 +49,14 @@ def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
     x_sample, x_group, y_sample, y_group, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
     K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters are loaded beside the input, and wait in
-    registers for the statistics; where a thread holds few elements, that saves the time of one access.
+    registers for the statistics; where a thread holds few elements, that saves the time of one access. ONCE: the units
+    of a program have the same parameters, which are loaded once, and then move to the threads that need them.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
@@ -70,8 +71,9 @@ def whole_forward(
     b_x = tl.load(p_in, mask, 0.0).to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if EARLY:
-        gain, offset = affine_of_units(parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, dtype)
-        b_x = loaded_with_affine(b_x, parameters, gain, offset)
+        gain, offset = affine_of_units(
+            parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+        )
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)
@@ -86,7 +88,9 @@ def whole_forward(
     if p_var is not None:
         tl.store(p_var + o_u, variance, m_u)
     if not EARLY:
-        gain, offset = affine_of_units(parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, dtype)
+        gain, offset = affine_of_units(
+            parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+        )
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
     p_out = p_y + (n * aligned(y_sample, ALIGN) + g * aligned(y_group, ALIGN))[:, None] + o_k[None, :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import HeldConfig, HeldUnits, early
+from fusednorm.backends.triton.config import HeldConfig, HeldUnits
 from fusednorm.backends.triton.kernels import held
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
@@ -52,10 +52,7 @@ class HeldForward(OneLaunchForward):
             held.held_forward,
             programs,
             (*_sizes(seen), *seen.steps(seen.input), *seen.steps(seen.output)),
-            {
-                "EARLY": early(programs, config.warps, config.units * seen.elements),
-                **_tile(problem, seen, config, (seen.input, seen.output)),
-            },
+            _tile(problem, seen, config, (seen.input, seen.output)),
             config.warps,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import WholeConfig, early
+from fusednorm.backends.triton.config import WholeConfig, early, once
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.runs import alignment, power_of_two
@@ -32,6 +32,7 @@ class WholeForward(OneLaunchForward):
             "S": compiled,
             "EVEN": problem.reduced == block,
             "EARLY": early(programs, config.warps, block * config.units),
+            "ONCE": once(problem, config, block),
             "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
             "BLOCK_U": config.units,
             "BLOCK_K": block,
