@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import typer
@@ -57,14 +57,23 @@ def bench_models(
     json_path: str,
     csv_path: str,
 ) -> None:
-    """Runs every job in every mode; prints a table of each, and a table of all that says which keep the rule."""
+    """Runs every job in every mode; prints a table of each, and a table of all that says which keep the rule.
+
+    The JSON file is written after each job, so that a run which is ended early leaves what it has measured.
+    """
     to_stderr = "-" in (json_path, csv_path)
+    rows: list[ModelRow] = []
     with output.destinations(json_path, csv_path) as (json_file, csv_file):
-        rows = _run(jobs, modes, device, seconds, to_stderr)
+        machine = this_machine(device, revision)
+        for measured in _measured(jobs, modes, device, seconds):
+            rows += measured
+            output.print_table(contender_table(pairs_of(measured)[0]), to_stderr)
+            if json_file is not None and json_path != "-":
+                json_file.write(ModelReport(machine, tuple(rows)).to_json())
         if all(row.status == "skipped" for row in rows):
             raise NotEnoughMemoryError(rows[0].note)
         output.print_table(model_table(rows), to_stderr)
-        report = ModelReport(this_machine(device, revision), tuple(rows))
+        report = ModelReport(machine, tuple(rows))
         if json_file is not None:
             json_file.write(report.to_json())
         if csv_file is not None:
@@ -73,20 +82,18 @@ def bench_models(
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _run(jobs: Sequence[Job], modes: Sequence[Mode], device: str, seconds: float, to_stderr: bool) -> list[ModelRow]:
-    rows: list[ModelRow] = []
+def _measured(jobs: Sequence[Job], modes: Sequence[Mode], device: str, seconds: float) -> Iterator[list[ModelRow]]:
+    """The rows of each job in each mode, as they are measured."""
     with output.progress(len(jobs) * len(modes)) as show:
         if any(mode != "eager" for mode in modes):
             show("warming the compiler")
             warm_compiler(device, jobs[0].dtype)
         for place, (mode, job) in enumerate((mode, job) for mode in modes for job in jobs):
             try:
-                measured = run_job(job, mode, device=device, seconds=seconds, ours_first=bool(place % 2), progress=show)
+                rows = run_job(job, mode, device=device, seconds=seconds, ours_first=bool(place % 2), progress=show)
             except Exception as error:
                 error.add_note(f"while measuring {job.key} {mode}")
                 raise
-            rows += measured
             show(advance=True)
-            output.print_table(contender_table(pairs_of(measured)[0]), to_stderr)
+            yield rows
         release(device)
-    return rows
