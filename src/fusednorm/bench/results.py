@@ -125,8 +125,10 @@ def _read(kind: type[T], entry: Any, known: Mapping[str, tuple[str, ...]]) -> T:
 
 
 def _check_number(name: str, value: Any, whole: bool) -> None:
-    """Times and counts are finite and not negative; ``error`` and ``allowed`` may be any number."""
+    """Times and counts are finite and not negative; ``error`` and ``allowed`` may be any number that a float holds."""
     _as(int if whole or isinstance(value, int) else float, value, name)
+    if isinstance(value, int) and abs(value) >= _MOST:
+        raise ValueError(f"{name} is a number of {value.bit_length()} bits; expected at most 63")
     if name not in ("error", "allowed") and not 0 <= value < (_MOST if isinstance(value, int) else math.inf):
         raise ValueError(f"{name} is {value!r}; expected a number of at least 0")
 

@@ -28,8 +28,9 @@ def broken_rules(pair: Pair) -> list[str]:
 
     The rule: at least 0.98 of torch's speed, at most its memory, at most 1.15 times its time to compile, right results.
     """
-    if pair[OURS].status in ("wrong", "failed"):
-        return [pair[OURS].status]
+    ours = pair.get(OURS)
+    if ours is not None and ours.status in ("wrong", "failed"):
+        return [ours.status]
     limits = {"ms": ("slower", LEAST_SPEEDUP), "peak_bytes": ("memory", 1 / MOST_MEMORY)}
     limits["compile_s"] = "compile time", 1 / MOST_COMPILE_TIME
     return [
@@ -81,7 +82,8 @@ def model_table(rows: Iterable[ModelRow]) -> Table:
             line += [write(pair[one]) if one in pair else "" for one in (TORCH, OURS)]
             if name in _FIELDS:
                 line.append(in_times(ratio(pair, _FIELDS[name])))
-        lines.append((*line, verdict(pair), pair[OURS].note or pair[TORCH].note))
+        notes = (f"{name}: {row.note}" for name, row in pair.items() if row.note)
+        lines.append((*line, verdict(pair), "; ".join(notes)))
     header = list(_KEYS)
     for name in _FIGURES:
         header += [f"{name}, torch", f"{name}, ours"]
