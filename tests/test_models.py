@@ -133,7 +133,7 @@ def test_jobs_are_narrowed() -> None:
     assert len(keys) == 2 * 7 + 2
     assert "resnet50-gn training bfloat16 nhwc" in keys
     assert "vae-decoder-1024 inference bfloat16 nchw" in keys
-    assert "decoder training bfloat16 rows" in keys
+    assert "llm training bfloat16 rows" in keys
     both = jobs_of(FULL, ["bfloat16"], ["nhwc"], ["inference", "training"])
     assert {job.layout for job in both} == {"nhwc", "rows"}
     assert {job.direction for job in both if job.model.name.startswith("vae")} == {"inference"}
@@ -166,6 +166,25 @@ def test_rows_of_a_job(mode: Mode, direction: catalog.ModelDirection, without_in
         assert row.error < 1e-6
         assert row.peak_bytes is row.host_ms is None
         assert (row.direction, row.layout, row.mode) == (direction, "nhwc", mode)
+
+
+def test_what_a_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory is counted from before the first run, its peak from after it on; the host's time has a step of its own."""
+    order: list[str] = []
+    answers = {"memory_allocated": 100, "max_memory_allocated": 130, "reset_peak_memory_stats": None}
+    for name, answer in {**answers, "synchronize": None}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda name=name, answer=answer: (order.append(name), answer)[1])
+    state, inputs, target = measuring._problem(JOB, "cpu")
+    step = Step(measuring._network(JOB, OUR_NORMS, state, "float32", "cpu"), inputs, target, 4, "eager")
+    found = measuring._first_runs(step, step.results(), "cuda")
+    assert found == {"error": 0.0, "peak_bytes": 30}
+    assert [name for name in order if name in answers] == [
+        "memory_allocated",
+        "reset_peak_memory_stats",
+        "max_memory_allocated",
+    ]
+    measured = measuring.step_times({OURS: step}, 0.0, "cuda")[OURS]
+    assert set(measured) == {"ms", "host_ms"}
 
 
 def test_16_bits_are_held_against_float32() -> None:

@@ -86,7 +86,7 @@ FULL: tuple[Model, ...] = (
     Model("convnext", ConvNeXt, _images(32, 3, 224, 224), "training", classes=1000),
     Model("unet-3d", UNet3d, _images(2, 1, 128, 128, 128), "training", classes=3),
     Model("dit", DiT, (Input((32, 4, 32, 32)), Input((32,), 1000), Input((32,), 1000)), "training", images=False),
-    Model("decoder", Decoder, (Input((4, 2048), 32000),), "training", classes=32000, images=False),
+    Model("llm", Decoder, (Input((4, 2048), 32000),), "training", classes=32000, images=False),
 )
 
 
@@ -127,7 +127,7 @@ QUICK: tuple[Model, ...] = (
         images=False,
     ),
     Model(
-        "decoder",
+        "llm",
         partial(Decoder, width=64, heads=4, hidden=128, blocks=2, vocabulary=100),
         (Input((2, 64), 100),),
         "training",
