@@ -48,6 +48,15 @@ JOB = Job(TINY, "float32", "nchw", "training")
 
 
 @pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Where a machine's cores are shared, two threads wait for each other: a step of 70 ms then takes up to 7 s."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def short_samples(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     if not request.node.get_closest_marker("timing"):
         monkeypatch.setattr(measuring, "SAMPLE_SECONDS", 1e-4)
