@@ -114,6 +114,13 @@ def a_report() -> dict[str, Any]:
     return {"machine": machine, "rows": [row | {"contender": name} for name in ("fusednorm", "eager", "copy")]}
 
 
+def a_report_of_models() -> dict[str, Any]:
+    row = {"model": "m", "direction": "training", "dtype": "d", "layout": "l", "mode": "eager", "status": "ok"}
+    row |= {"note": "n", "ms": 1.0, "host_ms": 1.0, "peak_bytes": 10**9, "compile_s": 1.0, "error": 0.1, "allowed": 1}
+    rows = [row | {"contender": name} for name in ("torch", "fusednorm")]
+    return {"machine": a_report()["machine"], "rows": rows, "suite": "models"}
+
+
 VALUES: list[Any] = [None, True, -1, 10**30, 10**400, 1e308, "", EVIL, [], [[]], {}, [0, 10**30, 4, 4], [1] * 1000]
 
 
@@ -141,7 +148,9 @@ def mutations(document: dict[str, Any]) -> Iterator[str]:
             yield json.dumps(changed)
 
 
-@pytest.mark.parametrize("document", [a_graph(), a_report()], ids=["run", "report"])
+@pytest.mark.parametrize(
+    "document", [a_graph(), a_report(), a_report_of_models()], ids=["run", "report", "report of models"]
+)
 def test_a_file_with_any_value_in_any_place(document: dict[str, Any], tmp_path: Path) -> None:
     command = ["run"] if "nodes" in document else ["report", "--workloads"]
     path = tmp_path / "file.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import os
 import re
 import subprocess
 import sys
@@ -755,6 +756,22 @@ def test_buffers_are_kept_while_a_backward_is_compiled(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "torch._functorch.config", None)
     with torch_names.kept_buffers():
         pass
+
+
+def test_a_fresh_cache_of_compiled_code_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.utils as utils
+
+    folder = "TORCHINDUCTOR_CACHE_DIR"
+    before = os.environ.get(folder)
+    with torch_names.fresh_compiler_cache():
+        assert os.environ[folder] != before
+    assert os.environ.get(folder) == before
+    monkeypatch.delattr(utils, "fresh_cache")  # before 2.8
+    with torch_names.fresh_compiler_cache():
+        assert os.environ[folder] != before
+    monkeypatch.setitem(sys.modules, "torch._inductor.utils", None)
+    with torch_names.fresh_compiler_cache():
+        assert os.environ.get(folder) == before
 
 
 def test_torchs_openmp_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:

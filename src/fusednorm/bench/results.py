@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import json
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.provenance import Machine
@@ -15,6 +16,7 @@ from fusednorm.bench.workloads import Workload
 from fusednorm.machine.limits import TRANSFERS
 
 Status = Literal["ok", "wrong", "skipped", "failed"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def _as(kind: type[Any], value: Any, where: str) -> Any:
     return value
 
 
-def _read(kind: type[Any], entry: Any) -> Any:
+def _read(kind: type[T], entry: Any, known: Mapping[str, tuple[str, ...]]) -> T:
     """A row or machine from a file; raises TypeError or ValueError for a value that is not of its field's type."""
     entry = _as(dict, entry, kind.__name__.lower())
     hints = get_type_hints(kind)
@@ -117,16 +119,40 @@ def _read(kind: type[Any], entry: Any) -> Any:
                 _as(str, inner, f"{name}.{key}")
         else:
             _as(str, value, name)
-        if name in _KNOWN and value not in _KNOWN[name]:
-            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(_KNOWN[name])}")
+        if name in known and value not in known[name]:
+            raise ValueError(f"{name} is {value!r}; expected one of {', '.join(known[name])}")
     return kind(**entry)
 
 
 def _check_number(name: str, value: Any, whole: bool) -> None:
-    """Times and counts are finite and not negative; ``error`` and ``allowed`` may be any number."""
+    """Times and counts are finite and not negative; ``error`` and ``allowed`` may be any number that a float holds."""
     _as(int if whole or isinstance(value, int) else float, value, name)
+    if isinstance(value, int) and abs(value) >= _MOST:
+        raise ValueError(f"{name} is a number of {value.bit_length()} bits; expected at most 63")
     if name not in ("error", "allowed") and not 0 <= value < (_MOST if isinstance(value, int) else math.inf):
         raise ValueError(f"{name} is {value!r}; expected a number of at least 0")
+
+
+def report_parts(text: str, kind: type[T], known: Mapping[str, tuple[str, ...]]) -> tuple[Machine, tuple[T, ...], str]:
+    """The machine, the rows and the suite of a report in JSON, whose fields in ``known`` have one of those values.
+
+    Raises ValueError where the text is no report of such rows.
+    """
+    try:
+        data = json.loads(text)
+        rows = tuple(_read(kind, row, known) for row in _as(list, data["rows"], "rows"))
+        return _read(Machine, data["machine"], {}), rows, _as(str, data.get("suite", ""), "suite")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"not a report written by fusednorm bench --json: {error}") from None
+
+
+def rows_as_csv(kind: type[Any], rows: Iterable[Any]) -> str:
+    """One line per row, under the names of its fields."""
+    text = StringIO()
+    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: "" if value is None else value for name, value in asdict(row).items()} for row in rows)
+    return text.getvalue()
 
 
 @dataclass(frozen=True)
@@ -143,19 +169,8 @@ class Report:
     @classmethod
     def from_json(cls, text: str) -> Report:
         """The inverse of :meth:`to_json`; ValueError where the text is no report."""
-        try:
-            data = json.loads(text)
-            rows = tuple(_read(Row, row) for row in _as(list, data["rows"], "rows"))
-            return cls(_read(Machine, data["machine"]), rows, _as(str, data.get("suite", ""), "suite"))
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"not a report written by fusednorm bench --json: {error}") from None
+        return cls(*report_parts(text, Row, _KNOWN))
 
     def to_csv(self) -> str:
         """One line per row, under the names of its fields."""
-        text = StringIO()
-        writer = csv.DictWriter(text, [field.name for field in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {name: "" if value is None else value for name, value in asdict(row).items()} for row in self.rows
-        )
-        return text.getvalue()
+        return rows_as_csv(Row, self.rows)

@@ -10,7 +10,20 @@ import sys
 from importlib import import_module
 from typing import Any
 
-_MODULES = ("bench", "commands", "doctor", "exits", "output", "profile", "report", "run", "streams", "tune", "verify")
+_MODULES = (
+    "bench",
+    "commands",
+    "doctor",
+    "exits",
+    "models",
+    "output",
+    "profile",
+    "report",
+    "run",
+    "streams",
+    "tune",
+    "verify",
+)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from fusednorm.bench.autotune import tune as tune_workload
 from fusednorm.bench.contenders import Contender, available
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
+from fusednorm.bench.models.rows import MODELS, MODES
 from fusednorm.bench.operations import Operation
 from fusednorm.bench.plot import draw_plot, picture_format
 from fusednorm.bench.precompile import precompile
@@ -34,6 +36,7 @@ from fusednorm.bench.sweep import COUNT, JUDGED_BYTES, MOST_BYTES, MOST_COUNT, S
 from fusednorm.bench.sweep_summary import sweep_tables
 from fusednorm.bench.workloads import SUITES, Init, Workload, narrowed, select
 from fusednorm.cli import output
+from fusednorm.cli.models import bench_models, model_jobs, modes_of
 from fusednorm.machine.limits import peak_flops
 from fusednorm.machine.timing import timer_for
 
@@ -51,8 +54,19 @@ _AGAINST_TORCH = [OURS, EAGER, COMPILE]
 
 def bench(
     suite: Annotated[
-        str, typer.Option(help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn.")
+        str,
+        typer.Option(
+            help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn, or {MODELS}: whole networks."
+        ),
     ] = "quick",
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"Only for {MODELS}, of which a mode compiles all: {', '.join(MODES)} or all; may be repeated.  "
+            "[default: default]",
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help=f"Of a {SWEEP}'s shapes.  [default: 0]", min=0)] = None,
     count: Annotated[
         int | None,
@@ -66,12 +80,15 @@ def bench(
         DirectionChoice | None,
         typer.Option(
             help="forward_backward is both in one call, and both stands for forward and forward_backward.  "
-            f"[default: both on a CPU, all on a GPU; forward and backward in a {SWEEP}]",
+            f"[default: both on a CPU, all on a GPU; forward and backward in a {SWEEP}; of {MODELS} what each is "
+            "mostly run for]",
             show_default=False,
         ),
     ] = None,
     contender: Annotated[list[str] | None, typer.Option(help="Only this contender; may be repeated.")] = None,
-    init: Annotated[Init, typer.Option(help="Input values, as for profile.")] = "normal",
+    init: Annotated[
+        Init | None, typer.Option(help="Input values, as for profile.  [default: normal]", show_default=False)
+    ] = None,
     seconds: Annotated[
         float, typer.Option(help="Time to spend on the slowest contender of a workload.", min=0, callback=output.finite)
     ] = 1.0,
@@ -92,8 +109,16 @@ def bench(
     output.set_threads(threads)
     with output.usage_errors():
         dtypes = [output.parse_dtype(one) for one in dtype or ()]
-        _check_suite(suite, seed, count)
+        given = {"--contender": contender, "--init": init, "--against-tuned": against_tuned, "--plot": plot}
+        _check_suite(suite, seed, count, mode or (), [name for name, value in given.items() if value])
         where = output.chosen_device(device)
+        if suite == MODELS:
+            modes = modes_of(mode or ())
+            model_work = model_jobs(dtypes, layout or (), direction, match, where)
+    if suite == MODELS:
+        bench_models(model_work, modes, where, seconds, revision, json_path, csv_path)
+        return
+    with output.usage_errors():
         drawn = suite == SWEEP
         if drawn:
             workloads = narrowed(
@@ -109,7 +134,7 @@ def bench(
     jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
     with output.destinations(json_path, csv_path, plot) as (json_file, csv_file, plot_file):
-        rows, tuned = _run(jobs, chosen, init, where, seconds, drawn, to_stderr, against_tuned)
+        rows, tuned = _run(jobs, chosen, init or "normal", where, seconds, drawn, to_stderr, against_tuned)
         if not any(row.status == "ok" for row in rows if row.contender == COPY):
             raise NotEnoughMemoryError(rows[0].note)
         peak = 0.0 if where == "cpu" else peak_flops("float32", where)
@@ -129,12 +154,22 @@ def bench(
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _check_suite(suite: str, seed: int | None, count: int | None) -> None:
-    """Raises ValueError for an unknown suite, and for a seed or count with a suite that is not drawn."""
-    if suite not in (*SUITES, SWEEP):
-        raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join([*SUITES, SWEEP])}")
+def _check_suite(suite: str, seed: int | None, count: int | None, modes: Sequence[str], given: Sequence[str]) -> None:
+    """Raises ValueError for an unknown suite, and for options that do not apply to it.
+
+    ``given`` has the options that the suite of models does not take.
+    """
+    known = (*SUITES, SWEEP, MODELS)
+    if suite not in known:
+        raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(known)}")
     if suite != SWEEP and not seed is count is None:
         raise ValueError(f"--seed and --count: the workloads of {suite!r} are listed; only --suite {SWEEP} draws them")
+    if suite != MODELS and modes:
+        raise ValueError(f"--mode: {suite!r} has torch.compile as a contender; only --suite {MODELS} runs in a mode")
+    if suite == MODELS and given:
+        raise ValueError(
+            f"{', '.join(given)}: not for --suite {MODELS}, which runs torch and fusednorm on normal numbers"
+        )
 
 
 def _directions(choice: DirectionChoice | None, device: str, drawn: bool) -> tuple[Asked, ...]:

@@ -110,14 +110,15 @@ class Destination:
         return self
 
     def write(self, content: str | bytes) -> None:
-        """The whole content; text in UTF-8."""
+        """The whole content, in place of what an earlier call wrote; text in UTF-8."""
         if self._file is None:
             assert isinstance(content, str)
             print(content.rstrip("\n"))
             return
         try:
             if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
-                self._file.truncate(0)
+                self._file.seek(0)
+                self._file.truncate()
             self._file.write(content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content)
             self._file.flush()
         except OSError as error:

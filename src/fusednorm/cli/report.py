@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fusednorm.bench.markdown import report_markdown
+from fusednorm.bench.models.rows import read_report
 from fusednorm.bench.plot import draw_roofline, picture_format, roofline_of
 from fusednorm.bench.results import Report
 from fusednorm.cli import output
@@ -25,9 +26,10 @@ def report(
 ) -> None:
     """Prints the tables of saved results as Markdown, as the README shows them."""
     with output.usage_errors():
-        reports = [Report.from_json(_read(path)) for path in files]
+        reports = [read_report(_read(path)) for path in files]
         if roofline is not None:
-            picture, drawn = picture_format(roofline), roofline_of(reports)
+            norms = [one for one in reports if isinstance(one, Report)]
+            picture, drawn = picture_format(roofline), roofline_of(norms)
     with output.destinations(roofline) as (file,):
         if file is not None:
             file.write(draw_roofline(drawn, picture))

@@ -256,6 +256,22 @@ def kept_buffers() -> AbstractContextManager[Any]:
     return patched
 
 
+def fresh_compiler_cache() -> AbstractContextManager[Any]:
+    """A context in which torch.compile finds nothing that it compiled before, on disk or in the process.
+
+    ``torch._inductor.utils.fresh_cache`` since 2.8, ``fresh_inductor_cache`` before. Without: what is kept is found.
+    """
+    try:
+        import torch._inductor.utils as utils
+
+        fresh: Callable[[], AbstractContextManager[Any]] = (
+            getattr(utils, "fresh_cache", None) or utils.fresh_inductor_cache
+        )
+    except (ImportError, AttributeError):
+        return nullcontext()
+    return fresh()
+
+
 def openmp_libraries() -> list[str]:
     """The OpenMP libraries that the process has loaded, torch's own first, which lies in torch's folder or beside it.
 
