@@ -247,7 +247,7 @@ def _of(family: Family, groups: int, shape: tuple[int, ...], last: bool = False)
     [  # samples, units of a sample, rows, columns, the axis of weight and bias, strides of sample, unit and row
         ("group_norm", 4, False, (6, 4, 3, 35, 1, (420, 105, 35))),
         ("group_norm", 4, True, (6, 4, 35, 3, 2, (420, 3, 12))),
-        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 35))),
+        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 0))),
         ("instance_norm", 0, True, (6, 12, 35, 1, 0, (420, 1, 12))),
         ("batch_norm", 0, False, (1, 12, 6, 35, 0, (0, 35, 420))),
         ("batch_norm", 0, True, (1, 12, 210, 1, 0, (420, 1, 12))),
@@ -469,7 +469,7 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("batch_norm", 0, (16, 256, 28, 28), torch.bfloat16, False, ("held", "held")),
         ("batch_norm", 0, (3044, 2), torch.float16, False, ("held", "held")),
         ("batch_norm", 0, (13, 21, 29, 29), torch.bfloat16, False, ("held", "tiles")),
-        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("tiles", "tiles")),
+        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("held", "held")),
         ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
         ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
         ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
@@ -514,6 +514,18 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
 def test_rows_of_a_program(shape: tuple[int, int], dtype: torch.dtype, units: int, warps: int) -> None:
     problem = forward_problem(norm_of("layer_norm", 1), Operands(torch.empty(shape, dtype=dtype, device="meta")))
     assert whole_forward_for(problem) == WholeConfig(units, warps)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_samples_of_an_only_channel_are_one_row(memory: torch.memory_format) -> None:
+    x = torch.empty(54, 1, 3, 3, device="meta").contiguous(memory_format=memory)
+    for problem in (
+        forward_problem(norm_of("batch_norm"), Operands(x)),
+        backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x[0], x[0])),
+    ):
+        seen = held_units(problem)
+        assert seen is not None
+        assert (seen.rows, seen.columns) == (1, 486)
 
 
 def test_large_channels_of_modulated_samples_are_not_held() -> None:

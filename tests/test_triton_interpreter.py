@@ -80,6 +80,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "group_norm", (3, 5, 5, 13), 1, "float16", "nhwc", None, False, chosen),
     ("triton.held", "batch_norm", (3, 5, 4, 3), 0, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "batch_norm", (6, 7), 0, "float16", "nchw", None, True, chosen),
+    ("triton.held", "batch_norm", (7, 1, 3, 3), 0, "float32", "nhwc", "leaky_relu", False, chosen),
     ("triton.held", "group_norm", (33, 6, 4, 16), 3, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
     ("triton.held", "group_norm", (5, 12, 4, 3), 3, "float16", "nhwc", "gelu", True, chosen),

@@ -205,9 +205,10 @@ class HeldUnits:
         return self.columns > 1
 
     def steps(self, layout: Layout) -> tuple[int, int, int]:
-        """The strides of samples, units and rows."""
-        unit = layout.channel * (self.channels // max(1, self.in_sample))
-        return (0 if self.across == "sample" else layout.sample), unit, getattr(layout, self.across)
+        """The strides of samples, units and rows, 0 where there is no second one."""
+        unit = layout.channel * (self.channels // self.in_sample) if self.in_sample > 1 else 0
+        row = getattr(layout, self.across) if self.rows > 1 else 0
+        return (0 if self.across == "sample" else layout.sample), unit, row
 
 
 def held_units(problem: Problem) -> HeldUnits | None:
@@ -227,6 +228,8 @@ def held_units(problem: Problem) -> HeldUnits | None:
         across = "sample" if per_batch else "channel"
         rows, columns = view.samples if per_batch else D, view.spatial
     affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
+    if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
+        rows, columns = 1, rows * columns  # the samples of an only channel follow one another
     return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
 
 
