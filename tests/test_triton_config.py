@@ -26,15 +26,11 @@ from fusednorm.backends.triton.config import (
     whole_forward_for,
 )
 from fusednorm.backends.triton.runs import (
-    alignment_of_tiles,
-    few_of,
     layouts_of,
     load_bytes,
     power_of_two,
-    repeat_of,
-    repeated,
     row_window,
-    runs_across,
+    runs_of,
     window_of,
 )
 from fusednorm.norm import Family, norm_of
@@ -195,7 +191,7 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
 def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
     x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
     problem = forward_problem(norm_of("group_norm", 1), Operands(x))
-    repeat = repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem))
+    repeat = runs_of(problem, problem.view, layouts_of(problem)).repeat
     tile = passes_for(problem).reduction
     assert 293 * repeat * -(-(31**3) // (repeat * tile.positions * tile.tiles)) <= 16384
 
@@ -356,11 +352,10 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
 )
 def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int, across: bool) -> None:
     for problem in _problems(shape, 1, dtype, last=True):
-        dtype_name, view, given = problem.dtype, problem.view, layouts_of(problem)
-        assert repeat_of(dtype_name, view, given, few_of(problem)) == repeat
-        assert runs_across(dtype_name, view, given, repeat) == across
-        rows, layouts = repeated(view, given, repeat, across)
-        align = alignment_of_tiles(dtype_name, view, given, repeat)
+        view = problem.view
+        runs = runs_of(problem, view, layouts_of(problem))
+        assert (runs.repeat, runs.across) == (repeat, across)
+        rows, layouts, align = runs.view, runs.layouts, runs.alignment
         assert rows.channels == shape[1] * repeat
         positions = view.spatial + (repeat - 1 if across else 0)
         assert (rows.spatial - 1) * repeat < positions <= rows.spatial * repeat
@@ -375,7 +370,7 @@ def test_an_evaluation_leaves_no_partials_and_has_rows_of_several_positions_soon
     x = torch.empty(65536, 12, dtype=torch.bfloat16, device="meta")
     for training, repeat in ((True, 1), (False, 10)):
         problem = tiled(forward_problem(norm_of("batch_norm", training=training), Operands(x, mean=x[0], var=x[0])))
-        assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == repeat
+        assert runs_of(problem, problem.view, layouts_of(problem)).repeat == repeat
 
 
 @pytest.mark.parametrize(("shape", "elements"), [((19, 377), 4), ((30, 35, 14), 4), ((65536, 12), 8)])
@@ -391,15 +386,13 @@ def test_a_small_evaluation_has_one_tile_of_few_elements_a_thread(shape: tuple[i
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
     x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    layouts = layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
-    assert not runs_across(problem.dtype, problem.view, layouts, repeat)
+    assert not runs_of(problem, problem.view, layouts_of(problem)).across
 
 
 def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
     x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == 1
+    assert runs_of(problem, problem.view, layouts_of(problem)).repeat == 1
 
 
 @pytest.mark.parametrize(

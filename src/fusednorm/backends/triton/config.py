@@ -11,18 +11,14 @@ from fusednorm.backends.triton.runs import (
     WIDE_LOAD,
     WIDEST_LOAD,
     alignment,
-    alignment_of_tiles,
-    few_of,
     filled,
     grouped,
     layouts_of,
     length_of_runs,
     load_bytes,
     power_of_two,
-    repeat_of,
-    repeated,
     row_window,
-    runs_across,
+    runs_of,
     unit_bytes,
 )
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -348,10 +344,8 @@ def _in_pieces(problem: Problem, elements: int) -> PassConfig:
 
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
-    share, layouts = 4 if problem.dtype == "float64" else 1, layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
-    view, _ = repeated(problem.view, layouts, repeat, runs_across(problem.dtype, problem.view, layouts, repeat))
-    wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
+    share, runs = 4 if problem.dtype == "float64" else 1, runs_of(problem, problem.view, layouts_of(problem))
+    view, wide = runs.view, runs.alignment * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     if _small_evaluation(problem):
         # Rows as long as they are: values of channels then lie in the threads that need them.
@@ -365,7 +359,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     if not wide:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
         count = -(-view.spatial // positions)
-        programs = SCALAR_PROGRAMS if repeat == 1 else SCALAR_PROGRAMS // 2
+        programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
@@ -373,7 +367,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
-    if repeat > 1:
+    if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
     reduction = PassConfig(read, positions, tiles, 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share

@@ -15,13 +15,9 @@ from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.runs import (
-    alignment_of_tiles,
-    few_of,
     grouped,
     power_of_two,
-    repeat_of,
-    repeated,
-    runs_across,
+    runs_of,
     window_of,
 )
 from fusednorm.problem import Layout, Problem, View
@@ -51,12 +47,9 @@ class Pass:
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        self.repeat = repeat_of(problem.dtype, view, layouts, few_of(problem))
-        # Rows of a tile, as long as ``repeat`` positions, and how many of them there are.
-        across = runs_across(problem.dtype, view, layouts, self.repeat)
-        alignment = alignment_of_tiles(problem.dtype, view, layouts, self.repeat)
-        seen, layouts = repeated(view, layouts, self.repeat, across)
-        window = window_of(problem.dtype, seen, layouts)
+        runs = runs_of(problem, view, layouts)
+        self.repeat, seen = runs.repeat, runs.view
+        window = window_of(problem.dtype, seen, runs.layouts)
         self.span = config.positions * config.tiles - window + 1
         self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
@@ -65,16 +58,16 @@ class Pass:
         self.warps = config.warps
         self.tile = {
             "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
-            "ALIGN": alignment,
+            "ALIGN": runs.alignment,
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
         self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
-        self.repeats = {"REPEAT": self.repeat, "ACROSS": across}
+        self.repeats = {"REPEAT": self.repeat, "ACROSS": runs.across}
         #: The strides of each tensor from sample to sample, from channel to channel, and from row to row.
-        self.steps = tuple(step for layout in layouts for step in (layout.sample, layout.channel, layout.spatial))
+        self.steps = tuple(step for layout in runs.layouts for step in (layout.sample, layout.channel, layout.spatial))
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
