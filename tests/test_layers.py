@@ -41,6 +41,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("running",),
     ("functional",),
     ("interop", "tolerance"),
+    ("fused_module",),
+    ("distributed",),
     ("nn",),
     ("ops",),
     ("inspection",),
