@@ -1,10 +1,11 @@
-"""One process of test_distributed.py: makes every call of distributed_cases.py, and leaves what it got in a file.
+"""The processes of test_distributed.py: each makes every call of distributed_cases.py and leaves what it got in a file.
 
-``python distributed_worker.py RANK WORLD_SIZE FOLDER``; the processes meet over a file in FOLDER.
+``python distributed_worker.py FOLDER WORLD_SIZE...``; the processes of a world size meet over a file in FOLDER.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -102,10 +103,13 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     return found
 
 
-def main(rank: int, world_size: int, folder: Path) -> None:
-    torch.set_num_threads(1)
+def rank_main(rank: int, world_size: int, folder: Path) -> None:
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=world_size, timeout=timedelta(seconds=60)
+        "gloo",
+        init_method=f"file://{folder}/meeting{world_size}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=60),
     )
     by_parity = [dist.new_group(list(range(parity, world_size, 2))) for parity in (0, 1)]
     groups = {True: by_parity[rank % 2], False: None}
@@ -114,10 +118,27 @@ def main(rank: int, world_size: int, folder: Path) -> None:
     }
     found["same"] = [same_on_every_rank(None) for _ in range(2)]
     found["errors"] = errors(rank, world_size)
-    torch.save(found, folder / f"rank{rank}.pt")
+    torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()  # nobody leaves while another waits for its timeout
     dist.destroy_process_group()
 
 
+def main(folder: Path, world_sizes: list[int]) -> int:
+    """How many processes failed."""
+    torch.set_num_threads(1)
+    # The import of torch takes longer than all calls: it and the kernels are loaded once, before the processes part.
+    SyncBatchNorm(CHANNELS)(torch.randn(2, CHANNELS, requires_grad=True)).sum().backward()
+    context = multiprocessing.get_context("fork")
+    failed = 0
+    for world_size in world_sizes:
+        processes = [context.Process(target=rank_main, args=(rank, world_size, folder)) for rank in range(world_size)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+        failed += sum(process.exitcode != 0 for process in processes)
+    return failed
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    sys.exit(main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]))

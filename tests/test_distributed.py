@@ -1,12 +1,11 @@
 """SyncBatchNorm in 2, 3 and 4 processes on one machine, against the whole in one process and in float64.
 
-The processes of a world size start once and make the calls of all cases; the tests judge what they left.
+The processes of each world size start once and make the calls of all cases; the tests judge what they left.
 """
 
 from __future__ import annotations
 
 import copy
-import os
 import pickle
 import subprocess
 import sys
@@ -25,26 +24,26 @@ from fusednorm.distributed.moments import merge_in_order, pack
 from fusednorm.tolerance import judge, offset_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
+WORLD_SIZES = (2, 3, 4)
 EPS = 1e-5
 ACTIVATIONS = {None: lambda z: z, "relu": F.relu, "silu": F.silu, "gelu": F.gelu}
 Found = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4], ids="{} ranks".format)
-def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Found:
-    """What each rank found."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where each rank of each world size has left what it found."""
     folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(WORKER)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(request.param), str(folder)], env=environment, stderr=subprocess.PIPE
-        )
-        for rank in range(request.param)
-    ]
-    words = [process.communicate(timeout=300)[1].decode() for process in processes]
-    assert [process.returncode for process in processes] == [0] * request.param, "\n".join(words)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(request.param)]
+    command = [sys.executable, str(WORKER), str(folder), *map(str, WORLD_SIZES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module", params=WORLD_SIZES, ids="{} ranks".format)
+def ranks(request: pytest.FixtureRequest, folder: Path) -> Found:
+    """What each rank found."""
+    return [torch.load(folder / f"rank{rank}of{request.param}.pt") for rank in range(request.param)]
 
 
 def whole(case: Case, members: list[int], world_size: int, dtype: torch.dtype) -> dict[str, Any]:
