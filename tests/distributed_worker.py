@@ -1,6 +1,6 @@
 """The processes of test_distributed.py: each makes every call of distributed_cases.py and leaves what it got in a file.
 
-``python distributed_worker.py FOLDER WORLD_SIZE...``; the processes of a world size meet over a file in FOLDER.
+``python distributed_worker.py FOLDER cpu|cuda WORLD_SIZE...``; the processes of each world size meet in FOLDER.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from distributed_cases import CASES, CHANNELS, Case, draw, parameters
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from fusednorm.nn import SyncBatchNorm
 
@@ -33,17 +34,17 @@ def module_of(case: Case, group: Any) -> SyncBatchNorm:
     return module
 
 
-def trained(case: Case, rank: int, world_size: int, group: Any) -> Found:
+def trained(case: Case, rank: int, world_size: int, group: Any, device: str) -> Found:
     """The results of the last step, and the running statistics."""
-    module = module_of(case, group)
+    module = module_of(case, group).to(device)
     for step in range(case.steps):
-        input, grad = draw(case, rank, world_size, step)
+        input, grad = (tensor.to(device) for tensor in draw(case, rank, world_size, step))
         input.requires_grad_(not case.frozen)
         module.zero_grad()
         output = module(input)
         if output.requires_grad:
             output.backward(grad)
-    return {
+    found = {
         "output": output.detach(),
         "output_strides": output.stride(),
         "input": input.grad,
@@ -54,16 +55,30 @@ def trained(case: Case, rank: int, world_size: int, group: Any) -> Found:
         "num_batches_tracked": module.num_batches_tracked,
         "evaluated": module.eval()(input).detach(),
     }
+    return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
-def same_on_every_rank(group: Any) -> Tensor:
+def same_on_every_rank(device: str) -> Tensor:
     """The gradient of an input that all ranks have alike: it has the same bits only if the exchanged sums have."""
-    module = SyncBatchNorm(CHANNELS, process_group=group, activation="silu")
+    module = SyncBatchNorm(CHANNELS, activation="silu").to(device)
     generator = torch.Generator().manual_seed(7)
-    input = (torch.randn(5, CHANNELS, 7, generator=generator) * 3 + 10).requires_grad_()
-    module(input).backward(torch.randn(5, CHANNELS, 7, generator=generator))
+    input = (torch.randn(5, CHANNELS, 7, generator=generator) * 3 + 10).to(device).requires_grad_()
+    module(input).backward(torch.randn(5, CHANNELS, 7, generator=generator).to(device))
     assert input.grad is not None
-    return input.grad
+    return input.grad.cpu()
+
+
+def averaged(rank: int) -> tuple[Tensor, Tensor]:
+    """The gradient of weight under DistributedDataParallel, which averages, and without it."""
+    gradients = []
+    for parallel in (True, False):
+        module = SyncBatchNorm(CHANNELS, activation="relu")
+        x = torch.randn(2 + rank, CHANNELS, 4, generator=torch.Generator().manual_seed(rank))
+        model = DistributedDataParallel(torch.nn.Sequential(module)) if parallel else module
+        model(x).square().sum().backward()
+        assert module.weight.grad is not None
+        gradients.append(module.weight.grad)
+    return gradients[0], gradients[1]
 
 
 def error_of(call: Callable[[], Any]) -> str:
@@ -103,9 +118,11 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     return found
 
 
-def rank_main(rank: int, world_size: int, folder: Path) -> None:
+def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo",
+        "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/meeting{world_size}",
         rank=rank,
         world_size=world_size,
@@ -114,16 +131,20 @@ def rank_main(rank: int, world_size: int, folder: Path) -> None:
     by_parity = [dist.new_group(list(range(parity, world_size, 2))) for parity in (0, 1)]
     groups = {True: by_parity[rank % 2], False: None}
     found: Found = {
-        name: [trained(case, rank, world_size, groups[case.subgroup]) for _ in range(2)] for name, case in CASES.items()
+        name: [trained(case, rank, world_size, groups[case.subgroup], device) for _ in range(2)]
+        for name, case in CASES.items()
     }
-    found["same"] = [same_on_every_rank(None) for _ in range(2)]
-    found["errors"] = errors(rank, world_size)
+    found["same"] = [same_on_every_rank(device) for _ in range(2)]
+    if device == "cpu":
+        if world_size == 2:  # it loads torch.compile, which takes seconds in each process
+            found["averaged"] = averaged(rank)
+        found["errors"] = errors(rank, world_size)
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()  # nobody leaves while another waits for its timeout
     dist.destroy_process_group()
 
 
-def main(folder: Path, world_sizes: list[int]) -> int:
+def main(folder: Path, device: str, world_sizes: list[int]) -> int:
     """How many processes failed."""
     torch.set_num_threads(1)
     # The import of torch takes longer than all calls: it and the kernels are loaded once, before the processes part.
@@ -131,7 +152,9 @@ def main(folder: Path, world_sizes: list[int]) -> int:
     context = multiprocessing.get_context("fork")
     failed = 0
     for world_size in world_sizes:
-        processes = [context.Process(target=rank_main, args=(rank, world_size, folder)) for rank in range(world_size)]
+        processes = [
+            context.Process(target=rank_main, args=(rank, world_size, folder, device)) for rank in range(world_size)
+        ]
         for process in processes:
             process.start()
         for process in processes:
@@ -141,4 +164,4 @@ def main(folder: Path, world_sizes: list[int]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]]))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3:]]))

@@ -30,20 +30,27 @@ ACTIVATIONS = {None: lambda z: z, "relu": F.relu, "silu": F.silu, "gelu": F.gelu
 Found = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(folder: Path, device: str, *world_sizes: int) -> Path:
     """Where each rank of each world size has left what it found."""
-    folder = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, str(WORKER), str(folder), *map(str, WORLD_SIZES)]
+    command = [sys.executable, str(WORKER), str(folder), device, *map(str, world_sizes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder
 
 
+def load(folder: Path, world_size: int) -> Found:
+    """What each rank found."""
+    return [torch.load(folder / f"rank{rank}of{world_size}.pt") for rank in range(world_size)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run(tmp_path_factory.mktemp("ranks"), "cpu", *WORLD_SIZES)
+
+
 @pytest.fixture(scope="module", params=WORLD_SIZES, ids="{} ranks".format)
 def ranks(request: pytest.FixtureRequest, folder: Path) -> Found:
-    """What each rank found."""
-    return [torch.load(folder / f"rank{rank}of{request.param}.pt") for rank in range(request.param)]
+    return load(folder, request.param)
 
 
 def whole(case: Case, members: list[int], world_size: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -85,8 +92,8 @@ def whole(case: Case, members: list[int], world_size: int, dtype: torch.dtype) -
     }
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_results_are_those_of_the_whole_in_one_process(ranks: Found, name: str) -> None:
+def check_results(ranks: Found, name: str) -> None:
+    """Every rank's results are within the rule of those of the whole."""
     case, world_size = CASES[name], len(ranks)
     for rank, found in enumerate(ranks):
         members = case.members(rank, world_size)
@@ -109,6 +116,20 @@ def test_results_are_those_of_the_whole_in_one_process(ranks: Found, name: str) 
         assert got["running_mean"].dtype == torch.float32
         if got["output"].numel():
             assert got["output_strides"] == draw(case, rank, world_size, 0)[0].stride()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_are_those_of_the_whole_in_one_process(ranks: Found, name: str) -> None:
+    check_results(ranks, name)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_two_gpus_over_nccl(tmp_path: Path) -> None:
+    ranks = load(run(tmp_path, "cuda", 2), 2)
+    for name in CASES:
+        check_results(ranks, name)
+    assert torch.equal(ranks[0]["same"][0], ranks[1]["same"][0])
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -150,6 +171,13 @@ def test_evaluation_is_batch_norms(ranks: Found, name: str) -> None:
         with torch.no_grad():
             expected = module(draw(case, rank, len(ranks), case.steps - 1)[0])
         assert torch.equal(got["evaluated"], expected)
+
+
+def test_distributed_data_parallel_averages_the_gradients(folder: Path) -> None:
+    ranks = load(folder, 2)
+    mean = torch.stack([found["averaged"][1] for found in ranks]).mean(0)
+    for found in ranks:
+        torch.testing.assert_close(found["averaged"][0], mean)
 
 
 def errors(ranks: Found, mistake: str) -> tuple[list[str], str]:

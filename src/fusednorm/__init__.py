@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusednorm import functional, nn, ops
+from fusednorm import distributed, functional, nn, ops
 from fusednorm.activations import Activation
 from fusednorm.choice import use_instance, use_tuned
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
@@ -19,6 +19,7 @@ __all__ = [
     "Activation",
     "__version__",
     "batch_norm",
+    "distributed",
     "explain",
     "functional",
     "graph",

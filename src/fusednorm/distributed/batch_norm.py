@@ -84,7 +84,8 @@ def synchronized_batch_norm(
         local = normalize(call_norm("batch_norm", 0, channel_dim, eps, None), Operands(input.detach()))
         assert local.mean is not None and local.var is not None
         parts = gather(function, pack(count, local.mean, local.var), group)
-        if parts.device.type == "cpu":  # elsewhere it would wait for the device, and NaN from a rank makes all NaN
+        if parts.device.type == "cpu" and not torch.compiler.is_compiling():
+            # On a GPU it would wait for the device, and break a compiled graph; there the NaN makes all results NaN.
             refusing = parts[:, -1].isnan().nonzero().flatten().tolist()
             if refusing:
                 refuse_peers(function, refusing)

@@ -2,7 +2,9 @@
 
 # Annotations are evaluated here: torch.fx cannot pickle the graph of a module whose forward has them as strings.
 
+import sys
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,6 +91,10 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
             self.activation,
             self.channel_dim,
         )
+
+    def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
+            yield from super().named_modules(*arguments, **keywords)
 
     def _synchronized(self, input: Tensor, group: Any) -> Tensor:
         running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
