@@ -107,6 +107,8 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     found["updates"] = str(int(module.num_batches_tracked))
     found["one element"] = error_of(lambda: module(torch.randn(int(last), CHANNELS)))
     found["no element"] = error_of(lambda: module(torch.randn(0, CHANNELS)))
+    if world_size == 2:  # the first operator on meta loads sympy, as torch.compile does
+        found["meta"] = error_of(lambda: SyncBatchNorm(CHANNELS, device="meta")(x.to("meta")))
     some = dist.new_group([0])
     if rank:
         found["no member"] = error_of(lambda: SyncBatchNorm(CHANNELS, process_group=some)(x))

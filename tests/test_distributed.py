@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from distributed_cases import CASES, CHANNELS, Case, draw, laid_out, parameters, plain
 from torch import Tensor
 
+import fusednorm
 from fusednorm import nn
 from fusednorm.distributed import SyncBatchNorm, convert_sync_batchnorm_
 from fusednorm.distributed.moments import merge_in_order, pack
@@ -225,6 +226,10 @@ def test_one_element_in_all_inputs_is_an_error_on_every_rank(ranks: Found) -> No
         assert found["errors"]["no element"] == ""
 
 
+def test_a_module_on_meta_exchanges_nothing(folder: Path) -> None:
+    assert [found["errors"]["meta"] for found in load(folder, 2)] == ["", ""]
+
+
 def test_a_process_outside_of_the_group_is_told(ranks: Found) -> None:
     for found in ranks[1:]:
         assert "is not a member of the process group" in found["errors"]["no member"]
@@ -323,6 +328,11 @@ def test_copies_agree_anew() -> None:
         assert other._agreed is None
         assert repr(other) == repr(module)
         assert other.activation == module.activation
+
+
+def test_its_names() -> None:
+    assert nn.SyncBatchNorm is SyncBatchNorm
+    assert fusednorm.convert_sync_batchnorm_ is nn.convert_sync_batchnorm_ is convert_sync_batchnorm_
 
 
 def test_it_is_torchs_class() -> None:

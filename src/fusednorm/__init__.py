@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fusednorm import distributed, functional, nn, ops
 from fusednorm.activations import Activation
 from fusednorm.choice import use_instance, use_tuned
+from fusednorm.distributed import convert_sync_batchnorm_
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ __all__ = [
     "Activation",
     "__version__",
     "batch_norm",
+    "convert_sync_batchnorm_",
     "distributed",
     "explain",
     "functional",

@@ -7,7 +7,7 @@ shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some rele
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
 each module as one call, as it does torch's; ``torch.ao.quantization.fuse_modules`` takes the batch norms, and keeps a
-fused ReLU. :class:`SyncBatchNorm` is made in :mod:`fusednorm.distributed`.
+fused ReLU. :class:`SyncBatchNorm` and :func:`convert_sync_batchnorm_` are made in :mod:`fusednorm.distributed`.
 """
 
 # Annotations are evaluated here: torch.fx cannot pickle the graph of a module whose forward has them as strings.
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fusednorm import functional, interop
 from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
+from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
 from fusednorm.fused_module import ActivationLike, FusedModule
 from fusednorm.private.torch_names import BatchNormBase, InstanceNormBase, input_check, unbatched_rank
 

@@ -12,6 +12,7 @@ bias are q and p of this rank, as torch.nn.SyncBatchNorm's are: DistributedDataP
 
 from __future__ import annotations
 
+from math import isnan
 from typing import Any
 
 import torch
@@ -23,10 +24,11 @@ from fusednorm.activations import Activation
 from fusednorm.autograd import gradients, normalize
 from fusednorm.distributed.agreement import refuse_peers
 from fusednorm.distributed.collective import gather, sum_in_rank_order
-from fusednorm.distributed.moments import Moments, merge_in_order, pack
+from fusednorm.distributed.moments import merge_in_order, pack
 from fusednorm.dtypes import compute_dtype
 from fusednorm.functional import call_norm
 from fusednorm.norm import Norm
+from fusednorm.op_arguments import check_backward
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.running import move_running
 
@@ -84,14 +86,15 @@ def synchronized_batch_norm(
         local = normalize(call_norm("batch_norm", 0, channel_dim, eps, None), Operands(input.detach()))
         assert local.mean is not None and local.var is not None
         parts = gather(function, pack(count, local.mean, local.var), group)
-        if parts.device.type == "cpu" and not torch.compiler.is_compiling():
-            # On a GPU it would wait for the device, and break a compiled graph; there the NaN makes all results NaN.
-            refusing = parts[:, -1].isnan().nonzero().flatten().tolist()
-            if refusing:
-                refuse_peers(function, refusing)
+        # Reading the counts waits for a GPU and breaks a compiled graph; unread, a NaN in them makes all results NaN.
+        # A rank with more than one element knows that the whole has a variance. Where the whole has one element, every
+        # rank has one or none, so every rank reads and raises.
+        elements = count
+        if count <= 1 or (parts.device.type == "cpu" and not torch.compiler.is_compiling()):
+            elements = _read_count(function, input, parts)
         whole = merge_in_order(parts)
         mean, var = whole.mean.to(dtype), whole.var().to(dtype)
-        if running_mean is not None and running_var is not None and _has_variance(function, input, count, whole):
+        if running_mean is not None and running_var is not None and elements > 0:
             move_running(running_mean, mean, momentum)
             move_running(running_var, whole.unbiased_var().to(dtype), momentum)
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
@@ -99,21 +102,19 @@ def synchronized_batch_norm(
     return output
 
 
-def _has_variance(function: str, input: Tensor, count: int, whole: Moments) -> bool:
-    """Whether the whole has elements; ValueError on every rank where it has one element for each channel.
-
-    Only where this rank has none or one is the whole's count read, which waits for a GPU. If the whole has one element,
-    that holds on every rank, so every rank raises.
-    """
-    if count > 1:
-        return True
-    elements = int(whole.count.item())
+def _read_count(function: str, input: Tensor, parts: Tensor) -> int:
+    """The elements for each channel of the whole, 0 or more than 1; an error where a rank refused its arguments."""
+    counts = parts[:, -1].tolist()
+    refusing = [rank for rank, count in enumerate(counts) if isnan(count)]
+    if refusing:
+        refuse_peers(function, refusing)
+    elements = int(sum(counts))
     if elements == 1:
         raise ValueError(
             f"{function}: the inputs of all ranks have 1 element for each channel together, so its variance is 0; this "
             f"rank's has shape {tuple(input.shape)}; expected more than 1; use more samples, or evaluation mode"
         )
-    return elements > 0
+    return elements
 
 
 class _Synchronized(torch.autograd.Function):
@@ -143,6 +144,9 @@ class _Synchronized(torch.autograd.Function):
         input, weight, bias, mean, var, rstd, count = ctx.saved_tensors
         gamma, beta = _wide(weight, mean, 1.0), _wide(bias, mean, 0.0)
         operands = BackwardOperands(grad_output, input, mean, rstd, gamma, beta)
+        if not torch.compiler.is_dynamo_compiling():
+            # Hooks on saved tensors can give back other shapes, and a kernel would go past a tensor's end.
+            check_backward(f"the backward of {ctx.function}", ctx.norm, operands)
         found = gradients(ctx.norm, operands, (False, True, True, False, False))
         q, p = found.weight, found.bias
         assert q is not None and p is not None

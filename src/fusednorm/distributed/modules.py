@@ -72,7 +72,7 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
             return call
-        if self.training:
+        if self.training and not (isinstance(input, Tensor) and input.is_meta):  # which has shapes alone to exchange
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
                 return self._synchronized(input, group)
@@ -122,7 +122,9 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
             )
         except (TypeError, ValueError) as error:
             refusal = error
-        device = input.device if isinstance(input, Tensor) else torch.device("cpu")
+        # The module's device, over which the others exchange too, whatever this rank was given.
+        tensors = (self.weight, self.running_mean, input)
+        device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), torch.device("cpu"))
         agreed = self._agreed is not None and self._agreed() is group
         try:
             if not agreed:

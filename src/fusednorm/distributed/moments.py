@@ -31,9 +31,11 @@ class Moments:
 
 def pack(count: int, mean: Tensor, var: Tensor) -> Tensor:
     """A rank's part as one vector (2 C + 1,) to be exchanged; ``var`` is biased."""
-    values = torch.empty(2 * mean.numel() + 1, dtype=torch.float64, device=mean.device)
-    values[: mean.numel()] = mean
-    torch.mul(var, count, out=values[mean.numel() : -1])
+    channels = mean.numel()
+    values = torch.empty(2 * channels + 1, dtype=torch.float64, device=mean.device)
+    values[:channels] = mean
+    values[channels:-1] = var
+    values[channels:-1] *= count
     values[-1] = count
     return values
 
@@ -48,7 +50,8 @@ def merge_in_order(parts: Tensor) -> Moments:
     """
     channels = parts.shape[1] // 2
     counts = parts[:, -1]
-    totals = counts.cumsum(0)  # of whole numbers, so exact in any order
+    # The sums of the first counts, exact in any order. cumsum is refused on GPUs under deterministic algorithms.
+    totals = counts.expand(len(counts), -1).tril().sum(1)
     shares = counts / totals.clamp(min=1)
     weights = (totals - counts) * shares
     mean, m2 = parts[0, :channels], parts[0, channels:-1]
