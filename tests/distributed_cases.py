@@ -28,6 +28,7 @@ class Case:
     steps: int = 1
     subgroup: bool = False  # the ranks of the same parity
     offset: float = 3.0  # how far the ranks' means are apart
+    mean: float = 0.0  # what is added to all of them
     frozen: bool = False  # the input requires no grad
 
     def samples(self, world_size: int) -> tuple[int, ...]:
@@ -51,7 +52,8 @@ CASES = {
     "no_affine": Case(affine=False, activation="relu"),
     "cumulative": Case(momentum=None, steps=3, empty=True),
     "subgroup": Case(subgroup=True, activation="relu", momentum=1.0),
-    "far": Case(offset=1000.0, momentum=1.0),
+    "far": Case(mean=3000.0, momentum=1.0),
+    "far_relu": Case(mean=3000.0, activation="relu"),
     "frozen": Case(frozen=True, activation="relu"),
 }
 
@@ -67,7 +69,7 @@ def draw(case: Case, rank: int, world_size: int, step: int) -> tuple[Tensor, Ten
     """A rank's input and the gradient of its output: each rank has another mean, scale and number of samples."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     shape = (case.samples(world_size)[rank], CHANNELS, 3, 5)
-    input = torch.randn(shape, generator=generator) * (1.0 + rank) + case.offset * (rank + 1)
+    input = torch.randn(shape, generator=generator) * (1.0 + rank) + case.offset * (rank + 1) + case.mean
     # A common part, so that the sums over all ranks matter in the gradient.
     grad = torch.randn(shape, generator=generator) + 0.5 * (rank + 1)
     return laid_out(case, input.to(case.dtype)), laid_out(case, grad.to(case.dtype))

@@ -155,6 +155,14 @@ def test_sums_of_the_backward_have_the_same_bits_on_every_rank(ranks: Found) -> 
             assert torch.equal(gradient, ranks[0]["same"][0])
 
 
+@pytest.mark.parametrize("name", ["relu", "far_relu"])
+def test_the_backward_takes_the_relu_of_the_outputs(ranks: Found, name: str) -> None:
+    case = CASES[name]
+    for rank, found in enumerate(ranks):
+        got, (_, grad) = found[name][0], draw(case, rank, len(ranks), case.steps - 1)
+        torch.testing.assert_close(got["bias"], (grad * (got["output"] > 0)).sum((0, 2, 3)), rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_evaluation_is_batch_norms(ranks: Found, name: str) -> None:
     case = CASES[name]

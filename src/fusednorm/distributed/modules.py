@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fusednorm import functional, interop
+from fusednorm.arguments import check_momentum
 from fusednorm.distributed.agreement import check_agreement, header
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
@@ -35,7 +36,7 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
         ValueError, TypeError: as :func:`fusednorm.batch_norm`; a process that is no member of ``process_group``; one
             element for each channel in all inputs together.
         RuntimeError: another process refused its arguments (on GPUs only the first call over a group says so; later the
-            outputs here are NaN), does not agree, or made no call within the group's timeout.
+            outputs and running statistics here are NaN), does not agree, or made no call within the group's timeout.
 
     Source: Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167).
 
@@ -120,6 +121,8 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
             check(
                 "SyncBatchNorm", self.num_features, input, *running, self.weight, self.bias, self._eps, self.channel_dim
             )
+            if self.momentum is not None:
+                check_momentum("SyncBatchNorm", self.momentum)
         except (TypeError, ValueError) as error:
             refusal = error
         # The module's device, over which the others exchange too, whatever this rank was given.
