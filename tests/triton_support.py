@@ -248,7 +248,7 @@ def branches(made: Made) -> set[Any]:
         if name in made.numbers:
             found.add((kernel, name, made.numbers[name] > 1))
     if "K" in constants and "BLOCK_K" in constants:
-        found.add((kernel, "K", constants["K"] % constants["BLOCK_K"] == 0))
+        found.add((kernel, "K", constants["K"] is not None and constants["K"] % constants["BLOCK_K"] == 0))
     for place, tensor in enumerate(made.tensors):
         found.add((kernel, place, None if tensor is None else tensor.dtype))
     return found
