@@ -33,6 +33,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("choice",),
     ("problems", "copies"),
     ("dispatch",),
+    ("op_results",),
+    ("compiled",),
+    ("inductor",),
     ("arguments",),
     ("op_arguments",),
     ("library",),
@@ -55,7 +58,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 IMPORTERS: dict[str, set[str]] = {
     "backends.reference": {"choice", "dispatch", "autograd", "graph", "bench"},
     "backends.cpu": {"choice"},
-    "backends.triton": {"choice"},
+    "backends.triton": {"choice", "inductor"},
     "tolerance": {"graph", "bench"},
     "inspection": {"__init__"},
     "graph": {"__init__", "cli"},

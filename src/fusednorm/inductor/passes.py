@@ -1,0 +1,98 @@
+"""The pass over a graph that Inductor is about to make code of: leaner ops in the place of the differentiable ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fusednorm import __version__
+from fusednorm.choice import selection
+from fusednorm.inductor.lowering import register
+from fusednorm.norm import Norm, norm_of_op
+from fusednorm.private.inductor_names import EXACT_ARGUMENTS, PASS_SLOT, graph_pass
+
+Arguments = tuple[Any, ...]
+
+
+@cache
+def build() -> str:
+    """The version and a digest of the sources, which generated code calls: it must not outlive a change of them."""
+    digest = hashlib.sha256(__version__.encode())
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+class LeanOps(graph_pass()):  # type: ignore[misc]
+    """Replaces norm_forward and norm_backward in a graph that autograd is done with, after the program's own pass,
+    ``before``, which was in its place."""
+
+    def __init__(self, before: Any = None) -> None:
+        self.before = before
+
+    def __call__(self, graph: Graph) -> None:
+        for own in self.before if isinstance(self.before, (list, tuple)) else (self.before,):
+            if own is not None:
+                own(graph)
+        register()
+        replace(graph)
+
+    def uuid(self) -> Any:
+        """What the key of a cached graph holds: the sources, and the instances that the program asked for. None, which
+        keeps graphs from the cache, where the program's own pass has none."""
+        asked = selection()
+        mine = ("fusednorm", build(), asked and (asked.instance, asked.tuned and asked.tuned.digest))
+        if self.before is None:
+            return mine
+        own = getattr(self.before, "uuid", lambda: None)()
+        return None if own is None else (mine, own)
+
+
+def install(config: Any) -> None:
+    """Put the pass into Inductor's configuration, behind the program's own one."""
+    found = getattr(config, PASS_SLOT)
+    if not isinstance(found, LeanOps):
+        setattr(config, PASS_SLOT, LeanOps(found))
+
+
+def replace(graph: Graph) -> None:
+    """Replace the differentiable ops. One with an argument that is a symbol, such as a dynamic eps, stays."""
+    ops = torch.ops.fusednorm
+    replacements: tuple[tuple[Any, Any, Callable[[Node], Arguments | None]], ...] = (
+        (ops.norm_forward.default, ops.compiled_forward.default, _forward_arguments),
+        (ops.norm_backward.default, ops.compiled_backward.default, _backward_arguments),
+    )
+    for old, new, arguments_of in replacements:
+        for node in graph.find_nodes(op="call_function", target=old):
+            arguments = arguments_of(node)
+            if arguments is None:
+                continue
+            with graph.inserting_before(node):
+                lean = graph.call_function(new, arguments)
+            # The strides of the arguments are the lowering's to choose.
+            lean.meta = {key: value for key, value in node.meta.items() if key != EXACT_ARGUMENTS}
+            node.replace_all_uses_with(lean)
+            graph.erase_node(node)
+
+
+def _norm(*arguments: Any) -> Norm | None:
+    return None if any(isinstance(argument, Node) for argument in arguments) else norm_of_op(*arguments)
+
+
+def _forward_arguments(node: Node) -> Arguments | None:
+    norm = _norm(*node.args[7:], node.args[5] is None)
+    statistics = any(user.args[1] != 0 for user in node.users)
+    return None if norm is None else (*node.args[:7], norm.text, statistics)
+
+
+def _backward_arguments(node: Node) -> Arguments | None:
+    family, groups_or_dims, channel_dim, name, parameter, training, wanted = node.args[8:]
+    norm = _norm(family, groups_or_dims, channel_dim, 0.0, name, parameter, training)
+    return None if norm is None else (*node.args[:8], norm.text, wanted)

@@ -1,0 +1,216 @@
+"""The code that Inductor generates for an H200 which is not there: its launches, and what else it calls."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from inductor_cases import CASES  # noqa: E402
+from inductor_support import Generated, all_generated  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton_support import CASES as LAUNCHES  # noqa: E402
+from triton_support import TARGETS, Made, capabilities, operations  # noqa: E402
+
+from fusednorm.activations import FORMULAS  # noqa: E402
+from fusednorm.backends.triton import inlined, launch  # noqa: E402
+from fusednorm.backends.triton.kernels import activations  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Generated]:
+    return all_generated(tmp_path_factory.mktemp("fake_cuda"))
+
+
+PLANES, ROWS = ["moments_of_planes", "apply"], ["moments_of_rows", "finalize", "apply"]
+BACK, BACK_LAST = ["reduce", "gradients"], ["reduce", "combine", "gradients"]
+#: The kernels of ours that each case launches, forward and backward.
+EXPECTED = {
+    "group_norm": [PLANES, BACK],
+    "group_norm channels_last": [ROWS, BACK_LAST],
+    "group_norm inference": [PLANES],
+    "group_norm small": [["held_forward"], ["held_backward"]],
+    "batch_norm": [["moments_of_planes", "finalize", "apply"], BACK_LAST],
+    "batch_norm channels_last": [ROWS, BACK_LAST],
+    "batch_norm inference": [["apply"]],
+    "layer_norm": [["whole_forward"], ["rows_backward", "combine"]],
+    "rms_norm": [["whole_forward"], ["rows_backward", "combine"]],
+    "instance_norm": [PLANES, BACK],
+    "float64": [["held_forward"], ["held_backward", "combine"]],
+    "convolutions": [ROWS, BACK_LAST],
+    "gradient of a sum": [ROWS, BACK_LAST],
+    "transposed": [["whole_forward"], ["held_backward", "combine"]],
+    "twice": [[*PLANES, *PLANES]],
+    "max_autotune": [PLANES, BACK],
+}
+#: Cases around which Inductor has kernels of its own, and how many, forward and backward.
+WITH_OTHERS = {
+    "batch_norm": [2, 0],  # the running mean and the running variance
+    "batch_norm channels_last": [2, 0],
+    "gradient of a sum": [2, 1],  # the sum, and the gradient, which is one number everywhere
+    "transposed": [2, 3],  # the user's transposition, there and back
+    "convolutions": [4, 1],  # what the fake convolution needs in channels_last, and the result in channels_first
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_become_launches(name: str, found: dict[str, Generated]) -> None:
+    generated = found[name]
+    assert generated.words == []
+    ours = [
+        [kernel.removeprefix("fusednorm_") for kernel in graph if kernel.startswith("fusednorm")]
+        for graph in generated.launches()
+    ]
+    assert ours == EXPECTED[name]
+    others = [len([kernel for kernel in graph if kernel.startswith("triton")]) for graph in generated.launches()]
+    assert others == WITH_OTHERS.get(name, [0] * len(others))
+    if name != "convolutions":
+        assert not any(generated.calls())
+
+
+def test_no_tensor_is_transposed_between_convolutions(found: dict[str, Generated]) -> None:
+    """Inductor gives convolutions channels_last, and the norm between them takes it and leaves it."""
+    forward, backward = found["convolutions"].launches()
+    assert [name.startswith("fusednorm") for name in forward] == [False] * 3 + [True] * 3 + [False]
+    assert [name.startswith("fusednorm") for name in backward] == [False] + [True] * 3
+
+
+def test_equal_calls_share_their_kernels(found: dict[str, Generated]) -> None:
+    (code,) = found["twice"].codes
+    assert code.count("async_compile.triton(") == 2
+    assert found["twice"].bodies()[0].count(".run(") == 4
+
+
+def test_cpp_code_launches_too(found: dict[str, Generated]) -> None:
+    generated = found["cpp_wrapper"]
+    assert generated.words == []
+    for code, kernels in zip(generated.codes, (PLANES, BACK), strict=True):
+        assert "fusednorm::" not in code
+        for kernel in kernels:
+            assert re.search(rf"launchKernel\(fusednorm_{kernel}_\d", code)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("dynamic", "a size is not known"), ("one element a statistic", "it runs on the instance reference")],
+)
+def test_what_no_launch_can_hold_is_a_call_of_a_function(name: str, reason: str, found: dict[str, Generated]) -> None:
+    generated = found[name]
+    assert any(reason in word for word in generated.words)
+    assert generated.calls()[-1] == ["fusednorm.compiled.compiled_backward"]
+
+
+def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
+    for name in EXPECTED:
+        for source in found[name].kernels().values():
+            (signature,) = re.findall(r"'signature': (\{.*?\})", source)
+            assert all(kind.startswith("*") for kind in ast.literal_eval(signature).values())
+
+
+def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Path) -> None:
+    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler."""
+    kernels: dict[str, str] = {}
+    for name in EXPECTED:
+        kernels |= found[name].kernels()
+    assert {"fusednorm_apply", "fusednorm_gradients", "fusednorm_rows_backward"} <= kernels.keys()
+    for name, source in kernels.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = getattr(module, name)
+        meta, (config,) = kernel.triton_meta, kernel.configs
+        assert meta["enable_fp_fusion"] is False
+        code = ASTSource(kernel.fn, meta["signature"], meta["constants"], meta["configs"][0])
+        options = {"num_warps": config.num_warps, "enable_fp_fusion": False}
+        assert triton.compile(code, target=TARGETS["sm_90"], options=options).asm["cubin"]
+
+
+# --- entries: a launch as a kernel of its own ---
+
+
+def _launches() -> list[Made]:
+    able = capabilities("sm_90")._replace(overlaps=False)
+    return [made for operation in operations(able, LAUNCHES) for made in operation]
+
+
+def _argument(node: ast.expr) -> Any:
+    """The value of an argument in an entry's source: a number with its type, a constant, or a name as text."""
+    if isinstance(node, ast.Call):
+        assert ast.unparse(node.func) == "tl.full"
+        shape, number, dtype = node.args
+        assert ast.literal_eval(shape) == ()
+        return ast.literal_eval(number), ast.unparse(dtype)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def test_entries_hand_on_what_launches_do() -> None:
+    for made in _launches():
+        entry, given = inlined.entry(made.launch, made.tensors)
+        (function,) = ast.parse(inspect.getsource(entry.fn)).body
+        assert isinstance(function, ast.FunctionDef)
+        assert [argument.arg for argument in function.args.args] == list(given)
+        (statement,) = function.body
+        assert isinstance(statement, ast.Expr)
+        call = statement.value
+        assert isinstance(call, ast.Call)
+        signature = inspect.signature(made.launch.kernel.fn)
+        named = {word.arg: _argument(word.value) for word in call.keywords}
+        bound = signature.bind(*map(_argument, call.args), **named).arguments  # type: ignore[arg-type]
+        names, pointers = list(signature.parameters), len(made.tensors)
+        for name, tensor in zip(names, made.tensors, strict=False):
+            assert bound[name] == (None if tensor is None else name)
+            assert tensor is None or given[name] is tensor
+        for name, number in zip(names[pointers:], made.launch.scalars, strict=False):
+            dtype = "float64" if isinstance(number, float) else "int32" if abs(number) < 2**31 else "int64"
+            assert bound[name] in ((number, f"tl.{dtype}"), 1 if number == 1 else None)
+        for name, value in made.launch.constants.items():
+            if isinstance(value, triton.JITFunction):
+                value = f"activations.{activations.name_of(value)}"
+            assert bound[name] == value
+
+
+@pytest.mark.parametrize("name", [None, *FORMULAS])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_activations_are_found_by_their_names(name: str | None, dtype: str, nvidia: bool) -> None:
+    for function in activations.activation(name, dtype, nvidia):
+        assert getattr(activations, activations.name_of(function)) is function
+
+
+@pytest.mark.parametrize("name", ["nothing", "silu__slope__float32__any", "sulu__value__float32__any", "__path__"])
+def test_other_names_are_no_activations(name: str) -> None:
+    with pytest.raises(AttributeError, match="has no attribute"):
+        getattr(activations, name)
+
+
+def test_a_recorded_plan_launches_nothing() -> None:
+    seen: list[Any] = []
+    with launch.recorded(lambda made, tensors: seen.append((made, tensors))):
+        assert launch.recording()
+        made = launch.prepared(None, 1, (), {"OVERLAP": False}, 4)
+        x = torch.ones(1)
+        made(x, None)
+    assert not launch.recording()
+    assert seen == [(made, (x, None))]
+    with pytest.raises(AssertionError, match="recorded"):
+        made(x)
+    assert type(launch.prepared(None, 1, (), {}, 4)) is launch.Launch
+
+
+def test_every_case_is_looked_at() -> None:
+    looked = {*EXPECTED, "cpp_wrapper", "dynamic", "one element a statistic"}
+    assert looked == CASES.keys()
