@@ -105,7 +105,7 @@ def test_cpp_code_launches_too(found: dict[str, Generated]) -> None:
 def test_what_no_launch_can_hold_is_a_call_of_a_function(name: str, reason: str, found: dict[str, Generated]) -> None:
     generated = found[name]
     assert any(reason in word for word in generated.words)
-    assert generated.calls()[-1] == ["fusednorm.compiled.compiled_backward"]
+    assert generated.calls()[-1] == ["fusednorm.compiled.call_backward"]
 
 
 def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:

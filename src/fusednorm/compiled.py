@@ -7,6 +7,7 @@ functions here and not the ops: torch's dispatcher takes 7 us for so many argume
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch import Tensor
 from fusednorm import dispatch
 from fusednorm.norm import norm_of_text
 from fusednorm.op_results import FiveTensors, FourTensors, empty_gradients, empty_results, five_tensors, four_tensors
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
 
 Optional = Tensor | None
 
@@ -34,7 +35,7 @@ library.define(
 )
 
 
-def compiled_forward(
+def call_forward(
     input: Tensor,
     weight: Optional,
     bias: Optional,
@@ -44,12 +45,17 @@ def compiled_forward(
     var: Optional,
     norm: str,
     statistics: bool,
-) -> FourTensors:
+) -> tuple[Tensor, Optional, Optional, Optional]:
+    """The results of a forward as generated Python code reads them, None for one that it does not."""
     operands = Operands(input, weight, bias, scale, shift, mean, var)
-    return four_tensors(dispatch.forward(norm_of_text(norm), operands, statistics))
+    results = dispatch.forward(norm_of_text(norm), operands, statistics)
+    mean, rstd = results.mean, results.rstd
+    if statistics and mean is None and rstd is not None:
+        mean = rstd.new_empty(0)  # rms_norm's, which its backward takes
+    return results.output, mean, rstd, results.var
 
 
-def compiled_backward(
+def call_backward(
     grad_output: Tensor,
     input: Tensor,
     mean: Tensor,
@@ -60,35 +66,32 @@ def compiled_backward(
     shift: Optional,
     norm: str,
     output_mask: Sequence[bool],
-) -> FiveTensors:
+) -> tuple[Optional, Optional, Optional, Optional, Optional]:
+    """The gradients as generated Python code reads them, None for one that it does not."""
     operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
     a, b, c, d, e = output_mask
-    return five_tensors(dispatch.backward(norm_of_text(norm), operands, (a, b, c, d, e)), input)
+    found = dispatch.backward(norm_of_text(norm), operands, (a, b, c, d, e))
+    return found.input, found.weight, found.bias, found.scale, found.shift
 
 
-library.impl("compiled_forward", compiled_forward, "CompositeExplicitAutograd")
-library.impl("compiled_backward", compiled_backward, "CompositeExplicitAutograd")
+def _forward_kernel(*arguments: Any) -> FourTensors:
+    return four_tensors(Results(*call_forward(*arguments)))
+
+
+def _backward_kernel(*arguments: Any) -> FiveTensors:
+    return five_tensors(Gradients(*call_backward(*arguments)), arguments[1])
+
+
+library.impl("compiled_forward", _forward_kernel, "CompositeExplicitAutograd")
+library.impl("compiled_backward", _backward_kernel, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("fusednorm::compiled_forward", lib=library)
-def _forward_fake(input: Tensor, *operands: Tensor | str | bool | None) -> FourTensors:
-    norm = operands[6]
-    assert isinstance(norm, str)
-    return empty_results(norm_of_text(norm), input)
+def _forward_fake(*arguments: Any) -> FourTensors:
+    return empty_results(norm_of_text(arguments[7]), arguments[0])
 
 
 @torch.library.register_fake("fusednorm::compiled_backward", lib=library)
-def _backward_fake(
-    grad_output: Tensor,
-    input: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Optional,
-    bias: Optional,
-    scale: Optional,
-    shift: Optional,
-    norm: str,
-    output_mask: Sequence[bool],
-) -> FiveTensors:
-    operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
-    return empty_gradients(norm_of_text(norm), operands, output_mask)
+def _backward_fake(*arguments: Any) -> FiveTensors:
+    *operands, norm, output_mask = arguments
+    return empty_gradients(norm_of_text(norm), BackwardOperands(*operands), output_mask)

@@ -8,7 +8,7 @@ and what it allocates, copies and launches becomes part of the graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fusednorm import compiled
 from fusednorm.choice import Choice, choose
+from fusednorm.compiled import call_backward, call_forward
 from fusednorm.copies import copying
 from fusednorm.norm import Norm, norm_of_text
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
@@ -35,9 +35,11 @@ class NotInlinedError(Exception):
 
 
 class Direction(Protocol):
-    """An op: how many tensors it takes, which of them is the input, and what its last argument means."""
+    """An op, and the function that Python code calls: how many tensors they take, which of them is the input, and what
+    their last argument means."""
 
     op: str
+    function: Callable[..., Any]
     tensors: int
     input: int
 
@@ -49,7 +51,7 @@ class Direction(Protocol):
 class Forward:
     """compiled_forward(input, weight, bias, scale, shift, mean, var, norm, statistics)"""
 
-    op, tensors, input = "compiled_forward", 7, 0
+    op, function, tensors, input = "compiled_forward", staticmethod(call_forward), 7, 0
 
     def problem(self, norm: Norm, tensors: Tensors, statistics: bool) -> Problem:
         return forward_problem(norm, Operands(*tensors))  # type: ignore[arg-type]
@@ -62,7 +64,7 @@ class Forward:
 class Backward:
     """compiled_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, norm, output_mask)"""
 
-    op, tensors, input = "compiled_backward", 8, 1
+    op, function, tensors, input = "compiled_backward", staticmethod(call_backward), 8, 1
 
     def problem(self, norm: Norm, tensors: Tensors, wanted: Any) -> Problem:
         return backward_problem(norm, BackwardOperands(*tensors), backward_direction(wanted))  # type: ignore[arg-type]
@@ -84,8 +86,8 @@ def register() -> None:
         logger.info("compiled graphs call the ops: %s", error)
         return
     for direction in DIRECTIONS:
-        op, function = getattr(torch.ops.fusednorm, direction.op).default, getattr(compiled, direction.op)
-        nodes.register(op, function, Lowering(nodes, direction, op))
+        op = getattr(torch.ops.fusednorm, direction.op).default
+        nodes.register(op, direction.function, Lowering(nodes, direction, op))
 
 
 class Placed(NamedTuple):

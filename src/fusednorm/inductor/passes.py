@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, Node
@@ -63,7 +64,8 @@ def install(config: Any) -> None:
 
 
 def replace(graph: Graph) -> None:
-    """Replace the differentiable ops. One with an argument that is a symbol, such as a dynamic eps, stays."""
+    """Replace the differentiable ops. One with an argument that is a symbol, such as a dynamic eps, stays, and one of
+    which an empty result is used."""
     ops = torch.ops.fusednorm
     replacements: tuple[tuple[Any, Any, Callable[[Node], Arguments | None]], ...] = (
         (ops.norm_forward.default, ops.compiled_forward.default, _forward_arguments),
@@ -71,7 +73,8 @@ def replace(graph: Graph) -> None:
     )
     for old, new, arguments_of in replacements:
         for node in graph.find_nodes(op="call_function", target=old):
-            arguments = arguments_of(node)
+            taken_apart = all(user.target is operator.getitem for user in node.users)
+            arguments = arguments_of(node) if taken_apart and not node.kwargs else None
             if arguments is None:
                 continue
             with graph.inserting_before(node):
@@ -86,13 +89,23 @@ def _norm(*arguments: Any) -> Norm | None:
     return None if any(isinstance(argument, Node) for argument in arguments) else norm_of_op(*arguments)
 
 
+def _used(node: Node) -> set[int]:
+    """The places of the results that a graph uses."""
+    return {cast(int, user.args[1]) for user in node.users}
+
+
 def _forward_arguments(node: Node) -> Arguments | None:
-    norm = _norm(*node.args[7:], node.args[5] is None)
-    statistics = any(user.args[1] != 0 for user in node.users)
-    return None if norm is None else (*node.args[:7], norm.text, statistics)
+    norm, used = _norm(*node.args[7:], node.args[5] is None), _used(node)
+    if norm is None or (3 in used and not norm.has_variance):
+        return None
+    return *node.args[:7], norm.text, used != {0}
 
 
 def _backward_arguments(node: Node) -> Arguments | None:
-    family, groups_or_dims, channel_dim, name, parameter, training, wanted = node.args[8:]
+    arguments: Arguments = node.args
+    *operands, family, groups_or_dims, channel_dim, name, parameter, training, wanted = arguments
     norm = _norm(family, groups_or_dims, channel_dim, 0.0, name, parameter, training)
-    return None if norm is None else (*node.args[:8], norm.text, wanted)
+    present = [True, *(operand is not None for operand in operands[4:])]
+    if norm is None or not all(present[place] and wanted[place] for place in _used(node)):
+        return None
+    return *operands, norm.text, wanted
