@@ -15,13 +15,14 @@ import torch
 from test_compile import case, same_gradients
 from torch import Tensor
 from torch._functorch import config as functorch
-from torch._inductor import config
+from torch._inductor import config, ir
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch._inductor.lowering import lowerings
 from torch._inductor.utils import run_and_get_code
 
 import fusednorm
 from fusednorm import compiled, inductor, nn
-from fusednorm.inductor import passes
+from fusednorm.inductor import lowering, passes
 from fusednorm.norm import FAMILIES, norm_of, norm_of_text
 from fusednorm.private.inductor_names import PASS_SLOT
 
@@ -206,6 +207,54 @@ def test_nothing_is_prepared_where_inductor_is_not_loaded(monkeypatch: pytest.Mo
     monkeypatch.delitem(sys.modules, "torch._inductor.config")
     inductor.prepare()
     assert getattr(config, PASS_SLOT) is None
+
+
+# --- torch without one of the names ---
+
+
+@pytest.mark.parametrize(
+    "name", ["FallbackKernel", "get_stride_order", "ir_node_to_tensor", "ExternKernel.require_stride_order"]
+)
+def test_without_a_name_graphs_call_the_ops(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, _, attribute = name.rpartition(".")
+    monkeypatch.delattr(getattr(ir, owner) if owner else ir, attribute)
+    assert inductor.described().startswith(f"calls of the operators: fusednorm uses torch._inductor.ir.{name}")
+    lowering.register.__wrapped__()  # says so, and raises nothing
+
+
+def test_an_op_without_a_lowering_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    for op in (OPS.compiled_forward.default, OPS.compiled_backward.default):
+        monkeypatch.delitem(lowerings, op, raising=False)
+    monkeypatch.setattr(passes, "register", lambda: None)
+    call, tensors = case("group_norm")
+    forward, backward = codes_of(call, *tensors)[1]
+    assert "torch.ops.fusednorm.compiled_forward.default(" in forward
+    assert "torch.ops.fusednorm.compiled_backward.default(" in backward
+    for op in (OPS.compiled_forward.default, OPS.compiled_backward.default):  # Inductor now has fallbacks for them
+        lowerings.pop(op, None)
+    lowering.register.cache_clear()
+
+
+def test_without_a_place_for_a_pass_graphs_keep_the_differentiable_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "loaded_config", lambda: None)
+    assert inductor.described() == "calls of the operators: Inductor's configuration has no place for a pass"
+    call, tensors = case("group_norm")
+    forward, backward = codes_of(call, *tensors)[1]
+    assert "torch.ops.fusednorm.norm_forward.default(" in forward
+    assert "torch.ops.fusednorm.norm_backward.default(" in backward
+
+
+def test_a_lowering_that_fails_becomes_a_call(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    """In a release of torch in which a name of Inductor means something else."""
+
+    def fails(*arguments: Any) -> Any:
+        raise TypeError("of another meaning")
+
+    monkeypatch.setattr(lowering.Lowering, "inlined", fails)
+    call, tensors = case("group_norm")
+    forward, _ = codes_of(call, *tensors)[1]
+    assert "call_forward(" in forward
+    assert "compiled_forward is a call in the compiled graph: of another meaning" in caplog.text
 
 
 # --- caches, and code for other processes ---

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # The lean ops exist in every process that imports fusednorm: code that was compiled in another one may call them.
 from fusednorm import compiled  # noqa: F401
-from fusednorm.private.inductor_names import loaded_config
+from fusednorm.private.inductor_names import Nodes, graph_pass, loaded_config
 
 
 def prepare() -> None:
@@ -23,3 +23,15 @@ def prepare() -> None:
         from fusednorm.inductor.passes import install
 
         install(config)
+
+
+def described() -> str:
+    """What becomes of calls under torch.compile's default backend, with this release of torch. It imports Inductor."""
+    try:
+        Nodes()
+        graph_pass()
+    except ImportError as error:
+        return f"calls of the operators: {error}"
+    if loaded_config() is None:
+        return "calls of the operators: Inductor's configuration has no place for a pass"
+    return "launches in the generated code on GPUs, calls of functions elsewhere"

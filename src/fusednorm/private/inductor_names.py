@@ -49,20 +49,23 @@ class Nodes:
     """
 
     def __init__(self) -> None:
-        inductor = "torch._inductor"
-        self.ir = find(inductor, "ir")
+        ir, lowering = "torch._inductor.ir", "torch._inductor.lowering"
+        #: A node that a lowering returns, one that lies in memory, and the layout of one whose strides are still free.
+        self.tensor_box = find(ir, "TensorBox")
+        self.storage_box = find(ir, "StorageBox")
+        self.flexible = find(ir, "FlexibleLayout")
+        #: A node in memory, and in an order of its dimensions; the order of given strides; a node as a fake tensor.
+        self.realized = find(ir, "ExternKernel.realize_input")
+        self.with_order = find(ir, "ExternKernel.require_stride_order")
+        self.stride_order = find(ir, "get_stride_order")
+        self.to_fake = find(ir, "ir_node_to_tensor")
         #: What is being compiled: its graph, and the mode of its fake tensors.
-        self.current = find(f"{inductor}.virtualized", "V")
-        self.to_fake = find(f"{inductor}.ir", "ir_node_to_tensor")
-        self.stride_order = find(f"{inductor}.ir", "get_stride_order")
-        self.register_lowering = find(f"{inductor}.lowering", "register_lowering")
-        self.with_traced_strides = find(f"{inductor}.lowering", "constrain_to_fx_strides")
-        self.process = find(f"{inductor}.codegen.subgraph", "inline_subgraph_to_ir_nodes")
-        self.decompositions = find(f"{inductor}.decomposition", "select_decomp_table")
-        external = find(f"{inductor}.ir", "FallbackKernel")
-        self.realized = find(f"{inductor}.ir", "ExternKernel.realize_input")
-        self.with_order = find(f"{inductor}.ir", "ExternKernel.require_stride_order")
-
+        self.current = find("torch._inductor.virtualized", "V")
+        self.register_lowering = find(lowering, "register_lowering")
+        self.with_traced_strides = find(lowering, "constrain_to_fx_strides")
+        self.process = find("torch._inductor.codegen.subgraph", "inline_subgraph_to_ir_nodes")
+        self.decompositions = find("torch._inductor.decomposition", "select_decomp_table")
+        external = find(ir, "FallbackKernel")
         #: The Python function that is the kernel of each op.
         self.functions: dict[Any, Callable[..., Any]] = {}
         functions, current = self.functions, self.current
@@ -95,18 +98,17 @@ class Nodes:
     def settled(self, node: Any, like: Any = None) -> Any:
         """The node in memory, in strides that stay as they are: its own, or where these are still free those of
         ``like``, if that has the same sizes, and else those that suit what it is computed from."""
-        ir = self.ir
         found = self.realized(node)
-        if isinstance(found, ir.StorageBox) and isinstance(found.get_layout(), ir.FlexibleLayout):
+        if isinstance(found, self.storage_box) and isinstance(found.get_layout(), self.flexible):
             if like is not None and list(like.get_size()) == list(found.get_size()):
                 found.data.freeze_layout_with_stride_order(self.stride_order(like.get_stride()))
             else:
                 found.data.decide_layout()
-        return ir.TensorBox(found)
+        return self.tensor_box(found)
 
     def ordered(self, node: Any, order: Sequence[int]) -> Any:
         """The node with its dimensions in this order of memory, in a copy where it has another one."""
-        return self.ir.TensorBox(self.with_order(node, order))
+        return self.tensor_box(self.with_order(node, order))
 
     def fakes(self, nodes: Sequence[Any]) -> list[Tensor | None]:
         """Fake tensors of the nodes' sizes and strides."""
@@ -122,9 +124,14 @@ class Nodes:
 
     def inline(self, graph: torch.fx.GraphModule, nodes: Sequence[Any]) -> Any:
         """The results of a graph of these nodes, computed by the code at hand."""
-        return self.process(graph, list(nodes), "fusednorm")
+        current = self.current.graph
+        around, current.module = current.module, graph  # the first releases that have the function do not do so
+        try:
+            return self.process(graph, list(nodes), "fusednorm")
+        finally:
+            current.module = around
 
     def call(self, op: Any, arguments: tuple[Any, ...]) -> list[Any]:
         """The results of one call, of arguments with the strides that the trace saw."""
         arguments, _ = self.with_traced_strides(self.current.graph.current_node, *arguments)
-        return [self.ir.TensorBox.create(result) for result in self.call_of.create(op, *arguments)]
+        return [self.tensor_box.create(result) for result in self.call_of.create(op, *arguments)]
