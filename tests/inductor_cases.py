@@ -8,7 +8,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,7 @@ class Case:
     dtype: str = BF16
     dynamic: bool | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    instance: str | None = None
 
 
 IMAGE, CHANNELS, CONV = (8, 320, 64, 64), (320,), (320, 320, 3, 3)
@@ -35,6 +36,49 @@ CHAIN = (
     "lambda x, a, w, b, c: F.conv2d(fusednorm.group_norm(F.conv2d(x, a, padding=1), 32, w, b, activation='silu'),"
     " c, padding=1)"
 )
+_ROWS, _ROW = ((4096, 1024), (4096, 1024)), ((1024,), (1024,))
+#: Calls that torch's own formula serves better, each beside the call of torch's functions.
+NATIVE: dict[str, tuple[Case, Case]] = {
+    name: (Case(call, shapes, train=train, dtype=dtype), Case(torchs, shapes, train=train, dtype=dtype))
+    for name, call, torchs, shapes, train, dtype in (
+        (
+            "layer_norm of a sum",
+            "lambda x, r, w, b: (fusednorm.layer_norm(x + r, (1024,), w, b, activation='gelu'), x + r)",
+            "lambda x, r, w, b: (F.gelu(F.layer_norm(x + r, (1024,), w, b)), x + r)",
+            (*_ROWS, *_ROW), False, BF16,
+        ),
+        (
+            "layer_norm in training",
+            "lambda x, r, w, b: fusednorm.layer_norm(x + r, (1024,), w, b) * 2",
+            "lambda x, r, w, b: F.layer_norm(x + r, (1024,), w, b) * 2",
+            (*_ROWS, *_ROW), True, BF16,
+        ),
+        (
+            "rms_norm and a product",
+            "lambda x, r, w: fusednorm.rms_norm(x, (1024,), w, 1e-6) * r",
+            "lambda x, r, w: F.rms_norm(x, (1024,), w, 1e-6) * r",
+            (*_ROWS, _ROW[0]), False, "float32",
+        ),
+        (
+            "layer_norm of transposed rows",
+            "lambda x, w, b: fusednorm.layer_norm(x.transpose(1, 2), (320,), w, b)",
+            "lambda x, w, b: F.layer_norm(x.transpose(1, 2), (320,), w, b)",
+            ((8, 320, 64), CHANNELS, CHANNELS), False, BF16,
+        ),
+        (
+            "batch_norm's evaluation and a sum",
+            "lambda x, w, b, m, v: fusednorm.batch_norm(x, m, v, w, b, False, activation='relu') + 1",
+            "lambda x, w, b, m, v: F.relu(F.batch_norm(x, m, v, w, b, False)) + 1",
+            (IMAGE, *(CHANNELS,) * 4), False, BF16,
+        ),
+        (
+            "group_norm and a residual",
+            "lambda x, w, b: fusednorm.group_norm(x, 32, w, b, activation='silu') + x",
+            "lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)) + x",
+            (IMAGE, CHANNELS, CHANNELS), False, BF16,
+        ),
+    )
+}  # fmt: skip
 CASES: dict[str, Case] = {
     "group_norm": Case(SILU, (IMAGE, CHANNELS, CHANNELS)),
     "group_norm channels_last": Case(SILU, (IMAGE, CHANNELS, CHANNELS), last=True),
@@ -62,6 +106,14 @@ CASES: dict[str, Case] = {
     "max_autotune": Case(
         SILU, (IMAGE, CHANNELS, CHANNELS), options={"max_autotune": True, "coordinate_descent_tuning": True}
     ),
+    "forced": Case(
+        "lambda x, w, b: fusednorm.layer_norm(x, (1024,), w, b)",
+        ((4096, 1024), (1024,), (1024,)),
+        train=False,
+        instance="triton.rows",
+    ),
+    **{name: ours for name, (ours, _) in NATIVE.items()},
+    **{f"torch's {name}": torchs for name, (_, torchs) in NATIVE.items()},
 }
 
 
@@ -82,7 +134,8 @@ def generated(case: Case, codes: list[str]) -> list[str]:
         if case.last:
             tensors[0] = tensors[0].to(memory_format=torch.channels_last)
         tensors = [tensor.requires_grad_(case.train) for tensor in tensors]
-        with suppress(fake_cuda.Captured):
+        forced = fusednorm.use_instance(case.instance) if case.instance else nullcontext()
+        with forced, suppress(fake_cuda.Captured):
             torch.compile(call, fullgraph=True, dynamic=case.dynamic, options=case.options or None)(*tensors)
     return list(codes)
 

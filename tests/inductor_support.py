@@ -40,6 +40,11 @@ class Generated:
         pattern = r"= ((?:torch\.ops|extern_kernels|aten|fusednorm)[\w.]+)\("
         return [re.findall(pattern, body) for body in self.bodies()]
 
+    def fused(self) -> list[list[tuple[str, ...]]]:
+        """How many loads, stores and reductions each of Inductor's own kernels has, graph by graph."""
+        pattern = re.compile(r"'num_load': (\d+), 'num_store': (\d+), 'num_reduction': (\d+)")
+        return [pattern.findall(code) for code in self.codes]
+
     def kernels(self) -> dict[str, str]:
         """The source of our kernels."""
         pattern = re.compile(r"async_compile\.triton\('(fusednorm\w+)', '''(.*?)'''", re.DOTALL)

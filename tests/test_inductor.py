@@ -14,7 +14,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from inductor_cases import CASES  # noqa: E402
+from inductor_cases import CASES, NATIVE  # noqa: E402
 from inductor_support import Generated, all_generated  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton_support import CASES as LAUNCHES  # noqa: E402
@@ -40,14 +40,15 @@ EXPECTED = {
     "group_norm small": [["held_forward"], ["held_backward"]],
     "batch_norm": [["moments_of_planes", "finalize", "apply"], BACK_LAST],
     "batch_norm channels_last": [ROWS, BACK_LAST],
-    "batch_norm inference": [["apply"]],
-    "layer_norm": [["whole_forward"], ["rows_backward", "combine"]],
-    "rms_norm": [["whole_forward"], ["rows_backward", "combine"]],
+    "batch_norm inference": [[]],
+    "layer_norm": [[], ["rows_backward", "combine"]],
+    "rms_norm": [[], ["rows_backward", "combine"]],
+    "forced": [["rows_forward"]],
     "instance_norm": [PLANES, BACK],
     "float64": [["held_forward"], ["held_backward", "combine"]],
     "convolutions": [ROWS, BACK_LAST],
     "gradient of a sum": [ROWS, BACK_LAST],
-    "transposed": [["whole_forward"], ["held_backward", "combine"]],
+    "transposed": [[], ["held_backward", "combine"]],
     "twice": [[*PLANES, *PLANES]],
     "max_autotune": [PLANES, BACK],
 }
@@ -56,7 +57,10 @@ WITH_OTHERS = {
     "batch_norm": [2, 0],  # the running mean and the running variance
     "batch_norm channels_last": [2, 0],
     "gradient of a sum": [2, 1],  # the sum, and the gradient, which is one number everywhere
-    "transposed": [2, 3],  # the user's transposition, there and back
+    "transposed": [3, 3],  # torch's formula, which reads the input as it lies, and its output in the input's strides
+    "batch_norm inference": [1],  # torch's own formula, which is as fast alone and fuses with its neighbours
+    "layer_norm": [1, 0],
+    "rms_norm": [1, 0],
     "convolutions": [4, 1],  # what the fake convolution needs in channels_last, and the result in channels_first
 }
 
@@ -136,6 +140,16 @@ def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Pa
         assert triton.compile(code, target=TARGETS["sm_90"], options=options).asm["cubin"]
 
 
+@pytest.mark.parametrize("name", NATIVE)
+def test_torchs_own_formula_is_what_torchs_functions_become(name: str, found: dict[str, Generated]) -> None:
+    """Where Inductor fuses more than we save: the same kernels in the forward, with the same loads and stores."""
+    ours, torchs = found[name], found[f"torch's {name}"]
+    assert ours.words == []
+    assert not any(kernel.startswith("fusednorm") for kernel in ours.launches()[0])
+    assert len(ours.launches()[0]) == len(torchs.launches()[0])
+    assert ours.fused()[0] == torchs.fused()[0]
+
+
 # --- entries: a launch as a kernel of its own ---
 
 
@@ -212,5 +226,6 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 
 def test_every_case_is_looked_at() -> None:
-    looked = {*EXPECTED, "cpp_wrapper", "dynamic", "one element a statistic"}
+    looked = {*EXPECTED, "cpp_wrapper", "dynamic", "one element a statistic", *NATIVE}
+    looked |= {f"torch's {name}" for name in NATIVE}
     assert looked == CASES.keys()

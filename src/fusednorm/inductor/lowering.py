@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from fusednorm.choice import Choice, choose
+from fusednorm.choice import Choice, choose, forced
 from fusednorm.compiled import call_backward, call_forward
 from fusednorm.copies import copying
+from fusednorm.inductor.native import has_formula, run
+from fusednorm.inductor.neighbours import neighbours_of, ours_pay
 from fusednorm.norm import Norm, norm_of_text
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
 from fusednorm.private.inductor_names import Nodes
@@ -111,6 +113,8 @@ class Lowering:
         except NotInlinedError as reason:
             logger.info("%s is a call in the compiled graph: %s", self.direction.op, reason)
         except Exception as error:  # a release of torch in which Inductor's names mean something else
+            if forced() is not None:  # an instance that the program asks for by name never falls back
+                raise
             logger.warning("%s is a call in the compiled graph: %s", self.direction.op, error, exc_info=True)
         return self.nodes.call(self.op, arguments)
 
@@ -121,14 +125,38 @@ class Lowering:
             raise NotInlinedError(f"it runs on {device.type}")
         if not all(operand is None or self.nodes.is_static(operand) for operand in operands):
             raise NotInlinedError("a size is not known when it is compiled")
+        native = self.natively(norm, operands, last)
+        if native is not None:
+            return native
         placed = self.placed(norm, operands, last)
         if placed.problem.view.numel == 0:
             raise NotInlinedError("it has no elements")
-        chosen = choose(placed.problem)
+        chosen = choose(placed.problem, forced())
         if not chosen.name.startswith("triton."):
             raise NotInlinedError(f"it runs on the instance {chosen.name}")
         present = [operand for operand in placed.operands if operand is not None]
         return self.nodes.inline(self.graph(chosen, placed, last), present)
+
+    def natively(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
+        """torch's own formula, which Inductor fuses with its neighbours, where that is faster; None elsewhere. An
+        instance that the program asks for by name is never replaced."""
+        if not isinstance(self.direction, Forward) or forced() is not None:
+            return None
+        fakes = self.nodes.fakes(operands)
+        problem = self.direction.problem(norm, fakes, last)
+        if problem.view.numel == 0 or not has_formula(problem, last):
+            return None
+        if ours_pay(problem, neighbours_of(self.nodes.current.graph.current_node)):
+            return None
+
+        def formula(*present: Tensor) -> list[Tensor]:
+            given = iter(present)
+            found = run(problem, Operands(*(None if operand is None else next(given) for operand in operands)))  # type: ignore[arg-type]
+            tensors = (found.output, found.mean, found.rstd, found.var)
+            return [present[0].new_empty(0) if tensor is None else tensor for tensor in tensors]
+
+        graph = self.nodes.trace(formula, [fake for fake in fakes if fake is not None])
+        return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
     def placed(self, norm: Norm, operands: Sequence[Any], last: Any) -> Placed:
         """The operands in strides that stay. The input comes first: a gradient whose strides are free takes its
@@ -153,7 +181,7 @@ class Lowering:
             warps = launch.options["num_warps"]
             torch.library.wrap_triton(kernel)[(launch.programs, 1, 1)](**given, num_warps=warps)
 
-        def run(*present: Tensor) -> list[Tensor]:
+        def planned(*present: Tensor) -> list[Tensor]:
             given = iter(present)
             tensors = [None if operand is None else next(given) for operand in placed.operands]
             plan = copying(chosen.plan(placed.problem), placed.problem)
@@ -162,4 +190,4 @@ class Lowering:
 
         fakes = self.nodes.fakes(placed.operands)
         with recorded(launch):
-            return self.nodes.trace(run, [fake for fake in fakes if fake is not None])
+            return self.nodes.trace(planned, [fake for fake in fakes if fake is not None])
