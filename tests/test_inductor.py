@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,12 +18,13 @@ triton = pytest.importorskip("triton")
 from inductor_cases import CASES, NATIVE  # noqa: E402
 from inductor_support import Generated, all_generated  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime import driver  # noqa: E402
 from triton_support import CASES as LAUNCHES  # noqa: E402
-from triton_support import TARGETS, Made, capabilities, operations  # noqa: E402
+from triton_support import KERNELS, TARGETS, Made, capabilities, operations, specialization  # noqa: E402
 
 from fusednorm.activations import FORMULAS  # noqa: E402
 from fusednorm.backends.triton import inlined, launch  # noqa: E402
-from fusednorm.backends.triton.kernels import activations  # noqa: E402
+from fusednorm.backends.triton.kernels import activations, tiles_backward  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +176,7 @@ def _argument(node: ast.expr) -> Any:
 def test_entries_hand_on_what_launches_do() -> None:
     for made in _launches():
         entry, given = inlined.entry(made.launch, made.tensors)
-        (function,) = ast.parse(inspect.getsource(entry.fn)).body
+        function = ast.parse(entry.src).body[0]
         assert isinstance(function, ast.FunctionDef)
         assert [argument.arg for argument in function.args.args] == list(given)
         (statement,) = function.body
@@ -195,6 +197,41 @@ def test_entries_hand_on_what_launches_do() -> None:
             if isinstance(value, triton.JITFunction):
                 value = f"activations.{activations.name_of(value)}"
             assert bound[name] == value
+
+
+#: torch takes all pointers of a named tuple for written where one is: these are read alone.
+TAKEN_FOR_WRITTEN = {name: {"p_partials", "p_folded", "p_scale"} for name in ("combine", "fold", "gradients")}
+
+
+def test_what_is_taken_for_written_is_not() -> None:
+    stores = re.findall(r"tl\.store\(([\w.]+)", inspect.getsource(tiles_backward))
+    assert {"grads.weight", "p_totals", "p_folded", "p_partials"} <= set(stores)
+    for kernel, body in re.findall(r"\ndef (\w+)(.*?)(?=\n@triton)", inspect.getsource(tiles_backward), re.DOTALL):
+        assert "tl.store(partials" not in body
+        assert "tl.store(parameters" not in body
+        assert ("tl.store(p_partials" in body) == (kernel == "reduce")
+
+
+def test_entries_say_what_kernels_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own analysis finds it in the kernels themselves."""
+    wrap = pytest.importorskip("torch._higher_order_ops.triton_kernel_wrap")
+    if not hasattr(wrap, "identify_accessed_tensors"):
+        pytest.skip("torch < 2.13 has its analysis under another name")
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: TARGETS["sm_90"]))
+    seen: set[Any] = set()
+    for made in _launches():
+        entry, given = inlined.entry(made.launch, made.tensors)
+        stored = set(inlined.written(made.launch, given))
+        assert set(re.findall(r"tl\.store\((\w+),", inspect.getsource(entry.fn))) == stored
+        assert set(re.findall(r"tl\.load\((\w+)\)", inspect.getsource(entry.fn))) == given.keys() - stored
+        branches = (made.kernel, tuple(given), made.launch.constants.get("MERGE"))
+        if branches not in seen:
+            seen.add(branches)
+            arguments = specialization(made)[0]
+            found = wrap.identify_accessed_tensors(made.launch.kernel, arguments, {}).read_writes
+            missed = {access.name for access in found.writes} - stored
+            assert missed <= TAKEN_FOR_WRITTEN.get(made.kernel, set()), branches
+    assert {kernel for kernel, *_ in seen} == KERNELS == inlined.WRITES.keys()
 
 
 @pytest.mark.parametrize("name", [None, *FORMULAS])
