@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from fusednorm import dispatch
+from fusednorm.activations import Activation
+from fusednorm.inductor import native
 from fusednorm.inductor.native import has_formula
 from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay
 from fusednorm.norm import norm_of
@@ -104,6 +108,36 @@ def test_operands_without_a_formula() -> None:
     assert not has_formula(forward_problem(norm, Operands(x, w, w, torch.empty(2, 32, device="meta"))), False)
     assert not has_formula(forward_problem(norm, Operands(x, w.half(), w)), False)
     assert not has_formula(forward_problem(norm_of("group_norm", 4, -1), Operands(x.transpose(1, 2))), False)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "activation"),
+    [
+        ("layer_norm", (6, 40), Activation("silu", 1.7)),
+        ("layer_norm", (2, 3, 40), "hardswish"),
+        ("rms_norm", (6, 40), "gelu_tanh"),
+        ("group_norm", (2, 8, 5, 3), "silu"),
+        ("instance_norm", (2, 8, 5, 3), Activation("leaky_relu", 0.3)),
+        ("batch_norm", (2, 8, 5, 3), "relu"),
+        *(("layer_norm", (6, 40), name) for name in ("gelu", "sigmoid", "tanh")),
+    ],
+)
+def test_torchs_formula_computes_what_ours_does(family: Any, shape: tuple[int, ...], activation: Any) -> None:
+    """The statistics too, which our backward takes."""
+    torch.manual_seed(0)
+    rows, given = family in ("layer_norm", "rms_norm"), family == "batch_norm"
+    x = torch.randn(shape)
+    size = shape[-1:] if rows else shape[1:2]
+    weight, bias = torch.randn(size), None if family == "rms_norm" else torch.randn(size)
+    mean, var = (torch.randn(size), torch.rand(size) + 0.5) if given else (None, None)
+    norm = norm_of(family, 4 if family == "group_norm" else int(rows), activation=activation, training=not given)
+    operands = Operands(x, weight, bias, None, None, mean, var)
+    got, expected = native.run(forward_problem(norm, operands), operands), dispatch.forward(norm, operands)
+    torch.testing.assert_close(got.output, expected.output)
+    for ours, torchs in ((expected.mean, got.mean), (expected.rstd, got.rstd)):
+        if torchs is not None:
+            torch.testing.assert_close(torchs, ours)
+    assert (got.rstd is not None) == rows
 
 
 def found(call: Callable[[Tensor, Callable[[Tensor], Tensor]], object]) -> Neighbours:
