@@ -50,10 +50,15 @@ class LeanOps(graph_pass()):  # type: ignore[misc]
         keeps graphs from the cache, where the program's own pass has none."""
         asked = selection()
         mine = ("fusednorm", build(), asked and (asked.instance, asked.tuned and asked.tuned.digest))
-        if self.before is None:
-            return mine
-        own = getattr(self.before, "uuid", lambda: None)()
-        return None if own is None else (mine, own)
+        return uuid_of(mine, self.before)
+
+
+def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:
+    """The identity of a pass that runs another one first; None where that has none."""
+    if before is None:
+        return mine
+    own = getattr(before, "uuid", lambda: None)()
+    return None if own is None else (mine, own)
 
 
 def install(config: Any) -> None:

@@ -28,6 +28,10 @@ COMPILED_WITH = "triton_meta"
 #: leave out.
 EXACT_ARGUMENTS = "eager_input_vals"
 
+#: The function with which autocast begins in a graph of torch's functions. Without: norms within a region of autocast
+#: are rewritten, and are not promoted.
+ENTER_AUTOCAST = "_enter_autocast"
+
 
 def loaded_config() -> Any:
     """Inductor's configuration where the process has loaded it and it has a place for a pass; None otherwise."""
