@@ -175,7 +175,8 @@ class Own(CustomGraphPass):
         return self.identity
 
 
-def test_a_pass_of_the_programs_own_runs_first() -> None:
+def test_a_pass_of_the_programs_own_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(passes, "_installed", [])
     call, tensors = case("group_norm")
     own = Own()
     with config.patch({PASS_SLOT: own}):
@@ -186,6 +187,17 @@ def test_a_pass_of_the_programs_own_runs_first() -> None:
     assert own.seen == 1
     assert "call_forward(" in forward
     assert installed.uuid()[1] == "own"
+
+
+def test_a_pass_that_takes_the_place_later_keeps_it() -> None:
+    """torch's cache of whole graphs was asked by then, so code that calls ours could outlive a change of it."""
+    call, tensors = case("group_norm")
+    codes_of(call, *tensors)
+    torch.compiler.reset()
+    own = Own()
+    forward, _ = codes_of(call, *tensors, options={PASS_SLOT: own})[1]
+    assert own.seen == 1
+    assert "torch.ops.fusednorm.norm_forward.default(" in forward
 
 
 def test_the_identity_of_the_pass(tmp_path: Path) -> None:

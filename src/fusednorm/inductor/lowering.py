@@ -163,7 +163,7 @@ class Lowering:
         order."""
         nodes, direction = self.nodes, self.direction
         input = nodes.settled(operands[direction.input])
-        settled = [operand and nodes.settled(operand, input) for operand in operands]
+        settled = [None if operand is None else nodes.settled(operand, input) for operand in operands]
         settled[direction.input] = input
         problem = direction.problem(norm, nodes.fakes(settled), last)
         if "input" in problem.copies:  # an input in no memory order that kernels read is computed in another one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import operator
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,8 @@ from fusednorm.choice import selection
 from fusednorm.inductor.lowering import register
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, PASS_SLOT, graph_pass
+
+logger = logging.getLogger(__name__)
 
 Arguments = tuple[Any, ...]
 
@@ -61,11 +64,24 @@ def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:
     return None if own is None else (mine, own)
 
 
+#: The passes that were put into the configuration; the last one may have been replaced since.
+_installed: list[LeanOps] = []
+
+
 def install(config: Any) -> None:
-    """Put the pass into Inductor's configuration, behind the program's own one."""
+    """Put the pass into Inductor's configuration, behind the program's own one that is there.
+
+    One that takes the place later, such as an option of torch.compile, keeps it, and graphs hold the differentiable
+    ops: torch has looked into its caches by then, without our identity in the key.
+    """
     found = getattr(config, PASS_SLOT)
-    if not isinstance(found, LeanOps):
-        setattr(config, PASS_SLOT, LeanOps(found))
+    if isinstance(found, LeanOps):
+        return
+    if found is not None and _installed:
+        logger.info("compiled graphs call the operators: %s has another pass, set after fusednorm's", PASS_SLOT)
+        return
+    _installed.append(LeanOps(found))
+    setattr(config, PASS_SLOT, _installed[-1])
 
 
 def replace(graph: Graph) -> None:
