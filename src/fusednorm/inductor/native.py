@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fusednorm.activations import Activation
 from fusednorm.operands import Operands, Results
+from fusednorm.private.inductor_names import batch_norm_of_given, rms_norm_with_rstd
 from fusednorm.problem import Problem
 
 aten = torch.ops.aten
@@ -38,7 +39,10 @@ def has_formula(problem: Problem, statistics: bool) -> bool:
     if problem.backward or problem.modulated or any(dtype not in (None, problem.dtype, "float32") for dtype in dtypes):
         return False
     if norm.row_family:
-        return norm.family == "layer_norm" or problem.bias_dtype is None
+        rms = rms_norm_with_rstd is not None and problem.bias_dtype is None
+        return norm.family == "layer_norm" or rms
+    if not norm.training and batch_norm_of_given is None:
+        return False
     return norm.channel_dim == 1 and not statistics and not norm.has_variance
 
 
@@ -50,13 +54,11 @@ def run(problem: Problem, operands: Operands) -> Results:
     if norm.family == "layer_norm":
         y, mean, rstd = aten.native_layer_norm.default(x, problem.parameter_shape, o.weight, o.bias, norm.eps)
     elif norm.family == "rms_norm":
-        y, rstd = aten._fused_rms_norm.default(x, problem.parameter_shape, o.weight, norm.eps)
+        y, rstd = rms_norm_with_rstd(x, problem.parameter_shape, o.weight, norm.eps)
     elif not norm.training:
         assert o.mean is not None
         assert o.var is not None
-        found: Any = aten._native_batch_norm_legit_no_training.default(
-            x, o.weight, o.bias, o.mean, o.var, 0.0, norm.eps
-        )
+        found: Any = batch_norm_of_given(x, o.weight, o.bias, o.mean, o.var, 0.0, norm.eps)
         y = found[0]
     else:
         y = aten.native_group_norm.default(

@@ -56,7 +56,7 @@ def neighbours_of(norm: Node) -> Neighbours:
 
 
 def is_pointwise(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:

@@ -28,6 +28,11 @@ COMPILED_WITH = "triton_meta"
 #: leave out.
 EXACT_ARGUMENTS = "eager_input_vals"
 
+#: torch's rms_norm with its inverse deviation, and its batch_norm with given statistics, as torch's functions decompose
+#: into them. Without: None, and those norms are ours in every compiled graph.
+rms_norm_with_rstd: Any = find("torch", "ops.aten._fused_rms_norm.default", None)
+batch_norm_of_given: Any = find("torch", "ops.aten._native_batch_norm_legit_no_training.default", None)
+
 #: The function with which autocast begins in a graph of torch's functions. Without: norms within a region of autocast
 #: are rewritten, and are not promoted.
 ENTER_AUTOCAST = "_enter_autocast"
