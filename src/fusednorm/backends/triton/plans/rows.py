@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (
     BackwardPlan,
     Given,
@@ -83,7 +83,7 @@ class RowsBackward(SummedRowsBackward):
             programs = -(-programs // window) * window
         super().__init__(problem, programs)
         samples = grad.sample, problem.layout.sample, output.sample
-        self.backward = Launch(
+        self.backward = prepared(
             rows.rows_backward,
             programs,
             (view.samples, *samples, steps, self.activation_parameter),
@@ -117,14 +117,14 @@ class LongRowsBackward(SummedRowsBackward):
         samples = grad.sample, problem.layout.sample, output.sample
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
         row = {"K": size, "ALIGN": alignment(problem.dtype, size, *samples)}
-        self.totals = Launch(
+        self.totals = prepared(
             rows.row_totals,
             self.rows * self.chunks,
             (grad.sample, problem.layout.sample, self.chunks, self.activation_parameter),
             {**common, **row, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
-        self.columns = Launch(
+        self.columns = prepared(
             rows.columns_backward,
             blocks * shares,
             (self.rows, *samples, steps, self.chunks, self.activation_parameter),
