@@ -43,7 +43,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "apply": ("p_y",),
     "whole_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
     "held_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
-    "rows_forward": ("p_y", "p_mean", "p_rstd"),
+    "rows_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
     "reduce": ("p_partials",),
     "fold": ("p_folded",),
     "combine": ("p_totals", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
