@@ -452,7 +452,6 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("instance_norm", 0, (51, 19, 80, 128), torch.float32, False, ("whole", "held")),
         ("instance_norm", 0, (64, 512, 11, 11), torch.float16, False, ("whole", "held")),
         ("instance_norm", 0, (43, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),
-        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),
         ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "tiles")),
         ("instance_norm", 0, (119, 32, 56, 56), torch.float32, True, ("tiles", "tiles")),
         ("group_norm", 32, (16, 640, 13, 13), torch.bfloat16, False, ("whole", "tiles")),
@@ -466,6 +465,9 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
         ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
         ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("rows", "tiles")),
+        ("instance_norm", 0, (4, 16, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),  # few planes
+        ("instance_norm", 0, (25, 64, 512, 512), torch.bfloat16, False, ("tiles", "tiles")),  # long ones
     ],
 )
 def test_instances_of_units_of_middle_size(

@@ -14,12 +14,14 @@ from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_no
 if TYPE_CHECKING:
     from fusednorm import graph
     from fusednorm.inspection import explain, instances
+    from fusednorm.rewriting import compile_pass
 
 __version__ = "0.1.0"
 __all__ = [
     "Activation",
     "__version__",
     "batch_norm",
+    "compile_pass",
     "convert_sync_batchnorm_",
     "distributed",
     "explain",
@@ -37,7 +39,11 @@ __all__ = [
 ]
 
 # Names that only some programs need, each imported at its first use.
-_LAZY = {"explain": "fusednorm.inspection", "instances": "fusednorm.inspection"}
+_LAZY = {
+    "compile_pass": "fusednorm.rewriting",
+    "explain": "fusednorm.inspection",
+    "instances": "fusednorm.inspection",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.runs import (
     grouped,
@@ -123,7 +123,7 @@ class TilesForward(ForwardPlan):
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
-        self.moments = Launch(
+        self.moments = prepared(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             reduction.programs,
             (
@@ -133,7 +133,7 @@ class TilesForward(ForwardPlan):
             {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
             reduction.warps,
         )  # fmt: skip
-        self.finalize = Launch(
+        self.finalize = prepared(
             forward_kernels.finalize,
             partials.programs,
             (*_sizes(seen)[:3], problem.num_statistics, *numbers, self.eps),
@@ -144,7 +144,7 @@ class TilesForward(ForwardPlan):
             partials.warps,
             follows=True,
         )  # fmt: skip
-        self.apply = Launch(
+        self.apply = prepared(
             forward_kernels.apply,
             output.programs,
             (
@@ -189,7 +189,7 @@ class TilesBackward(BackwardPlan):
         self.partials = partials = PartialsShape(
             view, reduction.partials, self.units, last=reduction.last, per_batch=per_batch
         )
-        self.reduce = Launch(
+        self.reduce = prepared(
             backward_kernels.reduce,
             reduction.programs,
             (
@@ -224,7 +224,7 @@ class TilesBackward(BackwardPlan):
         sums = ParameterSums(self.partials, parameters and not self.shared, modulation)
         programs = sums.programs if self.merges else 0
         combine = Combination(self, self.partials, self.units, self.reduced, sums, shared=self.shared)
-        gradients = Launch(
+        gradients = prepared(
             backward_kernels.gradients,
             self.output.programs + programs,
             (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
@@ -292,7 +292,7 @@ class Combination:
         self.fold: Launch | None = None
         if sums.shares > 1:
             channels = min(power_of_two(view.channels), 8)
-            self.fold = Launch(
+            self.fold = prepared(
                 backward_kernels.fold,
                 -(-view.channels // channels) * sums.shares,
                 (view.channels, view.samples, partials.total, partials.chunks, sums.shares),
@@ -300,7 +300,7 @@ class Combination:
                 max(1, channels * FOLDED // (32 * 8)),
                 follows=True,
             )
-        self.combine = Launch(
+        self.combine = prepared(
             backward_kernels.combine,
             programs + sums.programs,
             (
