@@ -44,6 +44,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("running",),
     ("functional",),
     ("interop", "rewriting", "tolerance"),
+    ("fused_module",),
+    ("distributed",),
     ("nn",),
     ("ops",),
     ("inspection",),

@@ -97,7 +97,7 @@ def test_every_private_name_stands_in_the_three_modules() -> None:
         if path.parent != PACKAGE / "private"
         for name in foreign_names(tree, own)
     }
-    assert found - {"nn.py: sys._getframe"} == set()  # Python's own
+    assert found - {"fused_module.py: sys._getframe", "distributed/modules.py: sys._getframe"} == set()  # Python's own
 
 
 @pytest.mark.parametrize(
@@ -737,6 +737,13 @@ def test_a_function_of_torch_that_takes_modules_apart_is_known(name: tuple[str, 
     code = inspect.unwrap(getattr(function, "__func__", function)).__code__
     assert (name[0], code.co_qualname) in {*torch_names.FOLDS, *torch_names.COMPARISONS}
     assert "eps" in code.co_names
+
+
+def test_the_refusal_of_distributed_data_parallel_is_known() -> None:
+    module, name = torch_names.DDP_REFUSAL
+    code = attrgetter(name)(import_module(module)).__code__
+    assert code.co_qualname == name
+    assert "SyncBatchNorm" in code.co_names
 
 
 def test_a_fold_along_the_last_dimension_is_one_of_the_folds() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusednorm import functional, nn, ops
+from fusednorm import distributed, functional, nn, ops
 from fusednorm.activations import Activation
 from fusednorm.choice import use_instance, use_tuned
+from fusednorm.distributed import convert_sync_batchnorm_
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ __all__ = [
     "__version__",
     "batch_norm",
     "compile_pass",
+    "convert_sync_batchnorm_",
+    "distributed",
     "explain",
     "functional",
     "graph",

@@ -18,6 +18,7 @@ from torch import nn
 
 from fusednorm.private.torch_names import (
     COMPARISONS,
+    DDP_REFUSAL,
     FOLD_ALONG_THE_LAST,
     FOLDS,
     BatchNormBase,
@@ -74,6 +75,17 @@ def leaf(module: Any, input: Any) -> Any:
         return tracer.create_proxy("call_module", path, (input,), {})
     normalize = getattr(module, "_normalize", None)
     return None if normalize is None else normalize(input)
+
+
+# --- DistributedDataParallel ---
+
+
+def looked_for_by_ddp(frame: FrameType | None) -> bool:
+    """Whether a walk over a model's modules, in whose generators ``frame`` is, is DistributedDataParallel's search for
+    a torch.nn.SyncBatchNorm, because of which it refuses a model on CPUs."""
+    while frame is not None and frame.f_code.co_name in ("modules", "named_modules"):
+        frame = frame.f_back
+    return frame is not None and (frame.f_globals.get("__name__", ""), frame.f_code.co_qualname) == DDP_REFUSAL
 
 
 # --- scripting ---

@@ -7,12 +7,11 @@ shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some rele
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
 each module as one call, as it does torch's; ``torch.ao.quantization.fuse_modules`` takes the batch norms, and keeps a
-fused ReLU.
+fused ReLU. :class:`SyncBatchNorm` and :func:`convert_sync_batchnorm_` are made in :mod:`fusednorm.distributed`.
 """
 
 # Annotations are evaluated here: torch.fx cannot pickle the graph of a module whose forward has them as strings.
 
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,70 +20,13 @@ import torch
 from torch import Tensor
 
 from fusednorm import functional, interop
-from fusednorm.activations import Activation, resolve
-from fusednorm.arguments import check_channel_dim
-from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase, InstanceNormBase, input_check, unbatched_rank
-
-ActivationLike = str | Activation | None
-
-
-class _GivenEps:
-    """``_eps`` of a torch module whose class was replaced: it stored ``eps`` before its class had that property.
-
-    Once the setter has put ``_eps`` into the module's ``__dict__``, Python finds it there first.
-    """
-
-    def __get__(self, module: Any, owner: type) -> Any:
-        if module is None:
-            return self
-        try:
-            return module.__dict__["eps"]
-        except KeyError:
-            raise AttributeError(f"{owner.__name__!r} object has no attribute 'eps'") from None
+from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
+from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
+from fusednorm.fused_module import ActivationLike, FusedModule
+from fusednorm.private.torch_names import BatchNormBase, InstanceNormBase, input_check, unbatched_rank
 
 
-class _Fused(torch.nn.Module):
-    """The fused parts of a module; the class attributes serve a torch module whose class was replaced by a subclass.
-
-    ``forward`` first compares the exact type of its input, since that is cheap and tells a Proxy, and reads ``_eps``,
-    which is faster than the property.
-    """
-
-    activation: Activation | None = None
-    channel_dim: int = 1
-    _eps = _GivenEps()
-
-    @property
-    def eps(self) -> Any:
-        """The number added to the variance; functions of torch that would drop the fused parts get a RuntimeError."""
-        value = self._eps
-        if (self.activation is None and self.channel_dim == 1) or torch.compiler.is_compiling():
-            return value
-        return interop.eps_for(self, value, sys._getframe(1))
-
-    @eps.setter
-    def eps(self, value: Any) -> None:
-        self.__dict__["eps"] = self.__dict__["_eps"] = value  # torch's extra_repr reads the first
-
-    def _set_fused(self, activation: ActivationLike, channel_dim: int = 1) -> None:
-        check_channel_dim(type(self).__name__, channel_dim)
-        self.activation = resolve(activation)
-        self.channel_dim = channel_dim
-
-    def extra_repr(self) -> str:
-        parts = [super().extra_repr()]
-        if self.activation is not None:
-            plain = self.activation == Activation(self.activation.name)
-            parts.append(f"activation={self.activation.name if plain else self.activation}")
-        if self.channel_dim != 1:
-            parts.append(f"channel_dim={self.channel_dim}")
-        return ", ".join(parts)
-
-
-setattr(_Fused, SCRIPT_HOOK, interop.refuse_script)
-
-
-class GroupNorm(_Fused, torch.nn.GroupNorm):
+class GroupNorm(FusedModule, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` with a fused activation; see :func:`fusednorm.group_norm`.
 
     >>> GroupNorm(4, 8, activation="silu")(torch.randn(2, 8, 4, 4)).shape
@@ -123,7 +65,7 @@ class GroupNorm(_Fused, torch.nn.GroupNorm):
         )
 
 
-class LayerNorm(_Fused, torch.nn.LayerNorm):
+class LayerNorm(FusedModule, torch.nn.LayerNorm):
     """:class:`torch.nn.LayerNorm` with a fused activation; see :func:`fusednorm.layer_norm`.
 
     >>> LayerNorm(8, activation="gelu")(torch.randn(2, 5, 8)).shape
@@ -152,7 +94,7 @@ class LayerNorm(_Fused, torch.nn.LayerNorm):
         )
 
 
-class RMSNorm(_Fused, torch.nn.RMSNorm):
+class RMSNorm(FusedModule, torch.nn.RMSNorm):
     """:class:`torch.nn.RMSNorm` with a fused activation; see :func:`fusednorm.rms_norm`.
 
     >>> RMSNorm(8, eps=1e-6)(torch.randn(2, 5, 8)).shape
@@ -179,7 +121,7 @@ class RMSNorm(_Fused, torch.nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
 
 
-class _FusedBatchNorm(_Fused, BatchNormBase):
+class _FusedBatchNorm(FusedModule, BatchNormBase):
     _check_input: Callable[[Tensor], None]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -251,7 +193,7 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
     """
 
 
-class _FusedInstanceNorm(_Fused, InstanceNormBase):
+class _FusedInstanceNorm(FusedModule, InstanceNormBase):
     _check_input: Callable[[Tensor], None]
     _unbatched_rank: Callable[[], int]
 

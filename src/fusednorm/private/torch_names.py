@@ -238,6 +238,13 @@ COMPARISONS = {
     ("torch.nn.modules.transformer", "TransformerEncoder.__init__"),
 }
 
+#: The method by which DistributedDataParallel refuses a model on CPUs that has a torch.nn.SyncBatchNorm, by module and
+#: qualified name. Since 2.0. Without: a method under another name refuses fusednorm's modules too, with torch's words.
+DDP_REFUSAL = (
+    "torch.nn.parallel.distributed",
+    "DistributedDataParallel._passing_sync_batchnorm_handle",
+)
+
 
 # --- what else torch brings ---
 

@@ -1,0 +1,10 @@
+"""Normalizations whose statistics are those of an input that is spread over the processes of a group.
+
+The transport is torch.distributed's (gloo, NCCL). Every process merges the same values in the order of the ranks, so
+the statistics have the same bits on every rank and in every run.
+"""
+
+from fusednorm.distributed.conversion import convert_sync_batchnorm_
+from fusednorm.distributed.modules import SyncBatchNorm
+
+__all__ = ["SyncBatchNorm", "convert_sync_batchnorm_"]

@@ -1,0 +1,151 @@
+"""SyncBatchNorm as a module."""
+
+# Annotations are evaluated here: torch.fx cannot pickle the graph of a module whose forward has them as strings.
+
+import sys
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm import functional, interop
+from fusednorm.arguments import check_momentum
+from fusednorm.distributed.agreement import check_agreement, header
+from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
+from fusednorm.distributed.collective import active_group
+from fusednorm.dtypes import compute_dtype
+from fusednorm.fused_module import ActivationLike, FusedModule
+
+
+class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
+    """:class:`torch.nn.SyncBatchNorm` with a fused activation, on CPUs too; see :func:`fusednorm.batch_norm`.
+
+    y = phi(x̂ weight + bias) with the mean and variance of the inputs of all processes in ``process_group`` (None: all
+    processes), whose sizes may differ and be 0. In evaluation, and with one process, it is BatchNorm.
+
+    In training each process makes the same calls in the same order: one exchange forward, and one backward where the
+    input requires grad. The first call over a group also exchanges what must agree: channels, dtype, and whether the
+    input requires grad. The gradients of weight and bias are this process's own, as torch's: DistributedDataParallel
+    averages them. There is no double backward.
+
+    Shapes: (N, C, *), or (N, *, C) with ``channel_dim=-1``; contiguous and channels_last without a copy.
+
+    Raises:
+        ValueError, TypeError: as :func:`fusednorm.batch_norm`; a process that is no member of ``process_group``; one
+            element for each channel in all inputs together.
+        RuntimeError: another process refused its arguments (on GPUs only the first call over a group says so; later the
+            outputs and running statistics here are NaN), does not agree, or made no call within the group's timeout.
+
+    Source: Ioffe and Szegedy, Batch Normalization, 2015 (arXiv:1502.03167).
+
+    >>> SyncBatchNorm(8, activation="relu")(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+
+    #: A weak reference to the group whose ranks have agreed, since a group lives no longer for a module's sake.
+    _agreed: Any = None
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: Any = None,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+        channel_dim: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            num_features, eps, momentum, affine, track_running_stats, process_group, device, dtype, **options
+        )
+        self._set_fused(activation, channel_dim)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_agreed"}
+
+    def forward(self, input: Tensor) -> Tensor:
+        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+            return call
+        if self.training and not (isinstance(input, Tensor) and input.is_meta):  # which has shapes alone to exchange
+            group = active_group("SyncBatchNorm", self.process_group)
+            if group is not None:
+                return self._synchronized(input, group)
+        update = self.training and self.track_running_stats
+        given = update or not self.training  # running statistics that are not to be updated stay out of training
+        return functional.counted_batch_norm(
+            input,
+            self.running_mean if given else None,
+            self.running_var if given else None,
+            self.num_batches_tracked if update else None,
+            self.weight,
+            self.bias,
+            self.training or (self.running_mean is None and self.running_var is None),
+            self.momentum,
+            self._eps,
+            self.activation,
+            self.channel_dim,
+        )
+
+    def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
+        if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
+            yield from super().named_modules(*arguments, **keywords)
+
+    def _synchronized(self, input: Tensor, group: Any) -> Tensor:
+        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        self._check_together(input, running, group)
+        counter = self.num_batches_tracked if self.track_running_stats else None
+        share: float | Tensor = 0.0 if self.momentum is None else self.momentum
+        if counter is not None and self.momentum is None and running[0] is not None:
+            # A tensor, since a number would wait for the device.
+            share = (counter + 1).to(compute_dtype(running[0].dtype)).reciprocal()
+        output = synchronized_batch_norm(
+            "SyncBatchNorm", input, *running, self.weight, self.bias, share, self._eps, self.activation,
+            self.channel_dim, group,
+        )  # fmt: skip
+        if counter is not None:
+            counter.add_(1)
+        return output
+
+    def _check_together(self, input: Tensor, running: tuple[Tensor | None, Tensor | None], group: Any) -> None:
+        """Check this rank's arguments; whatever is wrong with them, it takes part in the exchange, since the other
+        ranks would wait for it."""
+        refusal: Exception | None = None
+        try:
+            check(
+                "SyncBatchNorm", self.num_features, input, *running, self.weight, self.bias, self._eps, self.channel_dim
+            )
+            if self.momentum is not None:
+                check_momentum("SyncBatchNorm", self.momentum)
+        except (TypeError, ValueError) as error:
+            refusal = error
+        # The module's device, over which the others exchange too, whatever this rank was given.
+        tensors = (self.weight, self.running_mean, input)
+        device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), torch.device("cpu"))
+        agreed = self._agreed is not None and self._agreed() is group
+        try:
+            if not agreed:
+                facts = header(refusal is not None, self.num_features, input)
+                check_agreement("SyncBatchNorm", facts, device, group)
+            elif refusal is not None:
+                take_part_in_vain("SyncBatchNorm", self.num_features, device, group)
+        except RuntimeError:
+            if refusal is None:
+                raise
+        if refusal is not None:
+            raise refusal
+        if not agreed:
+            self._agreed = weakref.ref(group)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:
+        """torch's way to name :func:`fusednorm.distributed.convert_sync_batchnorm_`."""
+        from fusednorm.distributed.conversion import convert_sync_batchnorm_
+
+        return convert_sync_batchnorm_(module, process_group)
