@@ -12,13 +12,16 @@ from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_no
 
 if TYPE_CHECKING:
     from fusednorm import graph
+    from fusednorm.convert import Report, convert_, revert_
     from fusednorm.inspection import explain, instances
 
 __version__ = "0.1.0"
 __all__ = [
     "Activation",
+    "Report",
     "__version__",
     "batch_norm",
+    "convert_",
     "explain",
     "functional",
     "graph",
@@ -28,13 +31,20 @@ __all__ = [
     "layer_norm",
     "nn",
     "ops",
+    "revert_",
     "rms_norm",
     "use_instance",
     "use_tuned",
 ]
 
 # Names that only some programs need, each imported at its first use.
-_LAZY = {"explain": "fusednorm.inspection", "instances": "fusednorm.inspection"}
+_LAZY = {
+    "Report": "fusednorm.convert",
+    "convert_": "fusednorm.convert",
+    "explain": "fusednorm.inspection",
+    "instances": "fusednorm.inspection",
+    "revert_": "fusednorm.convert",
+}
 
 
 def __getattr__(name: str) -> Any:
