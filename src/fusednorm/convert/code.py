@@ -11,14 +11,14 @@ Two forms of code show it, in whatever method they stand::
                                     x = self.act(x)
 
 In both nothing else can see the norm's result. Every call of the norm in the class has to be of such a form. What is
-read is the source that runs: it is compiled, and compared with the code of the method.
+read is the source that runs: its file is compiled, and compared with the code of the method.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
+import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -33,7 +33,10 @@ from fusednorm.convert.equivalents import function_activation
 
 @dataclass(frozen=True)
 class Drop:
-    """A call of an activation that a fused norm makes superfluous: its method, its place there and its text."""
+    """A call of an activation that a fused norm makes superfluous: its method, its place there and its text.
+
+    The line counts from the method's first one, so that a change elsewhere in the file moves nothing.
+    """
 
     method: str
     line: int
@@ -93,28 +96,41 @@ def methods_of(kind: type) -> list[Method]:
 def definition_of(function: FunctionType) -> ast.FunctionDef | None:
     """The source of a function, or None where it is not at hand or not what runs."""
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
+        tree = ast.parse("".join(lines_of(function)))
+        code = code_in(tree, function)
+    except (OSError, SyntaxError, ValueError):
         return None
-    definition = tree.body[0]
-    if not isinstance(definition, ast.FunctionDef):
-        return None
-    definition.decorator_list = []
-    code, running = compiled(definition, function), function.__code__
-    same = (code.co_code, code.co_names, code.co_varnames) == (running.co_code, running.co_names, running.co_varnames)
-    return definition if same else None
+    place = function.__code__.co_firstlineno
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == function.__name__ and _first_line(node) == place:
+            return node if code == function.__code__ else None
+    return None
 
 
-def compiled(definition: ast.FunctionDef, function: FunctionType) -> CodeType:
-    """The code of a definition, with the free variables of ``function``, ``__class__`` for ``super()`` among them."""
-    module = ast.parse(f"def around({', '.join(function.__code__.co_freevars)}): pass")
-    around = module.body[0]
-    assert isinstance(around, ast.FunctionDef)
-    around.body = [definition]
-    code = compile(module, function.__code__.co_filename, "exec", dont_inherit=True)
-    for name in ("around", definition.name):
-        code = next(each for each in code.co_consts if isinstance(each, CodeType) and each.co_name == name)
-    return code
+def lines_of(function: FunctionType) -> list[str]:
+    """The whole file of a function: methods mean other code outside of their class and module."""
+    linecache.checkcache(function.__code__.co_filename)
+    return linecache.getlines(function.__code__.co_filename, function.__globals__)
+
+
+def code_in(tree: ast.Module, function: FunctionType) -> CodeType | None:
+    """The code that a function has in the source of its file."""
+    wanted = (function.__code__.co_qualname, function.__code__.co_firstlineno)
+    waiting = [compile(tree, function.__code__.co_filename, "exec", dont_inherit=True)]
+    while waiting:
+        code = waiting.pop()
+        if (code.co_qualname, code.co_firstlineno) == wanted:
+            return code
+        waiting += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return None
+
+
+def _first_line(node: ast.FunctionDef) -> int:
+    return min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+
+
+def drop_of(function: FunctionType, name: str, call: ast.Call) -> Drop:
+    return Drop(name, call.lineno - function.__code__.co_firstlineno, call.col_offset, ast.unparse(call))
 
 
 def mentions(code: CodeType, name: str) -> bool:
@@ -148,7 +164,7 @@ def follower(kind: type, norm: str, is_identity: Callable[[str], bool], branch_i
         for inner, others, outer in _matches(method, norm, is_identity):
             if _activation(method, outer) is not None and (not others or branch_is_known):
                 matched.update(inner)
-                drops[Drop(method.name, outer.lineno, outer.col_offset, ast.unparse(outer))] = (method, outer)
+                drops[drop_of(method.function, method.name, outer)] = (method, outer)
     if not drops or not (calls <= matched or branch_is_known):
         return None
     kinds = {_activation(method, outer) for method, outer in drops.values()}

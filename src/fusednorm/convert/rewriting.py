@@ -7,7 +7,6 @@ what is left out, and makes the class again, in another process from the source 
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 from functools import cache
 from types import FunctionType
@@ -15,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from fusednorm.convert.code import Drop, argument, compiled, definition_of
+from fusednorm.convert.code import Drop, argument, code_in, definition_of, drop_of, lines_of
 
 _ORIGIN = "_fusednorm_origin"
 
@@ -39,8 +38,9 @@ def without(kind: type, drops: frozenset[Drop]) -> type[nn.Module]:
         function = inspect.getattr_static(kind, drop.method, None)
         if not isinstance(function, FunctionType) or definition_of(function) is None:
             raise CannotRewriteError(f"{kind.__name__}.{drop.method} is decorated, or its source is not at hand")
-        if not any(_is(node, drop) for node in ast.walk(_definition(function))):
-            raise CannotRewriteError(f"{kind.__name__}.{drop.method} has no {drop.text} in line {drop.line}")
+        calls = [node for node in ast.walk(_definition(function)) if isinstance(node, ast.Call)]
+        if drop not in [drop_of(function, drop.method, call) for call in calls]:
+            raise CannotRewriteError(f"{kind.__name__}.{drop.method} has no {drop.text} at its place")
     names = {drop.method for drop in drops}
     members: dict[str, Any] = {name: _rewritten(inspect.getattr_static(kind, name), name, drops) for name in names}
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
@@ -75,28 +75,26 @@ def _definition(function: FunctionType) -> ast.FunctionDef:
     return definition
 
 
-def _is(node: ast.AST, drop: Drop) -> bool:
-    place = (drop.line, drop.column)
-    return isinstance(node, ast.Call) and (node.lineno, node.col_offset) == place and ast.unparse(node) == drop.text
-
-
 class _Leaver(ast.NodeTransformer):
-    def __init__(self, drops: list[Drop]) -> None:
-        self.drops = drops
+    """Puts the argument in the place of each call that is left out."""
+
+    def __init__(self, function: FunctionType, name: str, drops: frozenset[Drop]) -> None:
+        self.function, self.name, self.drops = function, name, drops
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
-        left_out = any(_is(node, drop) for drop in self.drops)
+        left_out = drop_of(self.function, self.name, node) in self.drops
         self.generic_visit(node)
         taken = argument(node)
         return taken if left_out and taken is not None else node
 
 
 def _rewritten(function: FunctionType, name: str, drops: frozenset[Drop]) -> FunctionType:
-    definition = copy.deepcopy(_definition(function))
-    _Leaver([drop for drop in drops if drop.method == name]).visit(definition)
-    ast.increment_lineno(definition, function.__code__.co_firstlineno - 1)
-    code = compiled(definition, function)
-    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    tree = _Leaver(function, name, drops).visit(ast.parse("".join(lines_of(function))))
+    code = code_in(tree, function)
+    assert code is not None
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    closure = tuple(cells[each] for each in code.co_freevars)
+    made = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     made.__kwdefaults__ = function.__kwdefaults__
     made.__dict__.update(function.__dict__)
     for attribute in ("__annotations__", "__doc__", "__qualname__", "__module__"):
