@@ -6,7 +6,7 @@ Two forms of code show it, in whatever method they stand::
 
     x = self.norm(y)                if condition:                 # every branch ends with the same norm
     x = self.act(x)                     x = self.norm(y)
-                                    else:
+    # or return self.act(x)         else:
                                         x = self.norm(z)
                                     x = self.act(x)
 
@@ -221,16 +221,26 @@ def _in_block(
         if not inner:
             continue
         for following in statements[place + 1 :]:
-            name, value = _assignment(following)
-            if name is None or name != variable or not isinstance(value, ast.Call):
+            taker = _taker(method, following, variable)
+            if taker is None:
                 break
-            taken = argument(value)
-            if not (isinstance(taken, ast.Name) and taken.id == variable):
-                break
-            if method.is_self(value.func) and isinstance(value.func, ast.Attribute) and is_identity(value.func.attr):
+            if method.is_self(taker.func) and isinstance(taker.func, ast.Attribute) and is_identity(taker.func.attr):
                 continue
-            yield inner, others, value
+            yield inner, others, taker
             break
+
+
+def _taker(method: Method, statement: ast.stmt, variable: str | None) -> ast.Call | None:
+    """The call that takes a variable in a statement after which the variable's value is gone."""
+    name, value = _assignment(statement)
+    if isinstance(statement, ast.Return):
+        name, value = variable, statement.value
+    if name is None or name != variable or value is None or name in method.function.__code__.co_cellvars:
+        return None
+    nodes = list(ast.walk(value))
+    uses = [node for node in nodes if isinstance(node, ast.Name) and node.id == variable]
+    takers = [node for node in nodes if isinstance(node, ast.Call) and argument(node) in uses]
+    return takers[0] if len(uses) == len(takers) == 1 else None
 
 
 def _ending(method: Method, statement: ast.stmt, norm: str) -> tuple[str | None, list[ast.Call], bool]:

@@ -59,10 +59,12 @@ class Folding:
         for place, norm in enumerate(children):
             if id(norm) not in self.norms:
                 continue
-            behind = children[place + 1 :]
-            act = next((child for child in behind if not _is_identity(child)), None)
-            if act is not None and (module_activation(act) is not None or is_activation(act)):
+            behind = [child for child in children[place + 1 :] if not _is_identity(child)]
+            act = behind[0] if behind else None
+            if act is not None and _may_act(act):
                 self._replace(norm, act, "the next module")
+            elif isinstance(act, nn.Dropout) and behind[1:] and _may_act(behind[1]):
+                self._leave(norm, "a dropout stands between it and the activation")
 
     def _in_code(self, block: nn.Module) -> None:
         children = self.tree.children(block)
@@ -82,7 +84,7 @@ class Folding:
                 self._leave(norm, found)
                 continue
             act = children.get(found.child) if found.child is not None else None
-            if act is not None and module_activation(act) is None and not is_activation(act):
+            if act is not None and not _may_act(act):
                 continue  # the norm goes into some other module
             if act is None and found.function is None:
                 continue  # the child is None, or no module
@@ -132,6 +134,10 @@ class Folding:
 
     def _leave(self, norm: nn.Module, reason: str) -> None:
         self.left.append(Entry(self.tree.path(norm), f"not fused: {reason}"))
+
+
+def _may_act(module: nn.Module) -> bool:
+    return module_activation(module) is not None or is_activation(module)
 
 
 def _is_identity(module: nn.Module) -> bool:
