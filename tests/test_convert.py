@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import io
 import pickle
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ from torch import fx, nn
 from torch.nn.utils import parametrizations
 
 import fusednorm
+from fusednorm import convert
 from fusednorm.convert import classes
+from fusednorm.convert.tree import WRAPPERS
 
 IMAGE = (2, 8, 3, 4)
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -290,13 +293,7 @@ def test_distributed_and_sharded_wrappers_have_the_names_that_are_looked_for() -
     from torch.nn.parallel import DistributedDataParallel
 
     names = {kind.__name__ for kind in (FSDPModule, FullyShardedDataParallel, DistributedDataParallel)}
-    assert names <= classes_of_wrappers()
-
-
-def classes_of_wrappers() -> set[str]:
-    from fusednorm.convert.tree import WRAPPERS
-
-    return set(WRAPPERS)
+    assert names <= set(WRAPPERS)
 
 
 class Net(nn.Module):
@@ -357,3 +354,9 @@ def test_a_report_is_a_table() -> None:
     assert [line.split()[:2] for line in lines[3:]] == [["converted", "0"], ["fused", "0"], ["left", "2"]]
     assert "leaky_relu(0.2), the next module" in lines[4]
     assert str(fusednorm.Report()) == "0 norms converted, 0 activations fused, 0 left"
+
+
+def test_the_examples_in_the_docstrings() -> None:
+    results = doctest.testmod(convert)
+    assert results.attempted > 0
+    assert results.failed == 0

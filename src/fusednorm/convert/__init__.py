@@ -30,7 +30,10 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
     An activation is fused where nothing else can see the norm's own result: the next module of an ``nn.Sequential``, a
     call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity then
     stands in for its module, or, where others share the module or there is none, the block gets a class of the same
-    name whose code leaves that call out.
+    name whose code leaves that call out. Norms with hooks on their output, activations with hooks, and norms used at
+    several places stay apart. What is not seen is code that reaches past a module's own forward: a call of
+    ``model.block.norm`` from outside, or a hook that is registered later, gets the activated result; exclude such a
+    norm by ``filter_fn`` or use ``activations=False``.
 
     Args:
         model: a module, before it is compiled or wrapped for distributed training.
