@@ -116,7 +116,8 @@ def test_special_numbers_are_torchs(dtype: torch.dtype, name: str) -> None:
     tolerance = 2000 * torch.finfo(dtype).eps  # torch's gelu at -3
     torch.testing.assert_close(value, right, rtol=tolerance, atol=0, equal_nan=True)
     torch.testing.assert_close(derivative, slope, rtol=tolerance, atol=0, equal_nan=True)
-    assert torch.equal(value[2:4].signbit(), right[2:4].signbit())
+    zeros = torch.cat([torchs(zero, name)[0] for zero in z[2:4].split(1)])  # torch's AVX2 gelu of several has one zero
+    assert torch.equal(value[2:4].signbit(), zeros.signbit())
     held = reference.VALUES[name](z, FORMULAS[name].default), reference.DERIVATIVES[name](z, FORMULAS[name].default)
     for ours_, references in zip((value, derivative), held, strict=True):
         assert torch.equal(ours_.isnan(), references.isnan())

@@ -214,6 +214,9 @@ def test_doctor() -> None:
     assert found["versions"]["torch"] == torch.__version__
     backends = {one["name"]: one for one in found["backends"]}
     assert backends["reference"]["available"]
+    assert found["compiled"] == {
+        "torch.compile": "launches in the generated code on GPUs, calls of functions elsewhere"
+    }
     text = run("doctor")
     assert text.exit_code == 0
     assert "kernel cache" in text.stdout

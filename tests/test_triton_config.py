@@ -26,15 +26,11 @@ from fusednorm.backends.triton.config import (
     whole_forward_for,
 )
 from fusednorm.backends.triton.runs import (
-    alignment_of_tiles,
-    few_of,
     layouts_of,
     load_bytes,
     power_of_two,
-    repeat_of,
-    repeated,
     row_window,
-    runs_across,
+    runs_of,
     window_of,
 )
 from fusednorm.norm import Family, norm_of
@@ -195,7 +191,7 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
 def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
     x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
     problem = forward_problem(norm_of("group_norm", 1), Operands(x))
-    repeat = repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem))
+    repeat = runs_of(problem, problem.view, layouts_of(problem)).repeat
     tile = passes_for(problem).reduction
     assert 293 * repeat * -(-(31**3) // (repeat * tile.positions * tile.tiles)) <= 16384
 
@@ -247,7 +243,7 @@ def _of(family: Family, groups: int, shape: tuple[int, ...], last: bool = False)
     [  # samples, units of a sample, rows, columns, the axis of weight and bias, strides of sample, unit and row
         ("group_norm", 4, False, (6, 4, 3, 35, 1, (420, 105, 35))),
         ("group_norm", 4, True, (6, 4, 35, 3, 2, (420, 3, 12))),
-        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 35))),
+        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 0))),
         ("instance_norm", 0, True, (6, 12, 35, 1, 0, (420, 1, 12))),
         ("batch_norm", 0, False, (1, 12, 6, 35, 0, (0, 35, 420))),
         ("batch_norm", 0, True, (1, 12, 210, 1, 0, (420, 1, 12))),
@@ -356,11 +352,10 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
 )
 def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int, across: bool) -> None:
     for problem in _problems(shape, 1, dtype, last=True):
-        dtype_name, view, given = problem.dtype, problem.view, layouts_of(problem)
-        assert repeat_of(dtype_name, view, given, few_of(problem)) == repeat
-        assert runs_across(dtype_name, view, given, repeat) == across
-        rows, layouts = repeated(view, given, repeat, across)
-        align = alignment_of_tiles(dtype_name, view, given, repeat)
+        view = problem.view
+        runs = runs_of(problem, view, layouts_of(problem))
+        assert (runs.repeat, runs.across) == (repeat, across)
+        rows, layouts, align = runs.view, runs.layouts, runs.alignment
         assert rows.channels == shape[1] * repeat
         positions = view.spatial + (repeat - 1 if across else 0)
         assert (rows.spatial - 1) * repeat < positions <= rows.spatial * repeat
@@ -375,7 +370,7 @@ def test_an_evaluation_leaves_no_partials_and_has_rows_of_several_positions_soon
     x = torch.empty(65536, 12, dtype=torch.bfloat16, device="meta")
     for training, repeat in ((True, 1), (False, 10)):
         problem = tiled(forward_problem(norm_of("batch_norm", training=training), Operands(x, mean=x[0], var=x[0])))
-        assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == repeat
+        assert runs_of(problem, problem.view, layouts_of(problem)).repeat == repeat
 
 
 @pytest.mark.parametrize(("shape", "elements"), [((19, 377), 4), ((30, 35, 14), 4), ((65536, 12), 8)])
@@ -391,15 +386,13 @@ def test_a_small_evaluation_has_one_tile_of_few_elements_a_thread(shape: tuple[i
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
     x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    layouts = layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
-    assert not runs_across(problem.dtype, problem.view, layouts, repeat)
+    assert not runs_of(problem, problem.view, layouts_of(problem)).across
 
 
 def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
     x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
     problem = forward_problem(norm_of("instance_norm"), Operands(x))
-    assert repeat_of(problem.dtype, problem.view, layouts_of(problem), few_of(problem)) == 1
+    assert runs_of(problem, problem.view, layouts_of(problem)).repeat == 1
 
 
 @pytest.mark.parametrize(
@@ -459,7 +452,6 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("instance_norm", 0, (51, 19, 80, 128), torch.float32, False, ("whole", "held")),
         ("instance_norm", 0, (64, 512, 11, 11), torch.float16, False, ("whole", "held")),
         ("instance_norm", 0, (43, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),
-        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),
         ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "tiles")),
         ("instance_norm", 0, (119, 32, 56, 56), torch.float32, True, ("tiles", "tiles")),
         ("group_norm", 32, (16, 640, 13, 13), torch.bfloat16, False, ("whole", "tiles")),
@@ -469,10 +461,13 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("batch_norm", 0, (16, 256, 28, 28), torch.bfloat16, False, ("held", "held")),
         ("batch_norm", 0, (3044, 2), torch.float16, False, ("held", "held")),
         ("batch_norm", 0, (13, 21, 29, 29), torch.bfloat16, False, ("held", "tiles")),
-        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("tiles", "tiles")),
+        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("held", "held")),
         ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
         ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
         ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("rows", "tiles")),
+        ("instance_norm", 0, (4, 16, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),  # few planes
+        ("instance_norm", 0, (25, 64, 512, 512), torch.bfloat16, False, ("tiles", "tiles")),  # long ones
     ],
 )
 def test_instances_of_units_of_middle_size(
@@ -514,6 +509,18 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
 def test_rows_of_a_program(shape: tuple[int, int], dtype: torch.dtype, units: int, warps: int) -> None:
     problem = forward_problem(norm_of("layer_norm", 1), Operands(torch.empty(shape, dtype=dtype, device="meta")))
     assert whole_forward_for(problem) == WholeConfig(units, warps)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_samples_of_an_only_channel_are_one_row(memory: torch.memory_format) -> None:
+    x = torch.empty(54, 1, 3, 3, device="meta").contiguous(memory_format=memory)
+    for problem in (
+        forward_problem(norm_of("batch_norm"), Operands(x)),
+        backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x[0], x[0])),
+    ):
+        seen = held_units(problem)
+        assert seen is not None
+        assert (seen.rows, seen.columns) == (1, 486)
 
 
 def test_large_channels_of_modulated_samples_are_not_held() -> None:

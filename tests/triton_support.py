@@ -101,6 +101,8 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 1, (8000, 1439), FP16, instance=ROWS),
     Case("layer_norm", 1, (4096, 16384), instance=ROWS),
     Case("layer_norm", 1, (4096, 20000), activation="silu", instance=ROWS),
+    Case("instance_norm", 0, (4, 2030, 64, 133), modulated=True),
+    Case("instance_norm", 0, (25, 64, 160, 160), FP16, "relu"),
     Case("rms_norm", 1, (32, 200704), FP64, instance=ROWS),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=ROWS),
     *(
@@ -246,7 +248,7 @@ def branches(made: Made) -> set[Any]:
         if name in made.numbers:
             found.add((kernel, name, made.numbers[name] > 1))
     if "K" in constants and "BLOCK_K" in constants:
-        found.add((kernel, "K", constants["K"] % constants["BLOCK_K"] == 0))
+        found.add((kernel, "K", constants["K"] is not None and constants["K"] % constants["BLOCK_K"] == 0))
     for place, tensor in enumerate(made.tensors):
         found.add((kernel, place, None if tensor is None else tensor.dtype))
     return found

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fusednorm import graph
     from fusednorm.convert import Report, convert_, revert_
     from fusednorm.inspection import explain, instances
+    from fusednorm.rewriting import compile_pass
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Report",
     "__version__",
     "batch_norm",
+    "compile_pass",
     "convert_",
     "explain",
     "functional",
@@ -40,6 +42,7 @@ __all__ = [
 # Names that only some programs need, each imported at its first use.
 _LAZY = {
     "Report": "fusednorm.convert",
+    "compile_pass": "fusednorm.rewriting",
     "convert_": "fusednorm.convert",
     "explain": "fusednorm.inspection",
     "instances": "fusednorm.inspection",

@@ -18,19 +18,10 @@ from fusednorm import dispatch
 from fusednorm.backends import reference
 from fusednorm.choice import Selection, as_selected, lost, tuned_file
 from fusednorm.gate import batched, straight_backward, straight_forward
-from fusednorm.library import (
-    BACKWARD,
-    FORWARD,
-    FiveTensors,
-    FourTensors,
-    backward_op,
-    five_tensors,
-    forward_op,
-    four_tensors,
-    library,
-)
+from fusednorm.library import BACKWARD, FORWARD, backward_op, forward_op, library
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.op_arguments import backward_norm, check_backward, forward_norm
+from fusednorm.op_results import FiveTensors, FourTensors, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import below_autograd, saved_tensors_hooks, short_apply, transformed
 

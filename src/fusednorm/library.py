@@ -1,9 +1,10 @@
-"""The two ops that torch sees: schemas, kernels and fakes.
+"""The two differentiable ops that torch sees: schemas, kernels and fakes.
 
 ``torch.ops.fusednorm.norm_forward`` and ``norm_backward`` are what torch.compile, torch.export and every dispatch mode
 see. Their arguments are a :class:`~fusednorm.norm.Norm` and its operands, flattened; the rest of the package passes the
 two whole. Exported programs on disk have the schemas' names: ``num_groups`` is the package's ``groups_or_dims``, and
-``parameter`` its ``activation_parameter``, silu's beta or leaky_relu's slope.
+``parameter`` its ``activation_parameter``, silu's beta or leaky_relu's slope. Once autograd is done with a graph,
+torch.compile's default backend replaces them (``inductor``).
 """
 
 from __future__ import annotations
@@ -12,20 +13,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.dtypes import compute_dtype
+from fusednorm.inductor import prepare
 from fusednorm.norm import Norm
 from fusednorm.op_arguments import backward_norm, forward_norm
+from fusednorm.op_results import FiveTensors, FourTensors, empty_gradients, empty_results, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
-from fusednorm.problem import statistics_shape, view_of
-from fusednorm.strides import empty_output
 
 FORWARD, BACKWARD = "fusednorm::norm_forward", "fusednorm::norm_backward"
-
-FourTensors = tuple[Tensor, Tensor, Tensor, Tensor]
-FiveTensors = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 library = torch.library.Library("fusednorm", "DEF")
 # Outputs follow the input's strides, so a compiled graph must hand over the strides that the fake saw.
@@ -64,23 +60,6 @@ def backward_op(norm: Norm, operands: BackwardOperands, wanted: Sequence[bool]) 
     )  # fmt: skip
 
 
-def four_tensors(results: Results) -> FourTensors:
-    """Results as norm_forward returns them: an empty tensor for None."""
-    output, rstd = results.output, results.rstd
-    assert rstd is not None
-    mean, var = (rstd.new_empty(0) if tensor is None else tensor for tensor in (results.mean, results.var))
-    return output, mean, rstd, var
-
-
-def five_tensors(gradients: Gradients, like: Tensor) -> FiveTensors:
-    """Gradients as norm_backward returns them: an empty tensor for None."""
-    a, b, c, d, e = (
-        like.new_empty(0) if gradient is None else gradient
-        for gradient in (gradients.input, gradients.weight, gradients.bias, gradients.scale, gradients.shift)
-    )
-    return a, b, c, d, e
-
-
 def _forward_kernel(*arguments: Any) -> FourTensors:
     operands = Operands(*arguments[:7])
     return four_tensors(dispatch.forward(forward_norm(FORWARD, operands, *arguments[7:]), operands))
@@ -98,28 +77,13 @@ library.impl("norm_backward", _backward_kernel, "CompositeExplicitAutograd")
 
 @torch.library.register_fake(FORWARD, lib=library)
 def _forward_fake(*arguments: Any) -> FourTensors:
+    prepare()
     operands = Operands(*arguments[:7])
-    norm = forward_norm(FORWARD, operands, *arguments[7:])
-    input = operands.input
-    shape, dtype = statistics_shape(norm, view_of(norm, input.shape)), compute_dtype(input.dtype)
-    mean = input.new_empty(shape if norm.has_mean else (0,), dtype=dtype)
-    var = input.new_empty(shape if norm.has_variance else (0,), dtype=dtype)
-    return empty_output(norm, input), mean, input.new_empty(shape, dtype=dtype), var
+    return empty_results(forward_norm(FORWARD, operands, *arguments[7:]), operands.input)
 
 
 @torch.library.register_fake(BACKWARD, lib=library)
 def _backward_fake(*arguments: Any) -> FiveTensors:
-    operands, wanted = BackwardOperands(*arguments[:8]), arguments[-1]
-    norm = backward_norm(BACKWARD, operands, *arguments[8:])
-    input = operands.input
-    parameters = (operands.weight, operands.bias, operands.scale, operands.shift)
-    return five_tensors(
-        Gradients(
-            empty_output(norm, input) if wanted[0] else None,
-            *(
-                like.new_empty(like.shape) if like is not None and want else None
-                for like, want in zip(parameters, wanted[1:], strict=True)
-            ),
-        ),
-        input,
-    )
+    prepare()
+    operands = BackwardOperands(*arguments[:8])
+    return empty_gradients(backward_norm(BACKWARD, operands, *arguments[8:]), operands, arguments[-1])

@@ -6,7 +6,8 @@ This module is pure Python: it imports neither torch nor a kernel language.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, cast
 
 from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 
@@ -80,6 +81,11 @@ class Norm:
             "" if activation is None else activation.name, self.activation_parameter,
         )  # fmt: skip
 
+    @property
+    def text(self) -> str:
+        """The norm as one word, for graphs that are kept on disk; :func:`norm_of_text` is the inverse."""
+        return "|".join((*map(str, self.op_arguments), str(int(self.training))))
+
 
 _interned: dict[tuple[object, ...], Norm] = {}
 
@@ -137,6 +143,15 @@ def norm_of_op(
         activation = activation_of(name, activation_parameter)
         found = _remember(key, norm_of(family, groups_or_dims, channel_dim, eps, activation, training))
     return found
+
+
+@lru_cache(MOST_NORMS)
+def norm_of_text(text: str) -> Norm:
+    """The Norm of a :attr:`Norm.text`."""
+    family, groups_or_dims, channel_dim, eps, name, parameter, training = text.split("|")
+    return norm_of_op(
+        cast(Family, family), int(groups_or_dims), int(channel_dim), float(eps), name, float(parameter), training == "1"
+    )
 
 
 def traced_norm(

@@ -11,6 +11,7 @@ A program opts in by the environment variable FUSEDNORM_TUNED, which is read whe
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
@@ -125,6 +126,14 @@ class TunedFile:
         self.path = path
         self._choices: dict[str, Choices] = {}
         self._warned: set[str] = set()
+
+    @property
+    def digest(self) -> str:
+        """Of what the file holds now, for the keys of code that its choices went into."""
+        try:
+            return hashlib.sha256(self.path.read_bytes()).hexdigest()
+        except OSError:
+            return ""
 
     def find(self, problem: Problem, instances: Iterable[Instance]) -> tuple[Instance, Any] | None:
         """The tuned instance and configuration of a problem, or None."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import torch
 import typer
 
-from fusednorm import choice
+from fusednorm import choice, inductor
 from fusednorm.bench.provenance import versions
 from fusednorm.bench.tables import Table
 from fusednorm.cli import output
@@ -27,11 +27,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
     if not found_gpus:
         devices["cuda"] = "none: torch.cuda.is_available() is False"
     tuned = _tuned(["cpu", "cuda"] if found_gpus else ["cpu"])
+    compiled = {"torch.compile": inductor.described()}
     if as_json:
         output.print_json(
             {
                 "versions": found,
                 "tuned": tuned,
+                "compiled": compiled,
                 "devices": devices,
                 "gpus": found_gpus,
                 "backends": [
@@ -46,7 +48,8 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.
             }
         )
         return
-    for title, values in (("versions", found), ("devices", devices), ("tuned choices", tuned)):
+    tables = (("versions", found), ("devices", devices), ("tuned choices", tuned), ("compiled graphs", compiled))
+    for title, values in tables:
         output.print_table(Table(title, ("name", "value"), tuple(values.items()), ("name", "value")))
     lines = [
         (

@@ -11,18 +11,14 @@ from fusednorm.backends.triton.runs import (
     WIDE_LOAD,
     WIDEST_LOAD,
     alignment,
-    alignment_of_tiles,
-    few_of,
     filled,
     grouped,
     layouts_of,
     length_of_runs,
     load_bytes,
     power_of_two,
-    repeat_of,
-    repeated,
     row_window,
-    runs_across,
+    runs_of,
     unit_bytes,
 )
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -205,9 +201,10 @@ class HeldUnits:
         return self.columns > 1
 
     def steps(self, layout: Layout) -> tuple[int, int, int]:
-        """The strides of samples, units and rows."""
-        unit = layout.channel * (self.channels // max(1, self.in_sample))
-        return (0 if self.across == "sample" else layout.sample), unit, getattr(layout, self.across)
+        """The strides of samples, units and rows, 0 where there is no second one."""
+        unit = layout.channel * (self.channels // self.in_sample) if self.in_sample > 1 else 0
+        row = getattr(layout, self.across) if self.rows > 1 else 0
+        return (0 if self.across == "sample" else layout.sample), unit, row
 
 
 def held_units(problem: Problem) -> HeldUnits | None:
@@ -227,6 +224,8 @@ def held_units(problem: Problem) -> HeldUnits | None:
         across = "sample" if per_batch else "channel"
         rows, columns = view.samples if per_batch else D, view.spatial
     affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
+    if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
+        rows, columns = 1, rows * columns  # the samples of an only channel follow one another
     return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
 
 
@@ -345,10 +344,8 @@ def _in_pieces(problem: Problem, elements: int) -> PassConfig:
 
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
-    share, layouts = 4 if problem.dtype == "float64" else 1, layouts_of(problem)
-    repeat = repeat_of(problem.dtype, problem.view, layouts, few_of(problem))
-    view, _ = repeated(problem.view, layouts, repeat, runs_across(problem.dtype, problem.view, layouts, repeat))
-    wide = alignment_of_tiles(problem.dtype, problem.view, layouts, repeat) * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
+    share, runs = 4 if problem.dtype == "float64" else 1, runs_of(problem, problem.view, layouts_of(problem))
+    view, wide = runs.view, runs.alignment * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
     read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
     if _small_evaluation(problem):
         # Rows as long as they are: values of channels then lie in the threads that need them.
@@ -362,7 +359,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     if not wide:
         positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
         count = -(-view.spatial // positions)
-        programs = SCALAR_PROGRAMS if repeat == 1 else SCALAR_PROGRAMS // 2
+        programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
@@ -370,7 +367,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
-    if repeat > 1:
+    if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
     reduction = PassConfig(read, positions, tiles, 1, stages)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share

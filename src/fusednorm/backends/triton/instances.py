@@ -49,6 +49,7 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: all multiprocessors. Of so few longer rows pieces to a program are faster than rows: 60 rows of 150528 in bf16 took
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
+MOST_STEPPED_BYTES = 1 << 17
 
 
 @cache
@@ -161,8 +162,8 @@ def _seen(problem: Problem) -> HeldUnits:
 
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
-    """Rows: the forward in steps, one program a row; the backward with the sums of a program's rows in registers, or
-    by columns where rows are too long for that."""
+    """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
+    program's rows in registers, or by columns where rows are too long for that."""
 
     name: str = "triton.rows"
 
@@ -170,10 +171,11 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
-        if problem.norm.has_variance:
-            return "keeps no variance"
-        if view.spatial != 1 or view.groups != 1 or problem.modulated:
-            return "takes rows, of one group and one position, without modulation"
+        if not _planes_in_rows(problem):
+            if view.spatial != 1 or view.groups != 1 or problem.modulated:
+                return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
+            if problem.norm.has_variance:
+                return "keeps no variance"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
             return "a row's elements do not follow one another"
         return _common(problem)
@@ -198,6 +200,15 @@ class RowsInstance:
             config = (columns_backward_for if by_columns(problem) else rows_backward_for)(problem)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
         return make(problem, config)
+
+
+def _planes_in_rows(problem: Problem) -> bool:
+    """Whether the units of a forward are single channels that follow one another in memory."""
+    view, layouts = problem.view, (problem.layout, problem.output_layout)
+    return (
+        problem.direction == "forward" and view.group_channels == 1 and view.spatial > 1
+        and all(one is None or (one.spatial == 1 and one.sample == view.channels * one.channel) for one in layouts)
+    )  # fmt: skip
 
 
 def _between(problem: Problem) -> bool:
@@ -228,6 +239,8 @@ def choose(problem: Problem) -> Instance:
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None
+    if view.group_channels == 1 and ROWS.supports(problem) is None and not whole_pays(problem) and _steps_pay(problem):
+        return ROWS
     if whole and (view.group_channels == 1 or view.spatial == 1):  # one affine to a unit, or one to an element
         return WHOLE if whole_pays(problem) else TILES
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
@@ -238,6 +251,14 @@ def choose(problem: Problem) -> Instance:
 def _for_rows_backward(problem: Problem) -> Instance:
     holds = HELD.supports(problem) is None and holding_rows_pays(problem, _seen(problem))
     return HELD if holds else ROWS
+
+
+def _steps_pay(problem: Problem) -> bool:
+    """Whether channels of samples are faster in steps, with a second read from the L1 or the L2, than in tiles, with
+    one from memory: where they fill the multiprocessors, and those in work at a time fit the L2."""
+    size = problem.reduced * DTYPE_BYTES[problem.dtype]
+    many = problem.num_statistics >= 2 * PROCESSORS and load_bytes(problem) >= WIDE_LOAD
+    return many and problem.reduced > STEPPED_ROW and size <= MOST_STEPPED_BYTES
 
 
 def _for_rows(problem: Problem) -> Instance:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +18,10 @@ Scalars = tuple[int | float, ...]
 #: where its address is no multiple of 16 bytes.
 Case = tuple[Any, ...]
 UNALIGNED = "unaligned"
+#: Takes a launch and its tensors, in place of the device.
+Recorder = Callable[["Launch", tuple[Tensor | None, ...]], None]
+
+_recorder: ContextVar[Recorder | None] = ContextVar("fusednorm_recorder", default=None)
 
 
 class Launch:
@@ -76,3 +83,38 @@ class Launch:
         start = start_of(compiled, self.programs, addresses, tail)
         if start is not None:  # the interpreter compiles nothing
             self.starts[case] = start
+
+
+class RecordedLaunch(Launch):
+    """A Launch of a plan that a compiler reads: its calls go to a recorder."""
+
+    def __call__(self, *tensors: Tensor | None) -> None:
+        recorder = _recorder.get()
+        assert recorder is not None, "a plan that was made to be recorded runs under recorded()"
+        recorder(self, tensors)
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Plans that are made inside launch nothing: they hand each launch to ``recorder``, and allocate as torch does.
+
+    Such a plan runs on fake tensors, so that a compiler learns what it allocates and launches. No launch of it starts
+    before the launch before it has ended: only our own launches can ask for that.
+    """
+    token = _recorder.set(recorder)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
+
+def recording() -> bool:
+    """Whether plans are made to be recorded here."""
+    return _recorder.get() is not None
+
+
+def prepared(
+    kernel: Any, programs: int, scalars: Scalars, constants: dict[str, Any], warps: int, follows: bool = False
+) -> Launch:
+    """The :class:`Launch` of a plan, or a recorded one."""
+    return (RecordedLaunch if recording() else Launch)(kernel, programs, scalars, constants, warps, follows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
@@ -76,11 +76,39 @@ def window_of(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     return WINDOW if alike else 1
 
 
-def repeat_of(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> int:
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs that the tiles of a pass hold, see kernels/tiles.py: those of ``view`` and ``layouts``, which have the
+    channels of ``repeat`` positions for one of channels_last, counted through the samples with ``across``. ALIGN,
+    ``alignment``, divides where runs begin and end."""
+
+    repeat: int
+    across: bool
+    alignment: int
+    view: View
+    layouts: Sequence[Layout]
+
+
+def runs_of(problem: Problem, view: View, layouts: Sequence[Layout]) -> Runs:
+    """The runs of a pass over a view, which reads and writes tensors of these layouts."""
+    dtype = problem.dtype
+    repeat = _repeat(dtype, view, layouts, FEW_EVALUATED if problem.direction == "inference" else FEW)
+    if repeat == 1:
+        return Runs(1, False, alignment_of_runs(dtype, view, layouts), view, layouts)
+    rows, samples = alignment(dtype, view.channels * repeat), _alignment_of_samples(dtype, view, layouts)
+    across = samples * DTYPE_BYTES[dtype] < WIDEST_LOAD and _packed(view, layouts)
+    positions = view.spatial + (repeat - 1 if across else 0)
+    seen = View(view.samples, view.groups, view.group_channels * repeat, -(-positions // repeat))
+    repeated = [replace(layout, spatial=view.channels * repeat) for layout in layouts]
+    return Runs(repeat, across, rows if across else min(rows, samples), seen, repeated)
+
+
+def _repeat(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> int:
     """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
     16 bytes, or that fill the tiles of a large tensor.
 
-    Each position of a row has partials of its own, which cost a tensor of ``few`` elements more than they gain.
+    Each position of a row has partials of its own, which cost a tensor of ``few`` elements more than they gain. An
+    evaluation has none.
     """
     C, S = view.channels, view.spatial
     dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
@@ -99,43 +127,14 @@ def repeat_of(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> in
     return next((repeat for repeat in usable if full(repeat) >= FILLED), max(usable, key=full, default=1))
 
 
-def few_of(problem: Problem) -> int:
-    """``few`` of :func:`repeat_of`: an evaluation has no partials."""
-    return FEW_EVALUATED if problem.direction == "inference" else FEW
-
-
-def runs_across(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> bool:
-    """Whether rows of several positions are those of the whole tensor: its samples do not begin or end at 16 bytes, and
-    nothing lies between them."""
-    narrow = _alignment_of_samples(dtype, view, layouts) * DTYPE_BYTES[dtype] < WIDEST_LOAD
-    return repeat > 1 and narrow and _packed(view, layouts)
-
-
 def _packed(view: View, layouts: Sequence[Layout]) -> bool:
+    """Whether nothing lies between the samples."""
     return view.samples == 1 or all(layout.sample == view.channels * view.spatial for layout in layouts)
 
 
 def _alignment_of_samples(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     samples = (layout.sample for layout in layouts if view.samples > 1)
     return alignment(dtype, view.channels * view.spatial, *samples)
-
-
-def repeated(view: View, layouts: Sequence[Layout], repeat: int, across: bool) -> tuple[View, Sequence[Layout]]:
-    """A view and layouts with rows of so many positions, of each sample or of the whole tensor."""
-    if repeat == 1:
-        return view, layouts
-    positions = view.spatial + (repeat - 1 if across else 0)
-    rows = View(view.samples, view.groups, view.group_channels * repeat, -(-positions // repeat))
-    return rows, [replace(layout, spatial=view.channels * repeat) for layout in layouts]
-
-
-def alignment_of_tiles(dtype: str, view: View, layouts: Sequence[Layout], repeat: int) -> int:
-    """The alignment of the runs of a view's tiles, which with ``repeat`` end where the sample ends, or across samples
-    nowhere."""
-    if repeat == 1:
-        return alignment_of_runs(dtype, view, layouts)
-    rows = alignment(dtype, view.channels * repeat)
-    return rows if runs_across(dtype, view, layouts, repeat) else min(rows, _alignment_of_samples(dtype, view, layouts))
 
 
 def row_window(problem: Problem) -> int:

@@ -179,15 +179,36 @@ def one(z, parameter):
     return tl.full((), 1.0, z.dtype)
 
 
+#: The name of each function that :func:`activation` returned, as an attribute of this module.
+_names: dict[int, str] = {id(identity): "identity", id(one): "one"}
+
+
 @cache
 def activation(name: str | None, dtype: str, nvidia: bool) -> tuple[Any, Any]:
     """value(z, parameter) and derivative(z, parameter) for a problem of a dtype."""
     if name is None:
         return identity, one
-    nvidia = nvidia and dtype != "float64"
-    values = _primitives(nvidia, False)
-    if nvidia and dtype == "bfloat16":
+    approximate = nvidia and dtype != "float64"
+    values = _primitives(approximate, False)
+    if approximate and dtype == "bfloat16":
         values = {**values, "tanh": tanh_nvidia}
     formula = FORMULAS[name]
-    derivative = bind(formula.derivative, _primitives(nvidia, True))
-    return _compiled(bind(formula.value, values)), _compiled(derivative)
+    derivative = bind(formula.derivative, _primitives(approximate, True))
+    functions = _compiled(bind(formula.value, values)), _compiled(derivative)
+    for part, function in zip(("value", "derivative"), functions, strict=True):
+        _names[id(function)] = f"{name}__{part}__{dtype}__{'nvidia' if nvidia else 'any'}"
+    return functions
+
+
+def name_of(function: Any) -> str:
+    """The name under which this module has a function of :func:`activation`, for generated code."""
+    return _names[id(function)]
+
+
+def __getattr__(attribute: str) -> Any:
+    """A function by its :func:`name_of`, in a process that has not asked for it yet."""
+    try:
+        name, part, dtype, device = attribute.split("__")
+        return activation(name, dtype, device == "nvidia")[("value", "derivative").index(part)]
+    except (ValueError, KeyError):
+        raise AttributeError(f"module {__name__!r} has no attribute {attribute!r}") from None

@@ -9,25 +9,30 @@ from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, i
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, no_wider, normalized
 
 
-@triton.jit(do_not_specialize_on_alignment=["x_sample", "y_sample"])
+@triton.jit(do_not_specialize=["C", "length"], do_not_specialize_on_alignment=["x_unit", "y_unit"])
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, x_sample, y_sample, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, C, length, x_unit, y_unit,
+    eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K, read from memory for its statistics and from the L1 for its output.
 
     With a whole row in registers a multiprocessor would hold fewer programs, with fewer bytes on their way.
+
+    K is None where the row is one of a sample's C channels, with one weight and bias: its ``length`` is an argument,
+    since each image may have another one. EVEN: BLOCK_K divides it.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    parameters = Parameters(p_weight, p_bias, None, None)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n = tl.program_id(0).to(tl.int64)
+    size = aligned(length, ALIGN) if K is None else K
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    p_in, p_out = p_x + n * aligned(x_sample, ALIGN) + o_k, p_y + n * aligned(y_sample, ALIGN) + o_k
+    p_in, p_out = p_x + n * aligned(x_unit, ALIGN) + o_k, p_y + n * aligned(y_unit, ALIGN) + o_k
     mean = tl.zeros((1, BLOCK_K), dtype)
     m2 = tl.zeros((1, BLOCK_K), dtype)
-    for k in tl.range(0, K, BLOCK_K):
-        mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
+    for k in tl.range(0, size, BLOCK_K):
+        mask = tl.full((1, BLOCK_K), True, tl.int1) if EVEN else o_k < size - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_last").to(dtype)
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
@@ -36,22 +41,28 @@ def rows_forward(
             mean = tl.fma(delta, tl.full((), 1.0, dtype) / (k // BLOCK_K + 1), mean)
             m2 = tl.fma(delta, b_x - mean, m2)
     if RMS:
-        variance = tl.sum(m2, 1) / K
+        variance = tl.sum(m2, 1) / size
         mean = tl.zeros_like(variance)
     else:
-        count = (K - o_k + BLOCK_K - 1) // BLOCK_K
+        count = (size - o_k + BLOCK_K - 1) // BLOCK_K
         mean, m2 = merge_lanes(mean, m2, count.to(dtype), 1)
-        variance = m2 / K
+        variance = m2 / size
         if p_mean is not None:
             tl.store(p_mean + n + tl.arange(0, 1), mean)
     rstd = inverse_deviation(variance, eps)
     if p_rstd is not None:
         tl.store(p_rstd + n + tl.arange(0, 1), rstd)
-    for k in tl.range(0, K, BLOCK_K):
-        mask = tl.full((1, BLOCK_K), True, tl.int1) if K % BLOCK_K == 0 else o_k < K - k
+    if p_var is not None:
+        tl.store(p_var + n + tl.arange(0, 1), variance)
+    if K is None:
+        unit = n + tl.arange(0, 1)[None, :]
+        gain, offset = affine(parameters, unit, unit % C, unit >= 0, dtype)
+    for k in tl.range(0, size, BLOCK_K):
+        mask = tl.full((1, BLOCK_K), True, tl.int1) if EVEN else o_k < size - k
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
-        o_c = no_wider(k + o_k, ALIGN)
-        gain, offset = affine(parameters, o_c, o_c, mask, dtype)
+        if K is not None:
+            o_c = no_wider(k + o_k, ALIGN)
+            gain, offset = affine(parameters, o_c, o_c, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")

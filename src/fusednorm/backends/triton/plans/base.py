@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
-from fusednorm.backends.triton.launch import Launch, Scalars
+from fusednorm.backends.triton.launch import Scalars, prepared, recording
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
@@ -36,8 +36,8 @@ def stages(most: int) -> int:
 
 
 def overlaps() -> bool:
-    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on."""
-    return approximates() and torch.cuda.get_device_capability() >= (9, 0)
+    """Whether a kernel may start before the one before it has ended: on NVIDIA from Hopper on, by our own launches."""
+    return not recording() and approximates() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
@@ -45,7 +45,7 @@ def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.
 
     That function takes 0.8 us of the host, torch.empty_strided 2.2, and a call allocates three to five times.
     """
-    if device == "cuda" and empty_strided_cuda is not None:
+    if device == "cuda" and empty_strided_cuda is not None and not recording():
         return empty_strided_cuda
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
@@ -58,7 +58,8 @@ class Plan:
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
         view, used = problem.view, problem.norm.activation
         self.shape, self.strides, self.allocate = problem.shape, problem.output_strides, allocator(problem.device)
-        self.on_gpu = problem.device == "cuda"
+        #: Whether the current device is asked for, which must be that of the tensors.
+        self.on_gpu = problem.device == "cuda" and not recording()
         self.rms, self.empty = not problem.norm.has_mean, view.numel == 0
         self.value, self.derivative = activation(used.name if used else None, problem.dtype, approximates())
         self.overlap = {"OVERLAP": overlaps()}
@@ -148,7 +149,7 @@ class OneLaunchForward(ForwardPlan):
     ) -> None:
         super().__init__(problem)
         constants = {"RMS": self.rms, "VALUE": self.value, **self.alpha, **tile}
-        self.launch = Launch(kernel, programs, (*scalars, self.eps, self.activation_parameter), constants, warps)
+        self.launch = prepared(kernel, programs, (*scalars, self.eps, self.activation_parameter), constants, warps)
 
 
 class BackwardPlan(Plan):

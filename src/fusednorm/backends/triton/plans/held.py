@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import HeldConfig, HeldUnits
 from fusednorm.backends.triton.kernels import held
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two
@@ -70,7 +70,7 @@ class HeldBackward(BackwardPlan):
         alone = seen.samples == 1 or config.all_samples
         self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
         layouts = seen.grad, seen.input, seen.output
-        self.backward = Launch(
+        self.backward = prepared(
             held.held_backward,
             _programs(seen, config),
             (

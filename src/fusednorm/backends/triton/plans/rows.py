@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (
     BackwardPlan,
     Given,
@@ -21,20 +21,25 @@ from fusednorm.problem import Problem, View
 
 
 class RowsForward(OneLaunchForward):
-    """A row to a program."""
+    """A row, or a channel of a sample, to a program."""
 
     def __init__(self, problem: Problem, config: RowsForwardConfig) -> None:
         assert problem.output_layout is not None
-        scalars = (problem.layout.sample, problem.output_layout.sample)
+        view, size = problem.view, problem.reduced
+        row = view.spatial == 1
+        steps = [layout.sample if row else layout.channel for layout in (problem.layout, problem.output_layout)]
         tile = {
-            "K": problem.reduced,
-            "ALIGN": alignment(problem.dtype, problem.reduced, *scalars),
+            "K": size if row else None,
+            "EVEN": size % config.elements == 0,
+            "ALIGN": alignment(problem.dtype, size, *steps),
             "BLOCK_K": config.elements,
         }
-        super().__init__(problem, rows.rows_forward, problem.view.samples, scalars, tile, config.warps)
+        programs = problem.num_statistics
+        scalars = (view.channels, 1 if row else size, *steps)
+        super().__init__(problem, rows.rows_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters[:2], *saved[:2])
+        self.launch(x, y, *parameters, *saved)
 
 
 class SummedRowsBackward(BackwardPlan):
@@ -78,7 +83,7 @@ class RowsBackward(SummedRowsBackward):
             programs = -(-programs // window) * window
         super().__init__(problem, programs)
         samples = grad.sample, problem.layout.sample, output.sample
-        self.backward = Launch(
+        self.backward = prepared(
             rows.rows_backward,
             programs,
             (view.samples, *samples, steps, self.activation_parameter),
@@ -112,14 +117,14 @@ class LongRowsBackward(SummedRowsBackward):
         samples = grad.sample, problem.layout.sample, output.sample
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
         row = {"K": size, "ALIGN": alignment(problem.dtype, size, *samples)}
-        self.totals = Launch(
+        self.totals = prepared(
             rows.row_totals,
             self.rows * self.chunks,
             (grad.sample, problem.layout.sample, self.chunks, self.activation_parameter),
             {**common, **row, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
-        self.columns = Launch(
+        self.columns = prepared(
             rows.columns_backward,
             blocks * shares,
             (self.rows, *samples, steps, self.chunks, self.activation_parameter),

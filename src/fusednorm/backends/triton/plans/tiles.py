@@ -12,16 +12,12 @@ from torch import Tensor
 from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.runs import (
-    alignment_of_tiles,
-    few_of,
     grouped,
     power_of_two,
-    repeat_of,
-    repeated,
-    runs_across,
+    runs_of,
     window_of,
 )
 from fusednorm.problem import Layout, Problem, View
@@ -51,12 +47,9 @@ class Pass:
 
     def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
         self.last = problem.layout.order == "channels_last"
-        self.repeat = repeat_of(problem.dtype, view, layouts, few_of(problem))
-        # Rows of a tile, as long as ``repeat`` positions, and how many of them there are.
-        across = runs_across(problem.dtype, view, layouts, self.repeat)
-        alignment = alignment_of_tiles(problem.dtype, view, layouts, self.repeat)
-        seen, layouts = repeated(view, layouts, self.repeat, across)
-        window = window_of(problem.dtype, seen, layouts)
+        runs = runs_of(problem, view, layouts)
+        self.repeat, seen = runs.repeat, runs.view
+        window = window_of(problem.dtype, seen, runs.layouts)
         self.span = config.positions * config.tiles - window + 1
         self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
         self.programs = view.samples * self.blocks * self.chunks
@@ -65,16 +58,16 @@ class Pass:
         self.warps = config.warps
         self.tile = {
             "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
-            "ALIGN": alignment,
+            "ALIGN": runs.alignment,
             "BLOCK_C": config.channels,
             "BLOCK_S": config.positions,
         }
         self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
-        self.repeats = {"REPEAT": self.repeat, "ACROSS": across}
+        self.repeats = {"REPEAT": self.repeat, "ACROSS": runs.across}
         #: The strides of each tensor from sample to sample, from channel to channel, and from row to row.
-        self.steps = tuple(step for layout in layouts for step in (layout.sample, layout.channel, layout.spatial))
+        self.steps = tuple(step for layout in runs.layouts for step in (layout.sample, layout.channel, layout.spatial))
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
@@ -130,7 +123,7 @@ class TilesForward(ForwardPlan):
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
-        self.moments = Launch(
+        self.moments = prepared(
             forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
             reduction.programs,
             (
@@ -140,7 +133,7 @@ class TilesForward(ForwardPlan):
             {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
             reduction.warps,
         )  # fmt: skip
-        self.finalize = Launch(
+        self.finalize = prepared(
             forward_kernels.finalize,
             partials.programs,
             (*_sizes(seen)[:3], problem.num_statistics, *numbers, self.eps),
@@ -151,7 +144,7 @@ class TilesForward(ForwardPlan):
             partials.warps,
             follows=True,
         )  # fmt: skip
-        self.apply = Launch(
+        self.apply = prepared(
             forward_kernels.apply,
             output.programs,
             (
@@ -196,7 +189,7 @@ class TilesBackward(BackwardPlan):
         self.partials = partials = PartialsShape(
             view, reduction.partials, self.units, last=reduction.last, per_batch=per_batch
         )
-        self.reduce = Launch(
+        self.reduce = prepared(
             backward_kernels.reduce,
             reduction.programs,
             (
@@ -231,7 +224,7 @@ class TilesBackward(BackwardPlan):
         sums = ParameterSums(self.partials, parameters and not self.shared, modulation)
         programs = sums.programs if self.merges else 0
         combine = Combination(self, self.partials, self.units, self.reduced, sums, shared=self.shared)
-        gradients = Launch(
+        gradients = prepared(
             backward_kernels.gradients,
             self.output.programs + programs,
             (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
@@ -299,7 +292,7 @@ class Combination:
         self.fold: Launch | None = None
         if sums.shares > 1:
             channels = min(power_of_two(view.channels), 8)
-            self.fold = Launch(
+            self.fold = prepared(
                 backward_kernels.fold,
                 -(-view.channels // channels) * sums.shares,
                 (view.channels, view.samples, partials.total, partials.chunks, sums.shares),
@@ -307,7 +300,7 @@ class Combination:
                 max(1, channels * FOLDED // (32 * 8)),
                 follows=True,
             )
-        self.combine = Launch(
+        self.combine = prepared(
             backward_kernels.combine,
             programs + sums.programs,
             (

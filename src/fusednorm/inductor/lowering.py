@@ -1,0 +1,193 @@
+"""From the lean ops to Inductor's code: on a GPU the launches of the plan, elsewhere one call.
+
+A plan is made for the sizes and strides that the tensors have in Inductor, which may differ from those of the trace: it
+gives convolutions, and what lies between them, the memory order that suits them. The plan then runs on fake tensors,
+and what it allocates, copies and launches becomes part of the graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fusednorm.choice import Choice, choose, forced
+from fusednorm.compiled import call_backward, call_forward
+from fusednorm.copies import copying
+from fusednorm.inductor.native import has_formula, run
+from fusednorm.inductor.neighbours import neighbours_of, ours_pay
+from fusednorm.norm import Norm, norm_of_text
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
+from fusednorm.private.inductor_names import Nodes
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_direction, backward_problem, forward_problem
+
+logger = logging.getLogger(__name__)
+
+Tensors = Sequence[Tensor | None]
+
+
+class NotInlinedError(Exception):
+    """A call that Inductor's code cannot hold as launches; the message says why."""
+
+
+class Direction(Protocol):
+    """An op, and the function that Python code calls: how many tensors they take, which of them is the input, and what
+    their last argument means."""
+
+    op: str
+    function: Callable[..., Any]
+    tensors: int
+    input: int
+
+    def problem(self, norm: Norm, tensors: Tensors, last: Any) -> Problem: ...
+
+    def run(self, plan: Any, tensors: Tensors, last: Any) -> Tensors: ...
+
+
+class Forward:
+    """compiled_forward(input, weight, bias, scale, shift, mean, var, norm, statistics)"""
+
+    op, function, tensors, input = "compiled_forward", staticmethod(call_forward), 7, 0
+
+    def problem(self, norm: Norm, tensors: Tensors, statistics: bool) -> Problem:
+        return forward_problem(norm, Operands(*tensors))  # type: ignore[arg-type]
+
+    def run(self, plan: Any, tensors: Tensors, statistics: bool) -> Tensors:
+        results: Results = plan(Operands(*tensors), statistics)  # type: ignore[arg-type]
+        return results.output, results.mean, results.rstd, results.var
+
+
+class Backward:
+    """compiled_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, norm, output_mask)"""
+
+    op, function, tensors, input = "compiled_backward", staticmethod(call_backward), 8, 1
+
+    def problem(self, norm: Norm, tensors: Tensors, wanted: Any) -> Problem:
+        return backward_problem(norm, BackwardOperands(*tensors), backward_direction(wanted))  # type: ignore[arg-type]
+
+    def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
+        found: Gradients = plan(BackwardOperands(*tensors), tuple(wanted))  # type: ignore[arg-type]
+        return found.input, found.weight, found.bias, found.scale, found.shift
+
+
+DIRECTIONS: tuple[Direction, ...] = (Forward(), Backward())
+
+
+@cache
+def register() -> None:
+    """Tell Inductor how the lean ops become code. Where it lacks a name that this needs, it calls them."""
+    try:
+        nodes = Nodes()
+    except ImportError as error:
+        logger.info("compiled graphs call the ops: %s", error)
+        return
+    for direction in DIRECTIONS:
+        op = getattr(torch.ops.fusednorm, direction.op).default
+        nodes.register(op, direction.function, Lowering(nodes, direction, op))
+
+
+class Placed(NamedTuple):
+    """The operands of a call as nodes in memory, None for an absent one, and the problem that they make."""
+
+    operands: list[Any]
+    problem: Problem
+
+
+class Lowering:
+    """What makes nodes of an op's arguments."""
+
+    def __init__(self, nodes: Nodes, direction: Direction, op: Any) -> None:
+        self.nodes, self.direction, self.op = nodes, direction, op
+
+    def __call__(self, *arguments: Any) -> Any:
+        count = self.direction.tensors
+        operands, text, last = arguments[:count], *arguments[count:]
+        try:
+            return self.inlined(norm_of_text(text), operands, last)
+        except NotInlinedError as reason:
+            logger.info("%s is a call in the compiled graph: %s", self.direction.op, reason)
+        except Exception as error:  # a release of torch in which Inductor's names mean something else
+            if forced() is not None:  # an instance that the program asks for by name never falls back
+                raise
+            logger.warning("%s is a call in the compiled graph: %s", self.direction.op, error, exc_info=True)
+        return self.nodes.call(self.op, arguments)
+
+    def inlined(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
+        """The launches of the plan, among the graph's nodes."""
+        device = self.nodes.device(operands[self.direction.input])
+        if device.type != "cuda":
+            raise NotInlinedError(f"it runs on {device.type}")
+        if not all(operand is None or self.nodes.is_static(operand) for operand in operands):
+            raise NotInlinedError("a size is not known when it is compiled")
+        native = self.natively(norm, operands, last)
+        if native is not None:
+            return native
+        placed = self.placed(norm, operands, last)
+        if placed.problem.view.numel == 0:
+            raise NotInlinedError("it has no elements")
+        chosen = choose(placed.problem, forced())
+        if not chosen.name.startswith("triton."):
+            raise NotInlinedError(f"it runs on the instance {chosen.name}")
+        present = [operand for operand in placed.operands if operand is not None]
+        return self.nodes.inline(self.graph(chosen, placed, last), present)
+
+    def natively(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
+        """torch's own formula, which Inductor fuses with its neighbours, where that is faster; None elsewhere. An
+        instance that the program asks for by name is never replaced."""
+        if not isinstance(self.direction, Forward) or forced() is not None:
+            return None
+        fakes = self.nodes.fakes(operands)
+        problem = self.direction.problem(norm, fakes, last)
+        if problem.view.numel == 0 or not has_formula(problem, last):
+            return None
+        if ours_pay(problem, neighbours_of(self.nodes.current.graph.current_node)):
+            return None
+
+        def formula(*present: Tensor) -> list[Tensor]:
+            given = iter(present)
+            found = run(problem, Operands(*(None if operand is None else next(given) for operand in operands)))  # type: ignore[arg-type]
+            tensors = (found.output, found.mean, found.rstd, found.var)
+            return [present[0].new_empty(0) if tensor is None else tensor for tensor in tensors]
+
+        graph = self.nodes.trace(formula, [fake for fake in fakes if fake is not None])
+        return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
+
+    def placed(self, norm: Norm, operands: Sequence[Any], last: Any) -> Placed:
+        """The operands in strides that stay. The input comes first: a gradient whose strides are free takes its
+        order."""
+        nodes, direction = self.nodes, self.direction
+        input = nodes.settled(operands[direction.input])
+        settled = [None if operand is None else nodes.settled(operand, input) for operand in operands]
+        settled[direction.input] = input
+        problem = direction.problem(norm, nodes.fakes(settled), last)
+        if "input" in problem.copies:  # an input in no memory order that kernels read is computed in another one
+            settled[direction.input] = nodes.ordered(input, range(len(input.get_size()) - 1, -1, -1))
+            problem = direction.problem(norm, nodes.fakes(settled), last)
+        return Placed(settled, problem)
+
+    def graph(self, chosen: Choice, placed: Placed, last: Any) -> GraphModule:
+        """What the plan allocates, copies and launches."""
+        from fusednorm.backends.triton.inlined import entry
+        from fusednorm.backends.triton.launch import Launch, recorded
+
+        def launch(launch: Launch, tensors: tuple[Tensor | None, ...]) -> None:
+            kernel, given = entry(launch, tensors)
+            warps = launch.options["num_warps"]
+            torch.library.wrap_triton(kernel)[(launch.programs, 1, 1)](**given, num_warps=warps)
+
+        def planned(*present: Tensor) -> list[Tensor]:
+            given = iter(present)
+            tensors = [None if operand is None else next(given) for operand in placed.operands]
+            plan = copying(chosen.plan(placed.problem), placed.problem)
+            found = self.direction.run(plan, tensors, last)
+            return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
+
+        fakes = self.nodes.fakes(placed.operands)
+        with recorded(launch):
+            return self.nodes.trace(planned, [fake for fake in fakes if fake is not None])

@@ -1,0 +1,80 @@
+"""torch's own formula of a forward, in the ops that torch's functions decompose into.
+
+Inductor makes of it what it makes of those functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fusednorm.activations import Activation
+from fusednorm.operands import Operands, Results
+from fusednorm.private.inductor_names import batch_norm_of_given, rms_norm_with_rstd
+from fusednorm.problem import Problem
+
+aten = torch.ops.aten
+
+_ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "relu": lambda z, _: F.relu(z),
+    "gelu": lambda z, _: F.gelu(z),
+    "gelu_tanh": lambda z, _: F.gelu(z, approximate="tanh"),
+    "sigmoid": lambda z, _: torch.sigmoid(z),
+    "tanh": lambda z, _: torch.tanh(z),
+    "hardswish": lambda z, _: F.hardswish(z),
+    "leaky_relu": lambda z, slope: F.leaky_relu(z, slope),
+}
+
+
+def has_formula(problem: Problem, statistics: bool) -> bool:
+    """Whether torch has this forward as one function and an activation.
+
+    torch rounds the statistics of group_norm to the input's dtype, and a backward needs them as they are.
+    """
+    norm, dtypes = problem.norm, (problem.weight_dtype, problem.bias_dtype)
+    if problem.backward or problem.modulated or any(dtype not in (None, problem.dtype, "float32") for dtype in dtypes):
+        return False
+    if norm.row_family:
+        rms = rms_norm_with_rstd is not None and problem.bias_dtype is None
+        return norm.family == "layer_norm" or rms
+    if not norm.training and batch_norm_of_given is None:
+        return False
+    return norm.channel_dim == 1 and not statistics and not norm.has_variance
+
+
+def run(problem: Problem, operands: Operands) -> Results:
+    """The results, as nodes of a trace."""
+    norm, view, o = problem.norm, problem.view, operands
+    x = o.input
+    mean = rstd = None
+    if norm.family == "layer_norm":
+        y, mean, rstd = aten.native_layer_norm.default(x, problem.parameter_shape, o.weight, o.bias, norm.eps)
+    elif norm.family == "rms_norm":
+        y, rstd = rms_norm_with_rstd(x, problem.parameter_shape, o.weight, norm.eps)
+    elif not norm.training:
+        assert o.mean is not None
+        assert o.var is not None
+        found: Any = batch_norm_of_given(x, o.weight, o.bias, o.mean, o.var, 0.0, norm.eps)
+        y = found[0]
+    else:
+        y = aten.native_group_norm.default(
+            x, o.weight, o.bias, view.samples, view.channels, view.spatial, view.groups, norm.eps
+        )[0]
+    shape = problem.statistics_shape
+    used = norm.activation
+    return Results(
+        y if used is None else activated(y, used),
+        None if mean is None else mean.reshape(shape),
+        None if rstd is None else rstd.reshape(shape),
+    )
+
+
+def activated(z: Tensor, activation: Activation) -> Tensor:
+    parameter = activation.parameter or 0.0
+    if activation.name == "silu":
+        return F.silu(z) if parameter == 1.0 else z * torch.sigmoid(parameter * z)
+    return _ACTIVATIONS[activation.name](z, parameter)

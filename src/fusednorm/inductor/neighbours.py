@@ -1,0 +1,80 @@
+"""Whether a call in a compiled graph runs our kernels or torch's own formula, as Inductor compiles it.
+
+Inductor fuses a norm with the pointwise operations before and after it, which ours leave to passes of their own over
+memory; ours pass over memory less often within the norm. So the choice is a sum of passes, a pure function of the
+problem and of its neighbours. A pass is one read or one write of a tensor as large as the input.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: What a GPU moves in a microsecond, and what one more launch costs it and its host: an H200.
+BYTES, LAUNCH = 4.2e6, 3.0
+#: Ours are chosen where they take no more than so much of the time of Inductor's: it also saves launches that no sum of
+#: passes sees.
+MARGIN = 0.97
+#: The passes and launches of a forward, ours and Inductor's, from device times in benchmarks/results/gpu-h200.json as
+#: multiples of a plain copy, which is two passes. Rows are layer_norm's and rms_norm's.
+ROWS = ((2.1, 1), (2.2, 1))
+PLANES = ((3.0, 2), (4.2, 2))
+LAST = ((3.5, 3), (5.7, 3))
+GIVEN = ((2.0, 1), (2.0, 1))  # with given statistics a norm is pointwise itself
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The passes that Inductor saves when it fuses what makes the input, and what takes the output.
+
+    Two where a tensor between them then need not be in memory at all, one where only the norm's own access is saved.
+    """
+
+    before: int = 0
+    after: int = 0
+
+
+def neighbours_of(norm: Node) -> Neighbours:
+    """The neighbours of a norm whose first argument is its input and whose first result is its output."""
+    source = norm.args[0]
+    assert isinstance(source, Node)
+    before = 0
+    if is_pointwise(source):
+        before = 2 if len(source.users) == 1 else 1
+    takers = [
+        user for output in norm.users if output.target is operator.getitem and output.args[1] == 0
+        for user in output.users
+    ]  # fmt: skip
+    fused = [user for user in takers if is_pointwise(user)]
+    after = 0 if not fused else 2 if len(fused) == len(takers) else 1
+    return Neighbours(before, after)
+
+
+def is_pointwise(node: Node) -> bool:
+    return torch.Tag.pointwise in getattr(node.target, "tags", ())
+
+
+def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
+    """Whether a forward is faster by our kernels; a backward always is."""
+    if problem.backward:
+        return True
+    if problem.copies:  # Inductor reads an input in any strides
+        return False
+    if problem.direction == "inference":
+        own, other = GIVEN
+    elif problem.norm.row_family:
+        own, other = ROWS
+    else:
+        own, other = PLANES if problem.layout.order == "channels_first" else LAST
+    size = problem.view.numel * DTYPE_BYTES[problem.dtype]
+    # Two reads of an input that is computed on the fly compute it twice.
+    before = neighbours.before - (1 if neighbours.before and other[0] > 3 else 0)
+    launches = own[1] + (neighbours.before > 0) + (neighbours.after > 0)
+    ours = (own[0] + before + neighbours.after) * size / BYTES + launches * LAUNCH
+    inductors = other[0] * size / BYTES + other[1] * LAUNCH
+    return ours <= MARGIN * inductors

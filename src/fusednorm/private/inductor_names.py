@@ -1,0 +1,146 @@
+"""Every private or undocumented name of torch's Inductor that fusednorm uses; importing this imports no Inductor.
+
+Inductor makes the code of ``torch.compile``'s default backend. All its names are private, and it has no other way for
+an op to become kernels in its code. Each name says what it is for; 2.13.0 was searched and tried. Without one of the
+names of :class:`Nodes` a compiled graph calls the op, as any other backend does, and ``fusednorm doctor`` says so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.private.lookup import find
+
+#: Inductor's configuration, a module, and its place for a pass over a graph that autograd is done with. Without: None,
+#: and graphs keep the differentiable ops.
+_CONFIG, PASS_SLOT = "torch._inductor.config", "post_grad_custom_pre_pass"
+
+#: The attribute of a kernel in generated code that holds what the kernel is compiled with. Without: products and sums
+#: are fused where the compiler likes to, and the last bits of results differ from eager mode's.
+COMPILED_WITH = "triton_meta"
+
+#: What the graph's pass finds in a node whose arguments Inductor gives the strides of the trace. Without: nothing to
+#: leave out.
+EXACT_ARGUMENTS = "eager_input_vals"
+
+#: torch's rms_norm with its inverse deviation, and its batch_norm with given statistics, as torch's functions decompose
+#: into them. Without: None, and those norms are ours in every compiled graph.
+rms_norm_with_rstd: Any = find("torch", "ops.aten._fused_rms_norm.default", None)
+batch_norm_of_given: Any = find("torch", "ops.aten._native_batch_norm_legit_no_training.default", None)
+
+#: The function with which autocast begins in a graph of torch's functions. Without: norms within a region of autocast
+#: are rewritten, and are not promoted.
+ENTER_AUTOCAST = "_enter_autocast"
+
+
+def loaded_config() -> Any:
+    """Inductor's configuration where the process has loaded it and it has a place for a pass; None otherwise."""
+    config = sys.modules.get(_CONFIG)
+    return config if hasattr(config, PASS_SLOT) else None
+
+
+def graph_pass() -> type:
+    """The base class of a pass with an identity, which the keys of cached graphs hold:
+    ``torch._inductor.custom_graph_pass.CustomGraphPass``. Without: ImportError, and no pass is put into place."""
+    found: type = find("torch._inductor.custom_graph_pass", "CustomGraphPass")
+    return found
+
+
+class Nodes:
+    """What a lowering needs of Inductor: its nodes, which stand for tensors, and the way from a graph to its code.
+
+    Raises ImportError where a name is missing.
+    """
+
+    def __init__(self) -> None:
+        ir, lowering = "torch._inductor.ir", "torch._inductor.lowering"
+        #: A node that a lowering returns, one that lies in memory, and the layout of one whose strides are still free.
+        self.tensor_box = find(ir, "TensorBox")
+        self.storage_box = find(ir, "StorageBox")
+        self.flexible = find(ir, "FlexibleLayout")
+        #: A node in memory, and in an order of its dimensions; the order of given strides; a node as a fake tensor.
+        self.realized = find(ir, "ExternKernel.realize_input")
+        self.with_order = find(ir, "ExternKernel.require_stride_order")
+        self.stride_order = find(ir, "get_stride_order")
+        self.to_fake = find(ir, "ir_node_to_tensor")
+        #: What is being compiled: its graph, and the mode of its fake tensors.
+        self.current = find("torch._inductor.virtualized", "V")
+        self.register_lowering = find(lowering, "register_lowering")
+        self.with_traced_strides = find(lowering, "constrain_to_fx_strides")
+        self.process = find("torch._inductor.codegen.subgraph", "inline_subgraph_to_ir_nodes")
+        self.decompositions = find("torch._inductor.decomposition", "select_decomp_table")
+        external = find(ir, "FallbackKernel")
+        #: The Python function that is the kernel of each op.
+        self.functions: dict[Any, Callable[..., Any]] = {}
+        functions, current = self.functions, self.current
+
+        class PythonCall(external):  # type: ignore[misc, valid-type]
+            """A call of an op, in Python code a call of its kernel: torch's dispatcher would take 7 us more."""
+
+            def codegen(self, wrapper: Any) -> None:
+                if not current.graph.cpp_wrapper:
+                    function = functions[self.op_overload]
+                    wrapper.add_import_once(f"import {function.__module__}")
+                    self.python_kernel_name = f"{function.__module__}.{function.__name__}"
+                super().codegen(wrapper)
+
+        self.call_of = PythonCall
+
+    def register(self, op: Any, function: Callable[..., Any], lowering: Callable[..., Any]) -> None:
+        """An op, the Python function that is its kernel, and what makes nodes of its arguments."""
+        self.functions[op] = function
+        self.register_lowering(op, type_promotion_kind=None)(lowering)
+
+    def device(self, node: Any) -> torch.device:
+        device: torch.device = node.get_device()
+        return device
+
+    def is_static(self, node: Any) -> bool:
+        """Whether the sizes are numbers, and no symbols."""
+        return all(getattr(size, "is_number", True) for size in node.get_size())
+
+    def settled(self, node: Any, like: Any = None) -> Any:
+        """The node in memory, in strides that stay as they are: its own, or where these are still free those of
+        ``like``, if that has the same sizes, and else those that suit what it is computed from."""
+        found = self.realized(node)
+        if isinstance(found, self.storage_box) and isinstance(found.get_layout(), self.flexible):
+            if like is not None and list(like.get_size()) == list(found.get_size()):
+                found.data.freeze_layout_with_stride_order(self.stride_order(like.get_stride()))
+            else:
+                found.data.decide_layout()
+        return self.tensor_box(found)
+
+    def ordered(self, node: Any, order: Sequence[int]) -> Any:
+        """The node with its dimensions in this order of memory, in a copy where it has another one."""
+        return self.tensor_box(self.with_order(node, order))
+
+    def fakes(self, nodes: Sequence[Any]) -> list[Tensor | None]:
+        """Fake tensors of the nodes' sizes and strides."""
+        with self.current.fake_mode:
+            return [self.to_fake(node) for node in nodes]
+
+    def trace(self, function: Callable[..., Any], fakes: Sequence[Tensor]) -> torch.fx.GraphModule:
+        """What a function of fake tensors does, as a graph."""
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        with self.current.fake_mode:
+            return make_fx(function, decomposition_table=self.decompositions())(*fakes)
+
+    def inline(self, graph: torch.fx.GraphModule, nodes: Sequence[Any]) -> Any:
+        """The results of a graph of these nodes, computed by the code at hand."""
+        current = self.current.graph
+        around, current.module = current.module, graph  # the first releases that have the function do not do so
+        try:
+            return self.process(graph, list(nodes), "fusednorm")
+        finally:
+            current.module = around
+
+    def call(self, op: Any, arguments: tuple[Any, ...]) -> list[Any]:
+        """The results of one call, of arguments with the strides that the trace saw."""
+        arguments, _ = self.with_traced_strides(self.current.graph.current_node, *arguments)
+        return [self.tensor_box.create(result) for result in self.call_of.create(op, *arguments)]

@@ -1,0 +1,163 @@
+"""Calls that are compiled for the fake H200; run as a program it prints the generated code of each as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+BF16 = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call of tensors of these shapes; ``last``: the first one, of 4 dimensions, is channels_last."""
+
+    call: str
+    shapes: tuple[tuple[int, ...], ...]
+    last: bool = False
+    train: bool = True
+    dtype: str = BF16
+    dynamic: bool | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    instance: str | None = None
+
+
+IMAGE, CHANNELS, CONV = (8, 320, 64, 64), (320,), (320, 320, 3, 3)
+SILU = "lambda x, w, b: fusednorm.group_norm(x, 32, w, b, activation='silu')"
+BATCH = "lambda x, w, b, m, v: fusednorm.batch_norm(x, m.detach(), v.detach(), w, b, {}, activation='relu')"
+CHAIN = (
+    "lambda x, a, w, b, c: F.conv2d(fusednorm.group_norm(F.conv2d(x, a, padding=1), 32, w, b, activation='silu'),"
+    " c, padding=1)"
+)
+_ROWS, _ROW = ((4096, 1024), (4096, 1024)), ((1024,), (1024,))
+#: Calls that torch's own formula serves better, each beside the call of torch's functions.
+NATIVE: dict[str, tuple[Case, Case]] = {
+    name: (Case(call, shapes, train=train, dtype=dtype), Case(torchs, shapes, train=train, dtype=dtype))
+    for name, call, torchs, shapes, train, dtype in (
+        (
+            "layer_norm of a sum",
+            "lambda x, r, w, b: (fusednorm.layer_norm(x + r, (1024,), w, b, activation='gelu'), x + r)",
+            "lambda x, r, w, b: (F.gelu(F.layer_norm(x + r, (1024,), w, b)), x + r)",
+            (*_ROWS, *_ROW), False, BF16,
+        ),
+        (
+            "layer_norm in training",
+            "lambda x, r, w, b: fusednorm.layer_norm(x + r, (1024,), w, b) * 2",
+            "lambda x, r, w, b: F.layer_norm(x + r, (1024,), w, b) * 2",
+            (*_ROWS, *_ROW), True, BF16,
+        ),
+        (
+            "rms_norm and a product",
+            "lambda x, r, w: fusednorm.rms_norm(x, (1024,), w, 1e-6) * r",
+            "lambda x, r, w: F.rms_norm(x, (1024,), w, 1e-6) * r",
+            (*_ROWS, _ROW[0]), False, "float32",
+        ),
+        (
+            "layer_norm of transposed rows",
+            "lambda x, w, b: fusednorm.layer_norm(x.transpose(1, 2), (320,), w, b)",
+            "lambda x, w, b: F.layer_norm(x.transpose(1, 2), (320,), w, b)",
+            ((8, 320, 64), CHANNELS, CHANNELS), False, BF16,
+        ),
+        (
+            "batch_norm's evaluation and a sum",
+            "lambda x, w, b, m, v: fusednorm.batch_norm(x, m, v, w, b, False, activation='relu') + 1",
+            "lambda x, w, b, m, v: F.relu(F.batch_norm(x, m, v, w, b, False)) + 1",
+            (IMAGE, *(CHANNELS,) * 4), False, BF16,
+        ),
+        (
+            "group_norm and a residual",
+            "lambda x, w, b: fusednorm.group_norm(x, 32, w, b, activation='silu') + x",
+            "lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)) + x",
+            (IMAGE, CHANNELS, CHANNELS), False, BF16,
+        ),
+    )
+}  # fmt: skip
+CASES: dict[str, Case] = {
+    "group_norm": Case(SILU, (IMAGE, CHANNELS, CHANNELS)),
+    "group_norm channels_last": Case(SILU, (IMAGE, CHANNELS, CHANNELS), last=True),
+    "group_norm inference": Case(SILU, (IMAGE, CHANNELS, CHANNELS), train=False),
+    "group_norm small": Case(SILU, ((2, 320, 8, 8), CHANNELS, CHANNELS)),
+    "batch_norm": Case(BATCH.format(True), ((32, 64, 56, 56), *((64,),) * 4)),
+    "batch_norm channels_last": Case(BATCH.format(True), ((32, 64, 56, 56), *((64,),) * 4), last=True),
+    "batch_norm inference": Case(BATCH.format(False), ((32, 64, 56, 56), *((64,),) * 4), train=False),
+    "layer_norm": Case("lambda x, w, b: fusednorm.layer_norm(x, (1024,), w, b)", ((4096, 1024), (1024,), (1024,))),
+    "rms_norm": Case("lambda x, w: fusednorm.rms_norm(x, (1024,), w)", ((4096, 1024), (1024,))),
+    "instance_norm": Case(
+        "lambda x, w, b: fusednorm.instance_norm(x, weight=w, bias=b, activation='leaky_relu')",
+        ((2, 64, 32, 32, 32), (64,), (64,)),
+    ),
+    "float64": Case(SILU, ((2, 320, 16, 16), CHANNELS, CHANNELS), dtype="float64"),
+    "convolutions": Case(CHAIN, (IMAGE, CONV, CHANNELS, CHANNELS, CONV)),
+    "gradient of a sum": Case(f"lambda *t: ({SILU})(*t).sum()", (IMAGE, CHANNELS, CHANNELS), last=True),
+    "transposed": Case(
+        "lambda x, w, b: fusednorm.layer_norm(x.transpose(1, 2), (320,), w, b)", ((8, 320, 64), CHANNELS, CHANNELS)
+    ),
+    "twice": Case(f"lambda x, w, b: ({SILU})(({SILU})(x, w, b), w, b)", (IMAGE, CHANNELS, CHANNELS), train=False),
+    "dynamic": Case(SILU, (IMAGE, CHANNELS, CHANNELS), dynamic=True),
+    "one element a statistic": Case("lambda x: fusednorm.layer_norm(x, (1,))", ((16, 1),)),
+    "cpp_wrapper": Case(SILU, (IMAGE, CHANNELS, CHANNELS), options={"cpp_wrapper": True}),
+    "max_autotune": Case(
+        SILU, (IMAGE, CHANNELS, CHANNELS), options={"max_autotune": True, "coordinate_descent_tuning": True}
+    ),
+    "forced": Case(
+        "lambda x, w, b: fusednorm.layer_norm(x, (1024,), w, b)",
+        ((4096, 1024), (1024,), (1024,)),
+        train=False,
+        instance="triton.rows",
+    ),
+    **{name: ours for name, (ours, _) in NATIVE.items()},
+    **{f"torch's {name}": torchs for name, (_, torchs) in NATIVE.items()},
+}
+
+
+def generated(case: Case, codes: list[str]) -> list[str]:
+    """The code of the case's graphs: the forward, and the backward where it is trained."""
+    import fake_cuda
+    import torch
+    import torch.nn.functional as F
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    import fusednorm
+
+    torch._dynamo.reset()
+    codes.clear()
+    call: Callable[..., Any] = eval(case.call, {"fusednorm": fusednorm, "F": F})
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        tensors = [torch.empty(shape, dtype=getattr(torch, case.dtype), device="cuda:0") for shape in case.shapes]
+        if case.last:
+            tensors[0] = tensors[0].to(memory_format=torch.channels_last)
+        tensors = [tensor.requires_grad_(case.train) for tensor in tensors]
+        forced = fusednorm.use_instance(case.instance) if case.instance else nullcontext()
+        with forced, suppress(fake_cuda.Captured):
+            torch.compile(call, fullgraph=True, dynamic=case.dynamic, options=case.options or None)(*tensors)
+    return list(codes)
+
+
+def main(names: list[str]) -> None:
+    import fake_cuda
+
+    warnings.simplefilter("ignore")
+    words: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("fusednorm").addHandler(handler)
+    logging.getLogger("fusednorm").setLevel(logging.INFO)
+    codes, found = fake_cuda.install(), {}
+    for name in names or CASES:
+        words.clear()
+        try:
+            found[name] = {"codes": generated(CASES[name], codes), "words": list(words)}
+        except Exception:
+            found[name] = {"codes": [], "words": [traceback.format_exc()]}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[2:])

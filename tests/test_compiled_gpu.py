@@ -1,0 +1,118 @@
+"""Compiled graphs on a GPU: right in every mode, in launches alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._inductor.utils import run_and_get_code
+
+import fusednorm
+from fusednorm.tolerance import judge
+
+pytestmark = pytest.mark.gpu
+
+BF16, LAST = torch.bfloat16, torch.channels_last
+Call = Callable[..., Tensor]
+#: A call of ours, the same by torch's functions, and the shapes of the tensors.
+CALLS: dict[str, tuple[Call, Call, tuple[tuple[int, ...], ...]]] = {
+    "group_norm": (
+        lambda x, w, b: fusednorm.group_norm(x, 32, w, b, activation="silu"),
+        lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)),
+        ((4, 64, 32, 32), (64,), (64,)),
+    ),
+    "instance_norm": (
+        lambda x, w, b: fusednorm.instance_norm(x, weight=w, bias=b, activation="leaky_relu"),
+        lambda x, w, b: F.leaky_relu(F.instance_norm(x, weight=w, bias=b)),
+        ((4, 64, 32, 32), (64,), (64,)),
+    ),
+    "batch_norm": (
+        lambda x, w, b: fusednorm.batch_norm(x, None, None, w, b, True, activation="relu"),
+        lambda x, w, b: F.relu(F.batch_norm(x, None, None, w, b, True)),
+        ((8, 64, 28, 28), (64,), (64,)),
+    ),
+    "layer_norm": (
+        lambda x, w, b: fusednorm.layer_norm(x, (1024,), w, b),
+        lambda x, w, b: F.layer_norm(x, (1024,), w, b),
+        ((4096, 1024), (1024,), (1024,)),
+    ),
+    "rms_norm": (
+        lambda x, w: fusednorm.rms_norm(x, (1024,), w, 1e-6),
+        lambda x, w: F.rms_norm(x, (1024,), w, 1e-6),
+        ((4096, 1024), (1024,)),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+def step(call: Call, tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
+    torch.compiler.cudagraph_mark_step_begin()
+    y = call(*tensors)
+    return [result.clone() for result in (y, *torch.autograd.grad(y, tensors, dy))]
+
+
+def drawn(shapes: tuple[tuple[int, ...], ...], last: bool) -> list[Tensor]:
+    tensors = [torch.randn(shape, device="cuda", dtype=BF16) for shape in shapes]
+    if last:
+        tensors[0] = tensors[0].to(memory_format=LAST)
+    return [tensor.requires_grad_() for tensor in tensors]
+
+
+def faults(ours: Call, theirs: Call, tensors: list[Tensor]) -> list[str]:
+    """What is worse than torch's functions with float32 statistics are, by the rule of tolerance.py."""
+    dy = torch.randn_like(tensors[0])
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    plain = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    exact, torchs = step(theirs, wide, dy.double()), step(theirs, plain, dy.float())
+    found = []
+    for place, (got, right, other) in enumerate(zip(step(ours, tensors, dy), exact, torchs, strict=True)):
+        terms = 1 if place < 2 else tensors[0].numel() // right.numel()
+        verdict = judge(got, right, other, terms=terms)
+        if not verdict.ok:
+            found.append(f"{place}: {verdict.fault}")
+    return found
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("name", CALLS)
+def test_results_and_gradients(name: str, last: bool, mode: str) -> None:
+    ours, theirs, shapes = CALLS[name]
+    if last and len(shapes[0]) != 4:
+        pytest.skip("rows have one memory order")
+    made = torch.compile(ours, fullgraph=True, mode=mode)
+    tensors = drawn(shapes, last)
+    for _ in range(3):  # a graph is captured, and replayed
+        assert faults(made, theirs, tensors) == []
+
+
+@pytest.mark.parametrize("options", [{}, {"cpp_wrapper": True}, {"max_autotune": True}])
+def test_launches_alone(options: dict[str, Any], caplog: Any) -> None:
+    ours, theirs, shapes = CALLS["group_norm"]
+    tensors = drawn(shapes, True)
+    made = torch.compile(ours, fullgraph=True, options=options or None)
+    found, codes = run_and_get_code(lambda: faults(made, theirs, tensors))
+    assert found == []
+    assert not any("fusednorm::" in code or "call_forward(" in code or "call_backward(" in code for code in codes)
+    assert "is a call in the compiled graph" not in caplog.text
+
+
+def test_dynamic_shapes_compile_once() -> None:
+    ours, theirs, shapes = CALLS["group_norm"]
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    made = torch.compile(ours, fullgraph=True, dynamic=True)
+    for samples in (2, 3, 5):
+        assert faults(made, theirs, drawn(((samples, 64, 16, 16), *shapes[1:]), False)) == []
+    assert counters["stats"]["unique_graphs"] == 1

@@ -1,0 +1,268 @@
+"""The code that Inductor generates for an H200 which is not there: its launches, and what else it calls."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from inductor_cases import CASES, NATIVE  # noqa: E402
+from inductor_support import Generated, all_generated  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime import driver  # noqa: E402
+from triton_support import CASES as LAUNCHES  # noqa: E402
+from triton_support import KERNELS, TARGETS, Made, capabilities, operations, specialization  # noqa: E402
+
+from fusednorm.activations import FORMULAS  # noqa: E402
+from fusednorm.backends.triton import inlined, launch  # noqa: E402
+from fusednorm.backends.triton.kernels import activations, tiles_backward  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Generated]:
+    return all_generated(tmp_path_factory.mktemp("fake_cuda"))
+
+
+PLANES, ROWS = ["moments_of_planes", "apply"], ["moments_of_rows", "finalize", "apply"]
+BACK, BACK_LAST = ["reduce", "gradients"], ["reduce", "combine", "gradients"]
+#: The kernels of ours that each case launches, forward and backward.
+EXPECTED = {
+    "group_norm": [PLANES, BACK],
+    "group_norm channels_last": [ROWS, BACK_LAST],
+    "group_norm inference": [PLANES],
+    "group_norm small": [["held_forward"], ["held_backward"]],
+    "batch_norm": [["moments_of_planes", "finalize", "apply"], BACK_LAST],
+    "batch_norm channels_last": [ROWS, BACK_LAST],
+    "batch_norm inference": [[]],
+    "layer_norm": [[], ["rows_backward", "combine"]],
+    "rms_norm": [[], ["rows_backward", "combine"]],
+    "forced": [["rows_forward"]],
+    "instance_norm": [PLANES, BACK],
+    "float64": [["held_forward"], ["held_backward", "combine"]],
+    "convolutions": [ROWS, BACK_LAST],
+    "gradient of a sum": [ROWS, BACK_LAST],
+    "transposed": [[], ["held_backward", "combine"]],
+    "twice": [[*PLANES, *PLANES]],
+    "max_autotune": [PLANES, BACK],
+}
+#: Cases around which Inductor has kernels of its own, and how many, forward and backward.
+WITH_OTHERS = {
+    "batch_norm": [2, 0],  # the running mean and the running variance
+    "batch_norm channels_last": [2, 0],
+    "gradient of a sum": [2, 1],  # the sum, and the gradient, which is one number everywhere
+    "transposed": [3, 3],  # torch's formula, which reads the input as it lies, and its output in the input's strides
+    "batch_norm inference": [1],  # torch's own formula, which is as fast alone and fuses with its neighbours
+    "layer_norm": [1, 0],
+    "rms_norm": [1, 0],
+    "convolutions": [4, 1],  # what the fake convolution needs in channels_last, and the result in channels_first
+}
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_calls_become_launches(name: str, found: dict[str, Generated]) -> None:
+    generated = found[name]
+    assert generated.words == []
+    ours = [
+        [kernel.removeprefix("fusednorm_") for kernel in graph if kernel.startswith("fusednorm")]
+        for graph in generated.launches()
+    ]
+    assert ours == EXPECTED[name]
+    others = [len([kernel for kernel in graph if kernel.startswith("triton")]) for graph in generated.launches()]
+    assert others == WITH_OTHERS.get(name, [0] * len(others))
+    if name != "convolutions":
+        assert not any(generated.calls())
+
+
+def test_no_tensor_is_transposed_between_convolutions(found: dict[str, Generated]) -> None:
+    """Inductor gives convolutions channels_last, and the norm between them takes it and leaves it."""
+    forward, backward = found["convolutions"].launches()
+    assert [name.startswith("fusednorm") for name in forward] == [False] * 3 + [True] * 3 + [False]
+    assert [name.startswith("fusednorm") for name in backward] == [False] + [True] * 3
+
+
+def test_equal_calls_share_their_kernels(found: dict[str, Generated]) -> None:
+    (code,) = found["twice"].codes
+    assert code.count("async_compile.triton(") == 2
+    assert found["twice"].bodies()[0].count(".run(") == 4
+
+
+def test_cpp_code_launches_too(found: dict[str, Generated]) -> None:
+    generated = found["cpp_wrapper"]
+    assert generated.words == []
+    for code, kernels in zip(generated.codes, (PLANES, BACK), strict=True):
+        assert "fusednorm::" not in code
+        for kernel in kernels:
+            assert re.search(rf"launchKernel\(fusednorm_{kernel}_\d", code)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("dynamic", "a size is not known"), ("one element a statistic", "it runs on the instance reference")],
+)
+def test_what_no_launch_can_hold_is_a_call_of_a_function(name: str, reason: str, found: dict[str, Generated]) -> None:
+    generated = found[name]
+    assert any(reason in word for word in generated.words)
+    assert generated.calls()[-1] == ["fusednorm.compiled.call_backward"]
+
+
+def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
+    for name in EXPECTED:
+        for source in found[name].kernels().values():
+            (signature,) = re.findall(r"'signature': (\{.*?\})", source)
+            assert all(kind.startswith("*") for kind in ast.literal_eval(signature).values())
+
+
+def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Path) -> None:
+    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler."""
+    kernels: dict[str, str] = {}
+    for name in EXPECTED:
+        kernels |= found[name].kernels()
+    assert {"fusednorm_apply", "fusednorm_gradients", "fusednorm_rows_backward"} <= kernels.keys()
+    for name, source in kernels.items():
+        (tmp_path / f"{name}.py").write_text(source)
+        spec = importlib.util.spec_from_file_location(name, tmp_path / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        kernel = getattr(module, name)
+        meta, (config,) = kernel.triton_meta, kernel.configs
+        assert meta["enable_fp_fusion"] is False
+        code = ASTSource(kernel.fn, meta["signature"], meta["constants"], meta["configs"][0])
+        options = {"num_warps": config.num_warps, "enable_fp_fusion": False}
+        assert triton.compile(code, target=TARGETS["sm_90"], options=options).asm["cubin"]
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_torchs_own_formula_is_what_torchs_functions_become(name: str, found: dict[str, Generated]) -> None:
+    """Where Inductor fuses more than we save: the same kernels in the forward, with the same loads and stores."""
+    ours, torchs = found[name], found[f"torch's {name}"]
+    assert ours.words == []
+    assert not any(kernel.startswith("fusednorm") for kernel in ours.launches()[0])
+    assert len(ours.launches()[0]) == len(torchs.launches()[0])
+    assert ours.fused()[0] == torchs.fused()[0]
+
+
+# --- entries: a launch as a kernel of its own ---
+
+
+def _launches() -> list[Made]:
+    able = capabilities("sm_90")._replace(overlaps=False)
+    return [made for operation in operations(able, LAUNCHES) for made in operation]
+
+
+def _argument(node: ast.expr) -> Any:
+    """The value of an argument in an entry's source: a number with its type, a constant, or a name as text."""
+    if isinstance(node, ast.Call):
+        assert ast.unparse(node.func) == "tl.full"
+        shape, number, dtype = node.args
+        assert ast.literal_eval(shape) == ()
+        return ast.literal_eval(number), ast.unparse(dtype)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
+
+
+def test_entries_hand_on_what_launches_do() -> None:
+    for made in _launches():
+        entry, given = inlined.entry(made.launch, made.tensors)
+        function = ast.parse(entry.src).body[0]
+        assert isinstance(function, ast.FunctionDef)
+        assert [argument.arg for argument in function.args.args] == list(given)
+        (statement,) = function.body
+        assert isinstance(statement, ast.Expr)
+        call = statement.value
+        assert isinstance(call, ast.Call)
+        signature = inspect.signature(made.launch.kernel.fn)
+        named = {word.arg: _argument(word.value) for word in call.keywords}
+        bound = signature.bind(*map(_argument, call.args), **named).arguments  # type: ignore[arg-type]
+        names, pointers = list(signature.parameters), len(made.tensors)
+        for name, tensor in zip(names, made.tensors, strict=False):
+            assert bound[name] == (None if tensor is None else name)
+            assert tensor is None or given[name] is tensor
+        for name, number in zip(names[pointers:], made.launch.scalars, strict=False):
+            dtype = "float64" if isinstance(number, float) else "int32" if abs(number) < 2**31 else "int64"
+            assert bound[name] in ((number, f"tl.{dtype}"), 1 if number == 1 else None)
+        for name, value in made.launch.constants.items():
+            if isinstance(value, triton.JITFunction):
+                value = f"activations.{activations.name_of(value)}"
+            assert bound[name] == value
+
+
+#: torch takes all pointers of a named tuple for written where one is: these are read alone.
+TAKEN_FOR_WRITTEN = {name: {"p_partials", "p_folded", "p_scale"} for name in ("combine", "fold", "gradients")}
+
+
+def test_what_is_taken_for_written_is_not() -> None:
+    stores = re.findall(r"tl\.store\(([\w.]+)", inspect.getsource(tiles_backward))
+    assert {"grads.weight", "p_totals", "p_folded", "p_partials"} <= set(stores)
+    for kernel, body in re.findall(r"\ndef (\w+)(.*?)(?=\n@triton)", inspect.getsource(tiles_backward), re.DOTALL):
+        assert "tl.store(partials" not in body
+        assert "tl.store(parameters" not in body
+        assert ("tl.store(p_partials" in body) == (kernel == "reduce")
+
+
+def test_entries_say_what_kernels_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's own analysis finds it in the kernels themselves."""
+    wrap = pytest.importorskip("torch._higher_order_ops.triton_kernel_wrap")
+    if not hasattr(wrap, "identify_accessed_tensors"):
+        pytest.skip("torch < 2.13 has its analysis under another name")
+    monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: TARGETS["sm_90"]))
+    seen: set[Any] = set()
+    for made in _launches():
+        entry, given = inlined.entry(made.launch, made.tensors)
+        stored = set(inlined.written(made.launch, given))
+        assert set(re.findall(r"tl\.store\((\w+),", inspect.getsource(entry.fn))) == stored
+        assert set(re.findall(r"tl\.load\((\w+)\)", inspect.getsource(entry.fn))) == given.keys() - stored
+        branches = (made.kernel, tuple(given), made.launch.constants.get("MERGE"))
+        if branches not in seen:
+            seen.add(branches)
+            arguments = specialization(made)[0]
+            found = wrap.identify_accessed_tensors(made.launch.kernel, arguments, {}).read_writes
+            missed = {access.name for access in found.writes} - stored
+            assert missed <= TAKEN_FOR_WRITTEN.get(made.kernel, set()), branches
+    assert {kernel for kernel, *_ in seen} == KERNELS == inlined.WRITES.keys()
+
+
+@pytest.mark.parametrize("name", [None, *FORMULAS])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+@pytest.mark.parametrize("nvidia", [True, False])
+def test_activations_are_found_by_their_names(name: str | None, dtype: str, nvidia: bool) -> None:
+    for function in activations.activation(name, dtype, nvidia):
+        assert getattr(activations, activations.name_of(function)) is function
+
+
+@pytest.mark.parametrize("name", ["nothing", "silu__slope__float32__any", "sulu__value__float32__any", "__path__"])
+def test_other_names_are_no_activations(name: str) -> None:
+    with pytest.raises(AttributeError, match="has no attribute"):
+        getattr(activations, name)
+
+
+def test_a_recorded_plan_launches_nothing() -> None:
+    seen: list[Any] = []
+    with launch.recorded(lambda made, tensors: seen.append((made, tensors))):
+        assert launch.recording()
+        made = launch.prepared(None, 1, (), {"OVERLAP": False}, 4)
+        x = torch.ones(1)
+        made(x, None)
+    assert not launch.recording()
+    assert seen == [(made, (x, None))]
+    with pytest.raises(AssertionError, match="recorded"):
+        made(x)
+    assert type(launch.prepared(None, 1, (), {}, 4)) is launch.Launch
+
+
+def test_every_case_is_looked_at() -> None:
+    looked = {*EXPECTED, "cpp_wrapper", "dynamic", "one element a statistic", *NATIVE}
+    looked |= {f"torch's {name}" for name in NATIVE}
+    assert looked == CASES.keys()

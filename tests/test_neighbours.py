@@ -1,0 +1,174 @@
+"""The choice between our kernels and torch's own formula in a compiled graph, and what it sees of the graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusednorm import dispatch
+from fusednorm.activations import Activation
+from fusednorm.inductor import native
+from fusednorm.inductor.native import has_formula
+from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import Problem
+from fusednorm.problems import backward_problem, forward_problem
+
+ALONE, BEFORE, AFTER, BOTH = Neighbours(), Neighbours(before=2), Neighbours(after=2), Neighbours(2, 2)
+SMALL, LARGE = (2, 64, 16, 16), (16, 320, 64, 64)
+
+
+def problem(
+    family: str, shape: tuple[int, ...], *, last: bool = False, given: bool = False, backward: bool = False
+) -> Problem:
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta", memory_format=memory)
+    groups = 32 if family == "group_norm" else 1 if family in ("layer_norm", "rms_norm") else 0
+    norm = norm_of(family, groups, training=not given)  # type: ignore[arg-type]
+    if backward:
+        return backward_problem(norm, BackwardOperands(x, x, x, x))
+    return forward_problem(norm, Operands(x))
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("shape", [SMALL, LARGE])
+def test_a_norm_of_planes_alone_is_ours(shape: tuple[int, ...], last: bool) -> None:
+    for family in ("group_norm", "instance_norm", "batch_norm"):
+        assert ours_pay(problem(family, LARGE, last=last), ALONE)
+
+
+def test_what_inductor_fuses_counts_against_us() -> None:
+    planes, last = problem("group_norm", LARGE), problem("group_norm", LARGE, last=True)
+    assert not ours_pay(planes, AFTER)
+    assert not ours_pay(planes, BOTH)
+    assert ours_pay(last, BEFORE)
+    assert not ours_pay(last, BOTH)
+
+
+@pytest.mark.parametrize("family", ["layer_norm", "rms_norm"])
+def test_rows_are_inductors_next_to_anything(family: str) -> None:
+    for rows in (128, 8192, 131072):
+        for neighbours in (BEFORE, AFTER, Neighbours(before=1), Neighbours(after=1)):
+            assert not ours_pay(problem(family, (rows, 1024)), neighbours)
+    assert ours_pay(problem(family, (16384, 4096)), ALONE)
+    assert not ours_pay(problem(family, (128, 1024)), ALONE)  # no more than a launch either way
+
+
+def test_given_statistics_are_pointwise() -> None:
+    for shape in (SMALL, LARGE):
+        assert not ours_pay(problem("batch_norm", shape, given=True), ALONE)
+
+
+def test_a_backward_is_ours() -> None:
+    assert ours_pay(problem("layer_norm", (128, 1024), backward=True), BOTH)
+
+
+def test_an_input_that_we_would_copy_is_inductors() -> None:
+    x = torch.empty(8, 64, 320, device="meta").transpose(1, 2)
+    assert not ours_pay(forward_problem(norm_of("layer_norm", 1), Operands(x)), ALONE)
+
+
+def test_more_neighbours_never_speak_for_us() -> None:
+    for family in ("group_norm", "layer_norm", "rms_norm", "batch_norm"):
+        for samples in (1, 16, 256):
+            for last in (False, True):
+                seen = problem(family, (samples, 64, 32, 32), last=last)
+                choices = [ours_pay(seen, Neighbours(n // 2, (n + 1) // 2)) for n in range(5)]
+                assert choices == sorted(choices, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "given", "statistics", "expected"),
+    [
+        ("layer_norm", False, True, True),
+        ("rms_norm", False, True, True),
+        ("group_norm", False, False, True),
+        ("group_norm", False, True, False),  # torch rounds the statistics to the input's dtype
+        ("instance_norm", False, False, False),
+        ("batch_norm", False, False, False),  # its variance updates the running one
+        ("batch_norm", True, False, True),
+        ("batch_norm", True, True, False),
+    ],
+)
+def test_what_torch_has_a_formula_for(family: str, given: bool, statistics: bool, expected: bool) -> None:
+    assert has_formula(problem(family, SMALL, given=given), statistics) is expected
+
+
+def test_operands_without_a_formula() -> None:
+    x, w = torch.empty(2, 32, 4, device="meta"), torch.empty(32, device="meta")
+    norm = norm_of("group_norm", 4)
+    assert has_formula(forward_problem(norm, Operands(x, w, w)), False)
+    assert not has_formula(forward_problem(norm, Operands(x, w, w, torch.empty(2, 32, device="meta"))), False)
+    assert not has_formula(forward_problem(norm, Operands(x, w.half(), w)), False)
+    assert not has_formula(forward_problem(norm_of("group_norm", 4, -1), Operands(x.transpose(1, 2))), False)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "activation"),
+    [
+        ("layer_norm", (6, 40), Activation("silu", 1.7)),
+        ("layer_norm", (2, 3, 40), "hardswish"),
+        ("rms_norm", (6, 40), "gelu_tanh"),
+        ("group_norm", (2, 8, 5, 3), "silu"),
+        ("instance_norm", (2, 8, 5, 3), Activation("leaky_relu", 0.3)),
+        ("batch_norm", (2, 8, 5, 3), "relu"),
+        *(("layer_norm", (6, 40), name) for name in ("gelu", "sigmoid", "tanh")),
+    ],
+)
+def test_torchs_formula_computes_what_ours_does(family: Any, shape: tuple[int, ...], activation: Any) -> None:
+    """The statistics too, which our backward takes."""
+    torch.manual_seed(0)
+    rows, given = family in ("layer_norm", "rms_norm"), family == "batch_norm"
+    x = torch.randn(shape)
+    size = shape[-1:] if rows else shape[1:2]
+    weight, bias = torch.randn(size), None if family == "rms_norm" else torch.randn(size)
+    mean, var = (torch.randn(size), torch.rand(size) + 0.5) if given else (None, None)
+    norm = norm_of(family, 4 if family == "group_norm" else int(rows), activation=activation, training=not given)
+    operands = Operands(x, weight, bias, None, None, mean, var)
+    got, expected = native.run(forward_problem(norm, operands), operands), dispatch.forward(norm, operands)
+    torch.testing.assert_close(got.output, expected.output)
+    for ours, torchs in ((expected.mean, got.mean), (expected.rstd, got.rstd)):
+        if torchs is not None:
+            torch.testing.assert_close(torchs, ours)
+    assert (got.rstd is not None) == rows
+
+
+def found(call: Callable[[Tensor, Callable[[Tensor], Tensor]], object]) -> Neighbours:
+    """The neighbours of the norm in a graph."""
+
+    def norm(x: Tensor) -> Tensor:
+        arguments = (x, None, None, None, None, None, None, norm_of("layer_norm", 1).text, False)
+        output: Tensor = torch.ops.fusednorm.compiled_forward(*arguments)[0]
+        return output
+
+    graph = make_fx(lambda x: call(x, norm), tracing_mode="fake")(torch.randn(4, 8)).graph
+    (node,) = graph.find_nodes(op="call_function", target=torch.ops.fusednorm.compiled_forward.default)
+    assert all(user.target is operator.getitem for user in node.users)
+    return neighbours_of(node)
+
+
+def test_neighbours_in_a_graph() -> None:
+    assert found(lambda x, norm: norm(x)) == Neighbours(0, 0)
+    assert found(lambda x, norm: norm(x @ x.T)) == Neighbours(0, 0)
+    assert found(lambda x, norm: norm(x + 1)) == Neighbours(2, 0)
+    assert found(lambda x, norm: norm(x) * 2) == Neighbours(0, 2)
+    assert found(lambda x, norm: (norm(x.exp()) @ x.T) + 1) == Neighbours(2, 0)
+
+    def residual(x: Tensor, norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        total = x + 1
+        return norm(total) @ x.T, total
+
+    assert found(residual) == Neighbours(1, 0)
+
+    def both(x: Tensor, norm: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        y = norm(x)
+        return y @ x.T, y.sin()
+
+    assert found(both) == Neighbours(0, 1)

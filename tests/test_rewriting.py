@@ -1,0 +1,210 @@
+"""torch's own norms in compiled models: what is rewritten and what is left, with torch's results and gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._functorch import config as functorch
+from torch._inductor import config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+import fusednorm
+from fusednorm.rewriting import ACTIVATIONS, NORMS
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    with config.patch(fx_graph_cache=False), functorch.patch(enable_autograd_cache=False):
+        yield
+    torch.compiler.reset()
+
+
+def compiled(model: Any, **options: Any) -> tuple[Any, Any]:
+    """A compiled model, and the pass that rewrites it."""
+    rewrite = fusednorm.compile_pass(**({"devices": ("cpu",)} | options))
+    return torch.compile(model, fullgraph=True, options={"pre_grad_custom_pass": rewrite}), rewrite
+
+
+def summary(rewrite: Any) -> list[tuple[str, str | None, bool]]:
+    """The function, the activation, and whether it was rewritten, of each norm that the pass has seen."""
+    return [(one.function, one.activation, one.reason is None) for one in rewrite.report]
+
+
+def same_training(model: nn.Module, x: Tensor) -> Any:
+    """A training step of a model in float64, compiled with the pass, against torch's; the pass."""
+    model, x = model.double(), x.double()
+    other = copy.deepcopy(model)
+    made, rewrite = compiled(model)
+    results = []
+    for call, owner in ((made, model), (other, other)):
+        leaf = x.clone().requires_grad_()
+        y = call(leaf)
+        y.square().sum().backward()
+        results.append((y, leaf.grad, [parameter.grad for parameter in owner.parameters()], owner.state_dict()))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+    return rewrite
+
+
+def test_a_network() -> None:
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU(), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
+        nn.InstanceNorm2d(8, affine=True), nn.LeakyReLU(0.2), nn.LayerNorm(6), nn.GELU(approximate="tanh"),
+        nn.RMSNorm(6, eps=1e-6), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1),
+    )  # fmt: skip
+    rewrite = same_training(network, torch.randn(2, 3, 8, 8))
+    assert summary(rewrite) == [
+        ("group_norm", "silu", True),
+        ("batch_norm", "relu", True),
+        ("instance_norm", "leaky_relu", True),
+        ("layer_norm", "gelu_tanh", True),
+        ("rms_norm", None, True),
+        ("batch_norm", None, True),
+    ]
+
+
+def test_an_evaluation_and_channels_last() -> None:
+    network = nn.Sequential(nn.BatchNorm2d(8), nn.Hardswish(), nn.GroupNorm(4, 8), nn.Sigmoid()).eval()
+    x = torch.randn(2, 8, 5, 5).to(memory_format=torch.channels_last)
+    made, rewrite = compiled(network)
+    with torch.no_grad():
+        torch.testing.assert_close(made(x), network(x))
+    assert summary(rewrite) == [("batch_norm", "hardswish", True), ("group_norm", "sigmoid", True)]
+
+
+@pytest.mark.parametrize(
+    ("call", "activation"),
+    [
+        (lambda x: F.group_norm(x, 4).relu(), "relu"),
+        (lambda x: torch.tanh(F.group_norm(x, 4)), "tanh"),
+        (lambda x: F.relu_(F.group_norm(x, 4)), "relu"),
+        (lambda x: F.gelu(F.group_norm(x, 4)), "gelu"),
+        (lambda x: F.leaky_relu(F.group_norm(x, num_groups=4), 0.3), "leaky_relu"),
+        (lambda x: F.group_norm(x, 4) + 1, None),
+        (lambda x: F.softplus(F.group_norm(x, 4)), None),
+    ],
+)
+def test_activations(call: Callable[[Tensor], Tensor], activation: str | None) -> None:
+    x = torch.randn(2, 8, 5)
+    made, rewrite = compiled(call)
+    torch.testing.assert_close(made(x), call(x))
+    assert summary(rewrite) == [("group_norm", activation, True)]
+
+
+def test_an_output_that_others_read_keeps_its_activation_apart() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.group_norm(x, 4)
+        return F.silu(y), y
+
+    def in_place(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.group_norm(x, 4)
+        return F.relu(y, inplace=True), y
+
+    def mutated(x: Tensor) -> Tensor:
+        y = F.group_norm(x, 4)
+        y.add_(1)
+        return F.relu(y)
+
+    x = torch.randn(2, 8, 5)
+    for call in (both, in_place, mutated):
+        made, rewrite = compiled(call)
+        torch.testing.assert_close(made(x), call(x))
+        assert summary(rewrite) == [("group_norm", None, True)]
+
+
+def test_an_input_that_is_overwritten_after_the_norm() -> None:
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x * 2
+        y = F.group_norm(x, 4)
+        x.zero_()
+        return F.silu(y), x
+
+    x = torch.randn(2, 8, 5)
+    made, _ = compiled(call)
+    torch.testing.assert_close(made(x), call(x))
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_autocast_is_torchs(inside: bool) -> None:
+    network = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU())
+
+    def call(x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return network(x)
+
+    x = torch.randn(4, 8)
+    made, rewrite = compiled(call if inside else network)
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        got, expected = made(x), (call if inside else network)(x)
+    assert got.dtype == expected.dtype
+    torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+    assert [one.reason is not None and one.reason.startswith("autocast") for one in rewrite.report] == [True]
+
+
+def test_other_devices_are_left() -> None:
+    x = torch.randn(2, 8, 5)
+    made, rewrite = compiled(lambda x: F.group_norm(x, 4), devices=("cuda",))
+    torch.testing.assert_close(made(x), F.group_norm(x, 4))
+    assert [one.reason for one in rewrite.report] == ["it runs on cpu, and the pass is for cuda"]
+
+
+def test_a_model_with_hooks_and_shared_modules() -> None:
+    norm, seen = nn.GroupNorm(4, 8), []
+    network = nn.Sequential(norm, nn.SiLU(), norm)
+    norm.register_forward_hook(lambda module, inputs, output: output * 2)
+    x = torch.randn(2, 8, 5)
+    made, rewrite = compiled(network)
+    torch.testing.assert_close(made(x), network(x))
+    assert summary(rewrite) == [("group_norm", None, True)] * 2  # the hook stands between norm and activation
+    assert seen == []
+
+
+def test_a_dynamic_batch() -> None:
+    network = nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU())
+    rewrite = fusednorm.compile_pass(devices=("cpu",))
+    made = torch.compile(network, fullgraph=True, dynamic=True, options={"pre_grad_custom_pass": rewrite})
+    for samples in (2, 3, 5):
+        x = torch.randn(samples, 8, 5)
+        torch.testing.assert_close(made(x), network(x))
+    assert set(summary(rewrite)) == {("group_norm", "silu", True)}  # torch runs passes twice over a dynamic graph
+
+
+class Own(CustomGraphPass):
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.seen += len(graph.find_nodes(op="call_function", target=F.group_norm))
+
+    def uuid(self) -> Any:
+        return "own"
+
+
+def test_a_pass_of_the_programs_own() -> None:
+    own = Own()
+    made, rewrite = compiled(lambda x: F.group_norm(x, 4), before=own)
+    made(torch.randn(2, 8, 5))
+    assert own.seen == 1
+    assert rewrite.uuid()[1] == "own"
+    assert fusednorm.compile_pass().uuid() == fusednorm.compile_pass().uuid()
+    assert fusednorm.compile_pass().uuid() != fusednorm.compile_pass(devices=("cpu",)).uuid()
+    assert fusednorm.compile_pass(lambda graph: None).uuid() is None
+
+
+def test_the_tables_name_functions_of_one_signature() -> None:
+    import inspect
+
+    for torchs, ours in NORMS.items():
+        if torchs is torch.rms_norm:  # Python does not know its signature, which is that of F.rms_norm
+            continue
+        theirs = list(inspect.signature(torchs).parameters)
+        assert list(inspect.signature(ours).parameters)[: len(theirs)] == theirs
+    for name, _ in ACTIVATIONS.values():
+        fusednorm.Activation(name)
