@@ -13,15 +13,18 @@ from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_no
 
 if TYPE_CHECKING:
     from fusednorm import graph
+    from fusednorm.convert import Report, convert_, revert_
     from fusednorm.inspection import explain, instances
     from fusednorm.rewriting import compile_pass
 
 __version__ = "0.1.0"
 __all__ = [
     "Activation",
+    "Report",
     "__version__",
     "batch_norm",
     "compile_pass",
+    "convert_",
     "convert_sync_batchnorm_",
     "distributed",
     "explain",
@@ -33,6 +36,7 @@ __all__ = [
     "layer_norm",
     "nn",
     "ops",
+    "revert_",
     "rms_norm",
     "use_instance",
     "use_tuned",
@@ -40,9 +44,12 @@ __all__ = [
 
 # Names that only some programs need, each imported at its first use.
 _LAZY = {
+    "Report": "fusednorm.convert",
     "compile_pass": "fusednorm.rewriting",
+    "convert_": "fusednorm.convert",
     "explain": "fusednorm.inspection",
     "instances": "fusednorm.inspection",
+    "revert_": "fusednorm.convert",
 }
 
 

@@ -207,6 +207,31 @@ def has_hooks(module: nn.Module) -> bool:
         return True
 
 
+def watches_output(module: nn.Module) -> bool:
+    """Whether hooks see what a module returns, or its gradient: a fused activation would change what they see.
+
+    ``_forward_hooks``, ``_backward_hooks`` and ``_backward_pre_hooks`` since 2.0. Without: True, and nothing is fused.
+    """
+    try:
+        return bool(module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+    except AttributeError:
+        return True
+
+
+def has_own_hooks(module: nn.Module) -> bool:
+    """Whether any hook runs with a call of this module. ``_forward_pre_hooks`` since 2.0. Without: True."""
+    try:
+        return watches_output(module) or bool(module._forward_pre_hooks)
+    except AttributeError:
+        return True
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called. ``_compiled_call_impl`` since 2.4. Without: False, and a conversion of
+    such a model leaves the recompilation to torch's guards."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
 def fuser_methods(loaded: dict[str, Any]) -> dict[Any, Callable[..., nn.Module]] | None:
     """torch.ao.quantization.fuse_modules' table from tuples of types to methods, where that module is in ``loaded``.
 

@@ -1,0 +1,144 @@
+"""Which activations go into which norms: in nn.Sequential, by the code of a class, and by a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fusednorm.activations import Activation
+from fusednorm.convert import code, rewriting, tracing
+from fusednorm.convert.adapters import branch_is_known
+from fusednorm.convert.equivalents import is_activation, module_activation
+from fusednorm.convert.report import Entry
+from fusednorm.convert.tree import Tree
+from fusednorm.private.torch_names import has_own_hooks, watches_output
+
+
+@dataclass(frozen=True)
+class Fold:
+    """An activation that a norm takes in, and where that is seen.
+
+    An Identity stands in for the activation module at ``place``; where there is no such module, or others use it too,
+    ``block`` gets a class that leaves ``drops`` out of its code.
+    """
+
+    norm: nn.Module
+    activation: Activation
+    seen: str
+    place: tuple[nn.Module, str] | None = None
+    block: nn.Module | None = None
+    drops: frozenset[code.Drop] = frozenset()
+
+
+@dataclass
+class Folding:
+    """The folds of a model and the activations that stay, for the norms of ``norms``, by id, that are converted."""
+
+    tree: Tree
+    norms: dict[int, nn.Module]
+    folds: list[Fold] = field(default_factory=list)
+    left: list[Entry] = field(default_factory=list)
+
+    def find(self) -> None:
+        for block in self.tree.modules():
+            if type(block).forward is nn.Sequential.forward and "forward" not in vars(block):
+                self._in_sequential(block)
+            elif not type(block).__module__.startswith("torch."):
+                self._in_code(block)
+        remaining = {key: norm for key, norm in self.norms.items() if not self._is_settled(norm)}
+        for key, act in tracing.followers(self.tree, remaining, lambda act: module_activation(act) is not None).items():
+            self._replace(self.norms[key], act, "the only user in a trace")
+
+    def _is_settled(self, norm: nn.Module) -> bool:
+        path = self.tree.path(norm)
+        return any(fold.norm is norm for fold in self.folds) or any(entry.path == path for entry in self.left)
+
+    def _in_sequential(self, block: nn.Module) -> None:
+        children = list(self.tree.children(block).values())
+        for place, norm in enumerate(children):
+            if id(norm) not in self.norms:
+                continue
+            behind = [child for child in children[place + 1 :] if not _is_identity(child)]
+            act = behind[0] if behind else None
+            if act is not None and _may_act(act):
+                self._replace(norm, act, "the next module")
+            elif isinstance(act, nn.Dropout) and behind[1:] and _may_act(behind[1]):
+                self._leave(norm, "a dropout stands between it and the activation")
+
+    def _in_code(self, block: nn.Module) -> None:
+        children = self.tree.children(block)
+        kind, dropped = rewriting.origin(type(block))
+        for key, norm in children.items():
+            if id(norm) not in self.norms:
+                continue
+            found = code.follower(
+                kind,
+                key,
+                lambda name: name in children and _is_identity(children[name]),
+                branch_is_known(block, key),
+            )
+            if found is None:
+                continue
+            if isinstance(found, str):
+                self._leave(norm, found)
+                continue
+            act = children.get(found.child) if found.child is not None else None
+            if act is not None and not _may_act(act):
+                continue  # the norm goes into some other module
+            if act is None and found.function is None:
+                continue  # the child is None, or no module
+            seen = f"the code of {kind.__name__}"
+            if act is not None and found.alone and len(self.tree.places(act)) == 1:
+                self._replace(norm, act, seen)
+                continue
+            activation = found.function if act is None else module_activation(act)
+            reason = self._obstacle(norm, act)
+            if "forward" in vars(block):
+                reason = f"the forward of {kind.__name__} was replaced in the module itself"
+            try:
+                rewriting.without(kind, dropped | found.drops)
+            except rewriting.CannotRewriteError as error:
+                reason = reason or str(error)
+            if reason is not None or activation is None:
+                self._leave(norm, reason or "")
+            else:
+                self.folds.append(Fold(norm, activation, seen, block=block, drops=found.drops))
+
+    def _replace(self, norm: nn.Module, act: nn.Module, seen: str) -> None:
+        """Fold an activation module, for which an Identity stands in."""
+        places = self.tree.places(act)
+        reason = self._obstacle(norm, act)
+        if reason is None and len(places) > 1:
+            reason = f"the activation behind it, {type(act).__name__}, is used at {len(places)} places"
+        activation = module_activation(act)
+        if reason is not None or activation is None:
+            self._leave(norm, reason or "")
+        else:
+            self.folds.append(Fold(norm, activation, seen, place=places[0]))
+
+    def _obstacle(self, norm: nn.Module, act: nn.Module | None) -> str | None:
+        """Why an activation cannot go into a norm, wherever they stand."""
+        places = len(self.tree.places(norm))
+        if places > 1:
+            return f"the norm is used at {places} places"
+        if watches_output(norm):
+            return "hooks of the norm see its output, which the activation would change"
+        if act is None:
+            return None
+        if has_own_hooks(act) or "forward" in vars(act):
+            return f"the activation behind it, {type(act).__name__}, has hooks"
+        if module_activation(act) is None:
+            return f"the activation behind it, {type(act).__name__}, has no fused form"
+        return None
+
+    def _leave(self, norm: nn.Module, reason: str) -> None:
+        self.left.append(Entry(self.tree.path(norm), f"not fused: {reason}"))
+
+
+def _may_act(module: nn.Module) -> bool:
+    return module_activation(module) is not None or is_activation(module)
+
+
+def _is_identity(module: nn.Module) -> bool:
+    return type(module) is nn.Identity and not has_own_hooks(module)

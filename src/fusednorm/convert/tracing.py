@@ -1,0 +1,111 @@
+"""What a trace of torch.fx shows: a norm whose only user is an activation module.
+
+It sees through modules, which the code of one class does not, and nothing that depends on values. A relation counts
+where every trace shows it: in training and in evaluation, with the optional arguments given and left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from fusednorm.convert.tree import Tree
+
+
+class _Tracer(fx.Tracer):
+    """Takes norms and activations for leaves, and records what happens to buffers instead of doing it."""
+
+    proxy_buffer_attributes = True
+
+    def __init__(self, is_leaf: Callable[[nn.Module], bool]) -> None:
+        super().__init__()
+        self._is_leaf = is_leaf
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return self._is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+def followers(
+    tree: Tree, norms: dict[int, nn.Module], is_activation: Callable[[nn.Module], bool]
+) -> dict[int, nn.Module]:
+    """The activation behind each of these norms, by the norm's id, in the largest modules that can be traced."""
+    found: dict[int, nn.Module] = {}
+    _follow(tree.model, norms, is_activation, found)
+    return found
+
+
+def _follow(
+    root: nn.Module,
+    norms: dict[int, nn.Module],
+    is_activation: Callable[[nn.Module], bool],
+    found: dict[int, nn.Module],
+) -> None:
+    inside = list(root.modules())
+    wanted = {id(module) for module in inside if id(module) in norms}
+    if not wanted or not any(map(is_activation, inside)) or id(root) in norms:
+        return
+    pairs = _traced_pairs(root, lambda module: id(module) in norms or is_activation(module))
+    if pairs is None:
+        for child in root.children():
+            _follow(child, norms, is_activation, found)
+        return
+    found.update({norm: act for norm, act in pairs.items() if norm in wanted and is_activation(act)})
+
+
+def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict[int, nn.Module] | None:
+    """Pairs that all traces of a module show; None where one fails, and the module is then no graph."""
+    common: dict[int, nn.Module] | None = None
+    for options in _optional_arguments(root):
+        for training in (True, False):
+            with _quietly(root, training):
+                try:
+                    graph = _Tracer(is_leaf).trace(root, options)
+                except Exception:  # whatever the user's code raises when a Proxy comes in
+                    return None
+            pairs = _pairs(root, graph)
+            common = pairs if common is None else {key: act for key, act in common.items() if pairs.get(key) is act}
+    return common
+
+
+def _optional_arguments(root: nn.Module) -> list[dict[str, Any]]:
+    parameters = inspect.signature(root.forward).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    return [{}, defaults] if defaults else [{}]
+
+
+@contextmanager
+def _quietly(root: nn.Module, training: bool) -> Iterator[None]:
+    """A module in one of its modes, and afterwards every flag and the random state as they were."""
+    flags = [(module, module.training) for module in root.modules()]
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for module, _ in flags:
+                module.training = training
+            yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _pairs(root: nn.Module, graph: fx.Graph) -> dict[int, nn.Module]:
+    """The modules that are called once, on the result of another that is called once and goes nowhere else."""
+    calls: dict[int, list[fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_module":
+            calls.setdefault(id(root.get_submodule(str(node.target))), []).append(node)
+    pairs = {}
+    for key, nodes in calls.items():
+        users = list(nodes[0].users)
+        if len(nodes) != 1 or len(users) != 1 or users[0].op != "call_module":
+            continue
+        act = root.get_submodule(str(users[0].target))
+        if len(calls[id(act)]) == 1 and users[0].args == (nodes[0],) and not users[0].kwargs:
+            pairs[key] = act
+    return pairs

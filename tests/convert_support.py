@@ -1,0 +1,348 @@
+"""Models for the tests of convert_: torch's own modules, and classes written as those of other packages are."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+import fusednorm
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def named(name: str) -> Any:
+    """Give a class the qualified name of another package's."""
+
+    def rename(kind: Kind) -> Kind:
+        kind.__module__, _, kind.__qualname__ = name.rpartition(".")
+        kind.__name__ = kind.__qualname__
+        return kind
+
+    return rename
+
+
+def results(model: nn.Module, *inputs: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+    """The output of a model, and the gradients of its inputs and parameters."""
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    model.zero_grad()
+    output = model(*leaves)
+    output.square().sum().backward()
+    return output.detach(), [tensor.grad for tensor in (*leaves, *model.parameters())]
+
+
+def converted(model: nn.Module, *inputs: Tensor, **options: Any) -> fusednorm.Report:
+    """Convert a model, which computes what it did, in training and evaluation; and so does the model reverted."""
+    before = copy.deepcopy(model)
+    keys, parameters = list(model.state_dict()), list(model.parameters())
+    report = fusednorm.convert_(model, **options)
+    assert list(model.state_dict()) == keys
+    assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
+    assert list(report.converted) or list(report.left)
+    reverted = copy.deepcopy(model)
+    fusednorm.revert_(reverted)
+    assert [type(module) for module in reverted.modules()] == [type(module) for module in before.modules()]
+    assert [vars(module).keys() for module in reverted.modules()] == [
+        vars(module).keys() for module in before.modules()
+    ]
+    for training in (True, False):
+        original = copy.deepcopy(before).train(training)
+        expected = results(original, *inputs)
+        for each in (copy.deepcopy(model), copy.deepcopy(reverted)):
+            torch.testing.assert_close(results(each.train(training), *inputs), expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(each.state_dict(), original.state_dict(), rtol=1e-4, atol=1e-4)
+    return report
+
+
+def fused(report: fusednorm.Report) -> dict[str, str]:
+    return {entry.path: entry.reason for entry in report.fused}
+
+
+def left(report: fusednorm.Report) -> dict[str, str]:
+    return {entry.path: entry.reason for entry in report.left}
+
+
+# --- blocks of no package ---
+
+
+class Block(nn.Module):
+    """A residual block with one ReLU for all, as torchvision writes it."""
+
+    def __init__(self, channels: int = 8) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU(inplace=True)
+        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.downsample: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        identity = x
+        out = self.conv1(x)
+        out = self.bn1(out)
+        out = self.relu(out)
+        out = self.conv2(out)
+        out = self.bn2(out)
+        if self.downsample is not None:
+            identity = self.downsample(x)
+        out += identity
+        out = self.relu(out)
+        return out
+
+
+class Functional(nn.Module):
+    """Activations by functions, each in another form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.GroupNorm(4, 8) for _ in range(3))
+        self.norm4, self.norm5 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.silu(self.norm1(x))
+        y = self.norm2(y).relu()
+        y = self.norm3(y)
+        y = F.leaky_relu(y, 0.2, inplace=True)
+        y = y + torch.tanh(self.norm4(x))
+        y = self.norm5(y)
+        return F.gelu(y, approximate="tanh") * 2
+
+
+class Seen(nn.Module):
+    """Norms whose results something else sees too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm1, self.norm2, self.norm3 = (nn.GroupNorm(4, 8) for _ in range(3))
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        z = self.act(y)
+        x = self.norm2(y + z)
+        x = self.act(x) * torch.sigmoid(x)
+        y = x + self._twice(self.norm3)(x)
+        return F.silu(self.norm3(y))
+
+    def _twice(self, function: Any) -> Any:
+        return lambda x: function(function(x))
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+        self.norm = nn.GroupNorm(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+class Outer(nn.Module):
+    """The activation stands in another module than the norm: only a trace shows it."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.body, self.act = Inner(), nn.SiLU() if act is None else act
+        self.second, self.out = Inner(), nn.Conv2d(8, 8, 1)
+
+    def forward(self, x: Tensor, extra: Tensor | None = None) -> Tensor:
+        y = self.act(self.body(x))
+        z = self.second(y)
+        return self.out(z) + z.relu() if extra is None else z + extra
+
+
+class Untraceable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outer = Outer()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(x) if x.sum() > 0 else self.outer(-x)
+
+
+class OnlyInTraining(nn.Module):
+    """A path that a trace in evaluation does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act = Inner(), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.body(x)
+        return self.act(y) + y if self.training else self.act(y)
+
+
+# --- as in other packages ---
+
+
+@named("diffusers.models.resnet.ResnetBlock2D")
+class ResnetBlock2D(nn.Module):
+    def __init__(self, time_embedding_norm: str = "default") -> None:
+        super().__init__()
+        self.time_embedding_norm = time_embedding_norm
+        self.norm1 = nn.GroupNorm(4, 8)
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1)
+        self.time_emb_proj = nn.Linear(6, 8 if time_embedding_norm == "default" else 16)
+        self.norm2 = nn.GroupNorm(4, 8)
+        self.dropout = nn.Dropout(0.0)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.nonlinearity = nn.SiLU()
+
+    def forward(self, input_tensor: Tensor, temb: Tensor) -> Tensor:
+        hidden_states = input_tensor
+        hidden_states = self.norm1(hidden_states)
+        hidden_states = self.nonlinearity(hidden_states)
+        hidden_states = self.conv1(hidden_states)
+        temb = self.nonlinearity(temb)
+        temb = self.time_emb_proj(temb)[:, :, None, None]
+        if self.time_embedding_norm == "default":
+            hidden_states = hidden_states + temb
+            hidden_states = self.norm2(hidden_states)
+        elif self.time_embedding_norm == "scale_shift":
+            time_scale, time_shift = torch.chunk(temb, 2, dim=1)
+            hidden_states = self.norm2(hidden_states)
+            hidden_states = hidden_states * (1 + time_scale) + time_shift
+        else:
+            hidden_states = self.norm2(hidden_states)
+        hidden_states = self.nonlinearity(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        hidden_states = self.conv2(hidden_states)
+        return input_tensor + hidden_states
+
+
+@named("diffusers.models.autoencoders.vae.Decoder")
+class Decoder(nn.Module):
+    """The head of AutoencoderKL's decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv_norm_out = nn.GroupNorm(4, 8)
+        self.conv_act = nn.SiLU()
+        self.conv_out = nn.Conv2d(8, 3, 3, padding=1)
+
+    def forward(self, sample: Tensor, latent_embeds: Tensor | None = None) -> Tensor:
+        if latent_embeds is None:
+            sample = self.conv_norm_out(sample)
+        else:
+            sample = self.conv_norm_out(sample, latent_embeds)
+        sample = self.conv_act(sample)
+        return self.conv_out(sample)
+
+
+@named("timm.models.resnet.Bottleneck")
+class Bottleneck(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.bn1, self.act1 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.drop_block, self.act2 = nn.Identity(), nn.ReLU(inplace=True)
+        self.conv3, self.bn3, self.act3 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x
+        x = self.conv1(x)
+        x = self.bn1(x)
+        x = self.act1(x)
+        x = self.conv2(x)
+        x = self.bn2(x)
+        x = self.drop_block(x)
+        x = self.act2(x)
+        x = self.conv3(x)
+        x = self.bn3(x)
+        x += shortcut
+        x = self.act3(x)
+        return x
+
+
+@named("timm.layers.norm_act.BatchNormAct2d")
+class BatchNormAct2d(nn.BatchNorm2d):
+    def __init__(self, num_features: int, act: nn.Module | None = None, drop: nn.Module | None = None) -> None:
+        super().__init__(num_features)
+        self.drop = nn.Identity() if drop is None else drop
+        self.act = nn.ReLU(inplace=True) if act is None else act
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        x = F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, self.training, self.momentum, self.eps
+        )
+        x = self.drop(x)
+        return self.act(x)
+
+
+@named("timm.layers.norm.LayerNorm")
+class TimmLayerNorm(nn.LayerNorm):
+    _fast_norm = False
+
+    def __init__(self, num_channels: int, eps: float = 1e-6, affine: bool = True) -> None:
+        super().__init__(num_channels, eps=eps, elementwise_affine=affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+
+
+@named("timm.layers.norm.LayerNormFp32")
+class ChangedLayerNorm(nn.LayerNorm):
+    """A class of that name whose forward computes something else."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).clamp(-1, 1)
+
+
+@named("timm.layers.norm.RmsNorm")
+class TimmRmsNorm(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.normalized_shape, self.eps, self.elementwise_affine = (channels,), 1e-6, True
+        self.weight = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = rms_norm(x, self.normalized_shape, self.weight, self.eps)
+        return x
+
+
+@named("diffusers.models.normalization.FP32LayerNorm")
+class FP32LayerNorm(nn.LayerNorm):
+    def forward(self, inputs: Tensor) -> Tensor:
+        origin_dtype = inputs.dtype
+        return F.layer_norm(
+            inputs.float(),
+            self.normalized_shape,
+            self.weight.float() if self.weight is not None else None,
+            self.bias.float() if self.bias is not None else None,
+            self.eps,
+        ).to(origin_dtype)
+
+
+@named("monai.networks.blocks.acti_norm.ADN")
+class ADN(nn.Sequential):
+    def __init__(self, ordering: str = "NA") -> None:
+        super().__init__()
+        layers = {"A": nn.LeakyReLU(0.1), "D": nn.Dropout(0.2), "N": nn.InstanceNorm2d(8)}
+        for item in ordering:
+            self.add_module(item, layers[item])
+
+
+@named("monai.networks.blocks.dynunet_block.UnetBasicBlock")
+class UnetBasicBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.lrelu = nn.LeakyReLU(0.01, inplace=True)
+        self.norm1, self.norm2 = nn.InstanceNorm2d(8, affine=True), nn.InstanceNorm2d(8, affine=True)
+
+    def forward(self, inp: Tensor) -> Tensor:
+        out = self.conv1(inp)
+        out = self.norm1(out)
+        out = self.lrelu(out)
+        out = self.conv2(out)
+        out = self.norm2(out)
+        out = self.lrelu(out)
+        return out

@@ -1,0 +1,325 @@
+"""Which activations convert_ folds into norms, by what evidence, and which it leaves and why."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from convert_support import (
+    ADN,
+    Block,
+    Bottleneck,
+    Decoder,
+    Functional,
+    Inner,
+    OnlyInTraining,
+    Outer,
+    ResnetBlock2D,
+    Seen,
+    UnetBasicBlock,
+    Untraceable,
+    converted,
+    fused,
+    left,
+)
+from torch import nn
+
+import fusednorm
+from fusednorm.activations import FORMULAS, Activation
+from fusednorm.convert import code, rewriting
+from fusednorm.convert.equivalents import FUNCTIONS, NAMED_MODULES, function_activation, module_activation
+
+IMAGE = (2, 8, 5, 6)
+TRACED = "the only user in a trace"
+
+
+@pytest.fixture(autouse=True)
+def seed() -> Iterator[None]:
+    """The reference runs, which compiles nothing: what kernels compute is tested elsewhere."""
+    torch.manual_seed(0)
+    with fusednorm.use_instance("reference"):
+        yield
+
+
+# --- activations ---
+
+MODULES: list[tuple[nn.Module, Activation]] = [
+    (nn.SiLU(), Activation("silu")),
+    (nn.ReLU(inplace=True), Activation("relu")),
+    (nn.GELU(), Activation("gelu")),
+    (nn.GELU(approximate="tanh"), Activation("gelu_tanh")),
+    (nn.Sigmoid(), Activation("sigmoid")),
+    (nn.Tanh(), Activation("tanh")),
+    (nn.Hardswish(), Activation("hardswish")),
+    (nn.LeakyReLU(0.3), Activation("leaky_relu", 0.3)),
+]
+
+
+def test_every_activation_has_its_module() -> None:
+    assert {activation.name for _, activation in MODULES} == set(FORMULAS)
+    assert {FORMULAS[name].parameter for name in FUNCTIONS.values()} == {None, "beta", "negative_slope"}
+
+
+@pytest.mark.parametrize(("act", "activation"), MODULES, ids=[activation.name for _, activation in MODULES])
+def test_modules_in_a_sequence(act: nn.Module, activation: Activation) -> None:
+    assert module_activation(act) == activation
+    model = nn.Sequential(nn.GroupNorm(4, 8), copy.deepcopy(act), nn.Conv2d(8, 8, 1))
+    assert list(fused(converted(model, torch.randn(IMAGE)))) == ["0"]
+    assert model[0].activation == activation
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=str)
+def test_functions_compute_what_they_are_taken_for(function: Any) -> None:
+    x = torch.randn(4, 8, dtype=torch.float64)
+    activation = function_activation(function, {})
+    module = fusednorm.nn.BatchNorm1d(8, affine=False, eps=0.0, activation=activation).double().eval()
+    torch.testing.assert_close(module(x), function(x.clone()))
+
+
+def test_functions_with_options() -> None:
+    assert function_activation(F.leaky_relu, {"negative_slope": 0.5, "inplace": True}) == Activation("leaky_relu", 0.5)
+    assert function_activation(F.gelu, {"approximate": "tanh"}) == Activation("gelu_tanh")
+    assert function_activation(F.gelu, {"approximate": "other"}) is None
+    assert function_activation(F.silu, {"beta": 2.0, "unknown": 1}) is None
+    assert function_activation(F.elu, {}) is None
+    assert function_activation([], {}) is None
+
+
+def test_classes_of_other_packages() -> None:
+    for name, make in NAMED_MODULES.items():
+        kind = type(name.rpartition(".")[2], (nn.Module,), {"__module__": name.rpartition(".")[0], "alpha": 1.5})
+        assert module_activation(kind()) == make(kind())
+    assert module_activation(type("SiLU", (nn.SiLU,), {})()) is None
+
+
+@pytest.mark.parametrize("act", [nn.Mish(), nn.PReLU(), nn.ReLU6()], ids=lambda act: type(act).__name__)
+def test_activations_without_a_fused_form(act: nn.Module) -> None:
+    report = converted(nn.Sequential(nn.GroupNorm(4, 8), act), torch.randn(IMAGE))
+    assert f"{type(act).__name__}, has no fused form" in left(report)["0"]
+
+
+# --- nn.Sequential ---
+
+
+def test_a_sequence_looks_past_identities() -> None:
+    model = nn.Sequential(nn.GroupNorm(4, 8), nn.Identity(), nn.SiLU(), nn.SiLU())
+    assert fused(converted(model, torch.randn(IMAGE))) == {"0": "silu, the next module"}
+    assert [type(module) for module in model] == [fusednorm.nn.GroupNorm, nn.Identity, nn.Identity, nn.SiLU]
+
+
+def test_a_shared_activation_of_sequences_stays() -> None:
+    act = nn.ReLU()
+    report = converted(nn.Sequential(nn.GroupNorm(4, 8), act, nn.GroupNorm(4, 8), act), torch.randn(IMAGE))
+    assert left(report) == dict.fromkeys("02", "not fused: the activation behind it, ReLU, is used at 2 places")
+
+
+@pytest.mark.parametrize(
+    ("ordering", "reason"), [("NA", ""), ("NDA", "a dropout stands between it and the activation"), ("AN", None)]
+)
+def test_monais_adn(ordering: str, reason: str | None) -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, 1), ADN(ordering))
+    report = converted(model.eval(), torch.randn(IMAGE)) if reason == "" else fusednorm.convert_(model)
+    assert fused(report) == ({"1.N": "leaky_relu(0.1), the next module"} if reason == "" else {})
+    assert left(report) == ({"1.N": f"not fused: {reason}"} if reason else {})
+    assert list(dict(model[1].named_children())) == list(ordering)
+
+
+# --- the code of a class ---
+
+
+def test_a_shared_activation_stays_behind_the_sum() -> None:
+    model = Block()
+    assert fused(converted(model, torch.randn(IMAGE))) == {"bn1": "relu, the code of Block"}
+    assert type(model.relu) is nn.ReLU
+    assert (type(model).__name__, isinstance(model, Block)) == ("Block", True)
+    assert model.bn2.activation is None
+
+
+def test_functions_in_the_code() -> None:
+    report = converted(Functional(), torch.randn(IMAGE))
+    assert [entry.reason.partition(",")[0] for entry in report.fused] == [
+        "silu", "relu", "leaky_relu(0.2)", "tanh", "gelu_tanh",
+    ]  # fmt: skip
+
+
+def test_results_that_something_else_sees() -> None:
+    report = converted(Seen(), torch.randn(IMAGE))
+    assert not report.fused
+
+
+def test_a_class_is_rewritten_once_and_names_its_lines() -> None:
+    first, second = Block(), Block()
+    fusednorm.convert_(first)
+    fusednorm.convert_(second)
+    assert type(first) is type(second)
+    (drop,) = rewriting.origin(type(first))[1]
+    assert (drop.method, drop.text) == ("forward", "self.relu(out)")
+    assert type(first).forward.__code__.co_firstlineno == Block.forward.__code__.co_firstlineno
+
+
+def test_a_source_that_changed_is_an_error_when_a_copy_is_made() -> None:
+    drop = code.Drop("forward", 3, 14, "self.relu(other)")
+    with pytest.raises(RuntimeError, match=r"cannot be loaded.*Block.forward has no self.relu\(other\) at its place"):
+        rewriting._make(Block, frozenset({drop}))
+
+
+def without_source() -> nn.Module:
+    space: dict[str, Any] = {"nn": nn, "__name__": "made"}
+    lines = ["class Made(nn.Module):", " def forward(self, x):", "  return self.act(self.norm(x))"]
+    exec("\n".join(lines), space)
+    return with_norm(space["Made"]())
+
+
+def with_norm(model: nn.Module) -> nn.Module:
+    model.norm, model.act = nn.GroupNorm(4, 8), nn.SiLU()
+    return model
+
+
+class Decorated(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.norm(x))
+
+
+class Reduced(nn.Module):
+    def __reduce__(self) -> Any:
+        return super().__reduce__()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.norm(x))
+
+
+class Base(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.silu(self.norm(x))
+
+
+class Derived(Base):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) + 1
+
+
+class WithSuper(nn.Module):
+    def extra_repr(self) -> str:
+        return "mine"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        repr(super())
+        return F.silu(self.norm(x))
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (without_source(), "the source of Made is not at hand"),
+        (with_norm(Decorated()), "Decorated.forward is decorated"),
+        (with_norm(Reduced()), "Reduced has a way of its own to be pickled"),
+        (with_norm(Derived()), "Derived.forward has no F.silu(self.norm(x)) at its place"),
+    ],
+    ids=["no source", "decorated", "pickled", "overridden"],
+)
+def test_code_that_cannot_be_rewritten(model: nn.Module, reason: str) -> None:
+    report = fusednorm.convert_(model)
+    assert reason in left(report)["norm"]
+    assert not report.fused
+
+
+def test_a_method_that_calls_super_is_rewritten() -> None:
+    model = with_norm(WithSuper())
+    x = torch.randn(IMAGE)
+    expected = model(x)
+    assert list(fused(fusednorm.convert_(model))) == ["norm"]
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_norms_of_one_block_folded_in_two_conversions() -> None:
+    model, x = Functional(), torch.randn(IMAGE)
+    expected = model(x)
+    fusednorm.convert_(model, filter_fn=lambda path, norm: path == "norm1")
+    assert len(fusednorm.convert_(model).fused) == 4
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+    fusednorm.revert_(model)
+    assert type(model) is Functional
+
+
+# --- as in other packages ---
+
+
+class Resnet(nn.Module):
+    """A block of diffusers with its embedding as a part of the input."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.block = ResnetBlock2D(kind)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x, x[:, 0, 0, :])
+
+
+@pytest.mark.parametrize(("kind", "norms"), [("default", ["norm1", "norm2"]), ("scale_shift", ["norm1"])])
+def test_diffusers_resnet_block(kind: str, norms: list[str]) -> None:
+    model = Resnet(kind)
+    assert list(fused(converted(model, torch.randn(IMAGE)))) == [f"block.{norm}" for norm in norms]
+    assert type(model.block.nonlinearity) is nn.SiLU
+
+
+def test_diffusers_heads_timms_bottlenecks_and_monais_blocks() -> None:
+    x = torch.randn(IMAGE)
+    assert list(fused(converted(Decoder(), x))) == ["conv_norm_out"]
+    assert list(fused(converted(Bottleneck(), x))) == ["bn1", "bn2"]
+    assert list(fused(converted(UnetBasicBlock(), x))) == ["norm1", "norm2"]
+
+
+# --- a trace ---
+
+
+def test_a_trace_sees_through_modules() -> None:
+    model = Outer()
+    assert fused(converted(model, torch.randn(IMAGE))) == {"body.norm": f"silu, {TRACED}"}
+    assert type(model.act) is nn.Identity
+
+
+def test_a_trace_of_a_part() -> None:
+    assert fused(converted(Untraceable(), torch.randn(IMAGE))) == {"outer.body.norm": f"silu, {TRACED}"}
+
+
+def test_a_trace_has_to_hold_in_training_and_evaluation() -> None:
+    assert not converted(OnlyInTraining(), torch.randn(IMAGE)).fused
+
+
+def test_a_trace_leaves_shared_activations_and_hooks() -> None:
+    shared = nn.SiLU()
+    report = converted(nn.Sequential(Outer(shared), Outer(shared)), torch.randn(IMAGE))
+    assert not report.fused
+    hooked = Outer()
+    hooked.act.register_forward_hook(lambda *arguments: None)
+    assert left(converted(hooked, torch.randn(IMAGE)))["body.norm"].endswith("SiLU, has hooks")
+
+
+class Noisy(nn.Module):
+    """A forward with side effects, which a trace must not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act = Inner(), nn.SiLU()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.act(self.body(x)) + torch.rand(8, 1, 1)
+
+
+def test_a_trace_changes_nothing() -> None:
+    model = Noisy()
+    torch.manual_seed(3)
+    report = fusednorm.convert_(model)
+    after = torch.rand(3)
+    torch.manual_seed(3)
+    assert torch.equal(after, torch.rand(3))
+    assert list(fused(report)) == ["body.norm"]
+    assert float(model.calls) == 0
+    assert model.training
