@@ -30,6 +30,7 @@ import fusednorm
 from fusednorm import convert
 from fusednorm.convert import classes
 from fusednorm.convert.tree import WRAPPERS
+from fusednorm.fused_module import FusedModule
 
 IMAGE = (2, 8, 3, 4)
 MODULES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
@@ -66,8 +67,14 @@ def test_each_class_becomes_ours(name: str) -> None:
 
 def test_the_table_has_every_module() -> None:
     public = {kind for kind in vars(fusednorm.nn).values() if isinstance(kind, type) and kind.__name__[0] != "_"}
-    assert {kind for kind in public if issubclass(kind, fusednorm.nn._Fused)} == set(classes.COUNTERPARTS.values())
+    modules = {kind for kind in public if issubclass(kind, FusedModule)} - {FusedModule}
+    assert modules == {*classes.COUNTERPARTS.values(), fusednorm.nn.SyncBatchNorm}
     assert {kind.__name__ for kind in classes.COUNTERPARTS} == set(MODULES)
+
+
+def test_synchronized_batch_norms_have_a_converter_of_their_own() -> None:
+    report = fusednorm.convert_(nn.Sequential(nn.SyncBatchNorm(8), fusednorm.nn.SyncBatchNorm(8)))
+    assert [(entry.path, "convert_sync_batchnorm_" in entry.reason) for entry in report.left] == [("0", True)]
 
 
 def test_a_model_that_is_a_norm() -> None:

@@ -93,7 +93,7 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def is_ours(module: nn.Module) -> bool:
-    return type(module) in COUNTERPARTS.values()
+    return type(module) in (*COUNTERPARTS.values(), ours.SyncBatchNorm)
 
 
 def target_of(module: nn.Module, activations: bool) -> Target | str:
@@ -112,6 +112,8 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         if not (isinstance(kind.forward, FunctionType) and {*kind.forward.__code__.co_names} <= known.names):
             return f"the forward of {qualified_name(kind)} is not the one that fusednorm knows"
         return _with_own_activation(module, known, activations) if known.acts else Target(known.becomes)
+    if kind is nn.SyncBatchNorm:
+        return "its statistics are those of several processes; fusednorm.convert_sync_batchnorm_ converts it"
     base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
     if base is None:
         return f"fusednorm.nn has no counterpart of {kind.__name__}"
