@@ -191,7 +191,7 @@ ALONE: dict[str, tuple[nn.Module, str]] = {
     "overriding": (Overriding(4), "overrides forward"),
     "extended": (Extended(4), "adds to LayerNorm more than a constructor"),
     "another forward": (ChangedLayerNorm(4), "is not the one that fusednorm knows"),
-    "no counterpart": (nn.SyncBatchNorm(4), "fusednorm.nn has no counterpart of SyncBatchNorm"),
+    "synchronized": (nn.SyncBatchNorm(4), "fusednorm.convert_sync_batchnorm_ converts it"),
     "lazy": (nn.LazyBatchNorm2d(), "fusednorm.nn has no counterpart of LazyBatchNorm2d"),
     "parametrized": (parametrizations.weight_norm(nn.LayerNorm((3, 4))), "it is parametrized"),
     "replaced": (replaced(), "its forward was replaced in the module itself"),
