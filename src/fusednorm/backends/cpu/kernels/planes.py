@@ -32,7 +32,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.moments import CHUNK, merge, moments, strided_moments
+from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
 
 
@@ -96,6 +96,11 @@ def _pullbacks(element: Element, pullback, kept: bool):
     return (made_and_kept, recalled) if kept else (made, made)
 
 
+#: Elements that are summed in the compute dtype. A processor with short vectors has few partial sums, each of which
+#: rounds once for each of its elements: of 4096 AVX2's were beyond the bound.
+SUMMED = 1024
+
+
 @cache
 def _row_sums(element: Element, make):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
@@ -115,8 +120,8 @@ def _row_sums(element: Element, make):
     def row_sums(grad, g, x, i, keep, r, n, centre, rstd, gain, offset, activation_parameter):
         p, q = 0.0, 0.0
         a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
-        for start in range(0, n, CHUNK):
-            m = min(CHUNK, n - start)
+        for start in range(0, n, SUMMED):
+            m = min(SUMMED, n - start)
             chunk_p, chunk_q = chunk_sums(grad, g + start, x, i + start, keep, r + start, m, centre, rstd, a, b, alpha)
             p += chunk_p
             q += chunk_q
