@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from fusednorm import interop
+from fusednorm import functional, interop
 from fusednorm.activations import Activation, resolve
 from fusednorm.arguments import check_channel_dim
-from fusednorm.private.torch_names import SCRIPT_HOOK
+from fusednorm.private.torch_names import SCRIPT_HOOK, BatchNormBase
 
 ActivationLike = str | Activation | None
 
@@ -66,6 +66,27 @@ class FusedModule(torch.nn.Module):
         if self.channel_dim != 1:
             parts.append(f"channel_dim={self.channel_dim}")
         return ", ".join(parts)
+
+
+class FusedBatchNorm(FusedModule, BatchNormBase):
+    """What the batch norms share: the call by this process's own input."""
+
+    def _normalize(self, input: torch.Tensor) -> torch.Tensor:
+        update = self.training and self.track_running_stats
+        given = update or not self.training  # running statistics that are not to be updated stay out of training
+        return functional.counted_batch_norm(
+            input,
+            self.running_mean if given else None,
+            self.running_var if given else None,
+            self.num_batches_tracked if update else None,
+            self.weight,
+            self.bias,
+            self.training or (self.running_mean is None and self.running_var is None),
+            self.momentum,
+            self._eps,
+            self.activation,
+            self.channel_dim,
+        )
 
 
 setattr(FusedModule, SCRIPT_HOOK, interop.refuse_script)

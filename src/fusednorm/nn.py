@@ -22,8 +22,8 @@ from torch import Tensor
 from fusednorm import functional, interop
 from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
 from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
-from fusednorm.fused_module import ActivationLike, FusedModule
-from fusednorm.private.torch_names import BatchNormBase, InstanceNormBase, input_check, unbatched_rank
+from fusednorm.fused_module import ActivationLike, FusedBatchNorm, FusedModule
+from fusednorm.private.torch_names import InstanceNormBase, input_check, unbatched_rank
 
 
 class GroupNorm(FusedModule, torch.nn.GroupNorm):
@@ -121,7 +121,7 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
         return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
 
 
-class _FusedBatchNorm(FusedModule, BatchNormBase):
+class _FusedBatchNorm(FusedBatchNorm):
     _check_input: Callable[[Tensor], None]
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -152,21 +152,7 @@ class _FusedBatchNorm(FusedModule, BatchNormBase):
             return call
         elif not isinstance(input, torch.fx.Proxy):
             self._check_input(input)
-        update = self.training and self.track_running_stats
-        given = update or not self.training  # running statistics that are not to be updated stay out of training
-        return functional.counted_batch_norm(
-            input,
-            self.running_mean if given else None,
-            self.running_var if given else None,
-            self.num_batches_tracked if update else None,
-            self.weight,
-            self.bias,
-            self.training or (self.running_mean is None and self.running_var is None),
-            self.momentum,
-            self._eps,
-            self.activation,
-            self.channel_dim,
-        )
+        return self._normalize(input)
 
 
 class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):

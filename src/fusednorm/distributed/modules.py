@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm import functional, interop
+from fusednorm import interop
 from fusednorm.arguments import check_momentum
 from fusednorm.distributed.agreement import check_agreement, header
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
 from fusednorm.dtypes import compute_dtype
-from fusednorm.fused_module import ActivationLike, FusedModule
+from fusednorm.fused_module import ActivationLike, FusedBatchNorm
 
 
-class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
+class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
     """:class:`torch.nn.SyncBatchNorm` with a fused activation, on CPUs too; see :func:`fusednorm.batch_norm`.
 
     y = phi(x̂ weight + bias) with the mean and variance of the inputs of all processes in ``process_group`` (None: all
@@ -77,21 +77,7 @@ class SyncBatchNorm(FusedModule, torch.nn.SyncBatchNorm):
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
                 return self._synchronized(input, group)
-        update = self.training and self.track_running_stats
-        given = update or not self.training  # running statistics that are not to be updated stay out of training
-        return functional.counted_batch_norm(
-            input,
-            self.running_mean if given else None,
-            self.running_var if given else None,
-            self.num_batches_tracked if update else None,
-            self.weight,
-            self.bias,
-            self.training or (self.running_mean is None and self.running_var is None),
-            self.momentum,
-            self._eps,
-            self.activation,
-            self.channel_dim,
-        )
+        return self._normalize(input)
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
