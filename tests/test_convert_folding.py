@@ -31,7 +31,7 @@ from torch import nn
 import fusednorm
 from fusednorm.activations import FORMULAS, Activation
 from fusednorm.convert import code, rewriting
-from fusednorm.convert.equivalents import FUNCTIONS, NAMED_MODULES, function_activation, module_activation
+from fusednorm.equivalents import FUNCTIONS, NAMED_MODULES, function_activation, module_activation
 
 IMAGE = (2, 8, 5, 6)
 TRACED = "the only user in a trace"

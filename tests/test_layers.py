@@ -19,6 +19,7 @@ SOURCES = ROOT / "src"
 # import nothing of each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("activations",),
+    ("equivalents",),
     ("norm",),
     ("problem",),
     ("operands",),

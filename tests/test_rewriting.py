@@ -15,7 +15,8 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import fusednorm
-from fusednorm.rewriting import ACTIVATIONS, NORMS
+from fusednorm.equivalents import FUNCTIONS
+from fusednorm.rewriting import NORMS, POSITIONS
 
 
 @pytest.fixture(autouse=True)
@@ -206,5 +207,5 @@ def test_the_tables_name_functions_of_one_signature() -> None:
             continue
         theirs = list(inspect.signature(torchs).parameters)
         assert list(inspect.signature(ours).parameters)[: len(theirs)] == theirs
-    for name, _ in ACTIVATIONS.values():
+    for name in (*FUNCTIONS.values(), *POSITIONS):
         fusednorm.Activation(name)

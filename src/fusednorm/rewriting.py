@@ -14,6 +14,7 @@ from torch.fx import Graph, Node
 from fusednorm import functional, inductor
 from fusednorm.activations import Activation
 from fusednorm.dtypes import DTYPES
+from fusednorm.equivalents import function_activation
 from fusednorm.inductor.passes import build, uuid_of
 from fusednorm.private.inductor_names import ENTER_AUTOCAST, graph_pass
 
@@ -26,15 +27,12 @@ NORMS: dict[Any, Callable[..., Tensor]] = {
     F.rms_norm: functional.rms_norm,
     torch.rms_norm: functional.rms_norm,  # what Dynamo makes of F.rms_norm
 }
-#: Activations by the function, or the name of the method, that applies them, and their parameters after the input.
-ACTIVATIONS: dict[Any, tuple[str, tuple[str, ...]]] = {
-    **dict.fromkeys((F.silu,), ("silu", ("inplace",))),
-    **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_, "relu", "relu_"), ("relu", ("inplace",))),
-    **dict.fromkeys((F.gelu,), ("gelu", ())),
-    **dict.fromkeys((F.sigmoid, torch.sigmoid, "sigmoid", "sigmoid_"), ("sigmoid", ())),
-    **dict.fromkeys((F.tanh, torch.tanh, "tanh", "tanh_"), ("tanh", ())),
-    **dict.fromkeys((F.hardswish,), ("hardswish", ("inplace",))),
-    **dict.fromkeys((F.leaky_relu, F.leaky_relu_), ("leaky_relu", ("negative_slope", "inplace"))),
+#: The parameters of activations after the input, as positions; gelu's has none.
+POSITIONS = {
+    "silu": ("inplace",),
+    "relu": ("inplace",),
+    "hardswish": ("inplace",),
+    "leaky_relu": ("negative_slope", "inplace"),
 }
 
 
@@ -130,20 +128,13 @@ def _activation_of(norm: Node) -> tuple[Node | None, Activation | None]:
     if len(norm.users) != 1:
         return None, None
     (user,) = norm.users
-    known = ACTIVATIONS.get(user.target)
-    if known is None or user.op not in ("call_function", "call_method"):
+    if user.op not in ("call_function", "call_method") or not user.args or user.args[0] is not norm:
         return None, None
-    name, parameters = known
-    if not user.args or user.args[0] is not norm or "out" in user.kwargs:
+    function = user.target if user.op == "call_function" else getattr(Tensor, str(user.target), None)
+    plain = function_activation(function, {})
+    positions = () if plain is None else POSITIONS.get(plain.name, ())
+    given: dict[str, Any] = {**dict(zip(positions, user.args[1:], strict=False)), **user.kwargs}
+    if len(user.args) - 1 > len(positions) or any(isinstance(value, Node) for value in given.values()):
         return None, None
-    given: dict[str, Any] = {**dict(zip(parameters, user.args[1:], strict=False)), **user.kwargs}
-    if len(user.args) - 1 > len(parameters):
-        return None, None
-    if name == "gelu":
-        approximate = given.pop("approximate", "none")
-        name = {"none": "gelu", "tanh": "gelu_tanh"}.get(approximate, "") if isinstance(approximate, str) else ""
-    given.pop("inplace", None)
-    slope: Any = given.pop("negative_slope", None)
-    if given or not name or isinstance(slope, Node):
-        return None, None
-    return user, Activation(name, slope)
+    activation = function_activation(function, given)
+    return (None, None) if activation is None else (user, activation)

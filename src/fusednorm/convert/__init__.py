@@ -10,10 +10,10 @@ from torch import nn
 from fusednorm.activations import Activation
 from fusednorm.convert import rewriting
 from fusednorm.convert.classes import Target, become, is_norm, is_ours, original_of, restore, target_of
-from fusednorm.convert.equivalents import qualified_name
 from fusednorm.convert.folding import Fold, Folding
 from fusednorm.convert.report import Entry, Report
 from fusednorm.convert.tree import Tree, check_model
+from fusednorm.equivalents import qualified_name
 
 __all__ = ["Entry", "Report", "convert_", "revert_"]
 

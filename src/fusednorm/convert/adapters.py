@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from fusednorm.convert.equivalents import qualified_name
+from fusednorm.equivalents import qualified_name
 
 #: For a class, the norms that are followed by the activation behind an ``if``, and when that holds. A branch of the
 #: ``if`` that ends otherwise is one that such a block does not take. No package is imported for it.

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from fusednorm import nn as ours
 from fusednorm.activations import Activation
-from fusednorm.convert.equivalents import module_activation, qualified_name
+from fusednorm.equivalents import module_activation, qualified_name
 from fusednorm.private.torch_names import BatchNormBase, InstanceNormBase, watches_output
 
 #: torch's classes and ours.

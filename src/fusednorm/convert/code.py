@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from fusednorm.activations import Activation
-from fusednorm.convert.equivalents import function_activation
+from fusednorm.equivalents import function_activation
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from torch import nn
 from fusednorm.activations import Activation
 from fusednorm.convert import code, rewriting, tracing
 from fusednorm.convert.adapters import branch_is_known
-from fusednorm.convert.equivalents import is_activation, module_activation
 from fusednorm.convert.report import Entry
 from fusednorm.convert.tree import Tree
+from fusednorm.equivalents import is_activation, module_activation
 from fusednorm.private.torch_names import has_own_hooks, watches_output
 
 
