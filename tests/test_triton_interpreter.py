@@ -58,6 +58,8 @@ tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []
 for instance, family, shape, groups, dtype, layout, activation, modulated, configs in (
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float32", "nchw", "silu", True, chosen),
+    ("triton.tiles", "group_norm", (2, 6, 25, 32), 1, "float32", "nhwc", "silu", True, chosen),
+    ("triton.tiles", "group_norm", (3, 5, 7, 11), 1, "bfloat16", "nhwc", None, False, chosen),
     ("triton.tiles", "group_norm", (2, 12, 5, 7), 3, "float64", "nhwc", "gelu", True, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nhwc", "tanh", False, chosen),
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False, chosen),

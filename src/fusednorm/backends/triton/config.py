@@ -268,22 +268,33 @@ def _planes(problem: Problem) -> TilesConfig:
     """channels_first: tiles of many positions; where these are few, of as many channels of one group as fit."""
     if problem.backward:
         return _planes_backward(problem)
-    view, share = problem.view, 4 if problem.dtype == "float64" else 1
-    read = TILE // share * (2 if problem.reduced >= LARGE_UNIT else 1)
+    share = 4 if problem.dtype == "float64" else 1
     # Other units that are small are not for tiles, and larger ones' tiles merge the partials of their unit.
     tile = _planes_across if problem.norm.per_batch else _plane
-    if problem.norm.per_batch or problem.layout.channel != view.spatial:
-        reduction = tile(problem, read)
-    else:  # a group's channels follow one another: one channel of all its positions
-        reduction = PassConfig(1, min(power_of_two(length_of_runs(grouped(problem))), read))
+    reduction = _runs_of_groups(problem) or tile(problem, _most_read(problem))
     if _small_evaluation(problem):
-        return TilesConfig(reduction, _few_a_thread(problem, tile(problem, _program_elements(view.numel, 1024))))
+        elements = _program_elements(problem.view.numel, 1024)
+        return TilesConfig(reduction, _few_a_thread(problem, tile(problem, elements)))
     write = tile(problem, TILE // share // 2)
     if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
         return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
     if length_of_runs(problem) > write.positions:
         return TilesConfig(reduction, replace(write, tiles=2, warps=2))
     return TilesConfig(reduction, tile(problem, TILE // share))
+
+
+def _most_read(problem: Problem) -> int:
+    """Elements of a tile of a forward's pass that reads planes."""
+    return TILE // (4 if problem.dtype == "float64" else 1) * (2 if problem.reduced >= LARGE_UNIT else 1)
+
+
+def _runs_of_groups(problem: Problem) -> PassConfig | None:
+    """Where a group's channels follow one another, the pass for the moments takes them for one channel of all its
+    positions."""
+    source = grouped(problem)
+    if source.view == problem.view:
+        return None
+    return PassConfig(1, min(power_of_two(length_of_runs(source)), _most_read(problem)))
 
 
 def _planes_backward(problem: Problem) -> TilesConfig:
@@ -352,6 +363,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elements = _program_elements(view.numel, 1024)
         channels = min(power_of_two(view.channels), elements)
         return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
+    by_runs = None if problem.backward else _runs_of_groups(problem)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
     # A program merges a unit's partials at 4000 a microsecond.
@@ -363,16 +375,19 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         tiles = max(1, _shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
-        return TilesConfig(PassConfig(read, positions, tiles, 2, stages), output)
+        return TilesConfig(by_runs or PassConfig(read, positions, tiles, 2, stages), output)
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
     reduction = PassConfig(read, positions, tiles, 1, stages)
+    chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
+    if tiles < 32 and (runs.repeat > 1 or chunks >= MERGED):
+        reduction = replace(reduction, positions=2 * positions, warps=2)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
-    return TilesConfig(reduction, PassConfig(write, max(1, elements // write), 2, warps))
+    return TilesConfig(by_runs or reduction, PassConfig(write, max(1, elements // write), 2, warps))
 
 
 def _small_evaluation(problem: Problem) -> bool:
@@ -414,26 +429,43 @@ def _program_elements(total: int, most: int) -> int:
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
-    """At most 16 elements a thread; 32 of long units, and 64 of many of those: 8192 x 5120 in bf16 takes 44 us on 4
-    warps, 51 on 8 and 60 on 16. Of narrow loads 4 to 32: in fp16 33363 x 77 takes 8 us with 32, and 17 with 4."""
+    """At most 16 elements a thread; 32 of long units, and 64 where these fill no tile: 8192 x 5120 in bf16 takes 44 us
+    on 4 warps, 51 on 8 and 60 on 16, and 8192 x 8192 takes 68 on 8."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
     narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
     if block * units <= 2 * SMALL_HELD and block <= 8192:
         return _small_whole(block, units, narrow)
     if narrow and block <= 128:
         return _narrow_whole(block, size)
-    most = 2048 if block < 512 and not narrow else 1024
-    elements = max(block, _program_elements(block * units, most))
-    together = min(elements // block, power_of_two(units))
+    if block <= 512:
+        return _short_whole(problem, block, narrow)
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
-        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 else 32
+        full = _fills(problem.reduced, block)
+        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
     elif block > 8192:
         thread = 16
-    elif narrow:
-        thread = _thread_elements(block * units, 32 if block < 512 else 16, 32)
     else:
-        thread = _thread_elements(block * units, 16)
-    return WholeConfig(together, max(1, min(16, block * together // (32 * thread))))
+        thread = _thread_elements(block * units, 16, 32 if narrow else 16)
+    return WholeConfig(1, max(1, min(16, block // (32 * thread))))
+
+
+def _fills(length: int, block: int) -> bool:
+    return 8 * length > 7 * block
+
+
+def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
+    """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
+    warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
+    takes 10.6 on two, 10.9 on one and 11.3 on four."""
+    short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
+    if total <= 4 * SMALL_HELD:
+        return WholeConfig(SHORT_UNITS // block, 1)
+    if _fills(problem.reduced, block) and not narrow:
+        elements = 1024 if not short else 4096 if block == 512 else 2048
+        return WholeConfig(elements // block, max(2, elements // 1024))
+    if block <= 128 and short:
+        return WholeConfig(1024 // block, 2)
+    return WholeConfig((1024 if short or block == 512 else SHORT_UNITS) // block, 1)
 
 
 def _narrow_whole(block: int, size: int) -> WholeConfig:
@@ -449,9 +481,9 @@ def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
     """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
     fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
     if block <= 128:
-        together = min(SHORT_UNITS // block, power_of_two(units))
+        together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS))
         return WholeConfig(together, max(1, block * together // (32 * 4)))
-    if block <= 512 and not (narrow and units < PROCESSORS // 4):
+    if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
         return WholeConfig(1, 1)
     return WholeConfig(1, 4 if block <= 1024 else 8)
 
@@ -487,28 +519,32 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
     samples = power_of_two(seen.samples)
-    most = ALL_SAMPLES if small else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
+    most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
     if problem.backward and seen.samples > 1 and samples * seen.elements <= most:
         thread = max(fewest(seen.elements, narrow), _thread_elements(total, 8))
         warps = max(1, min(8, samples * seen.elements // (32 * thread)))
-        if seen.affine == 2 and seen.rows == 1:  # a thread has one place of several samples
+        if rows:
             warps = max(2, samples * seen.elements // (32 * 16))
         return HeldConfig(samples, warps, all_samples=True)
     # Short rows cost memory time, but a small problem has more programs with them.
     row = 64 if total > 4 * SMALL_HELD else 32 if total > FEW_CONTIGUOUS else 0
-    units = max(row // size if seen.contiguous else 1, _program_elements(total, 1024) // seen.elements)
+    least = row // size if seen.contiguous else 1
+    if seen.contiguous and seen.units < least * PROCESSORS // 2:  # short rows on many multiprocessors, not long on few
+        least = max(1, min(4, SMALL_UNIT // seen.elements))
+    units = max(least, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
     if small:
         thread = 8 if seen.contiguous else fewest(seen.elements, narrow)
-        if seen.affine == 0 and seen.elements <= 512 and not seen.contiguous:
+        if seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
             units, thread = max(1, min(units, 256 // seen.elements)), 16
         thread = max(thread, units * seen.elements // MOST_SMALL)
+    elif narrow and problem.backward and seen.elements <= 512 and not seen.contiguous:  # one warp
+        return HeldConfig((512 if seen.elements <= 128 else 1024) // seen.elements, 1)
     elif seen.contiguous:
         thread = _thread_elements(total, 64 if size == 2 and not problem.backward else 32)
     else:
-        thread = _thread_elements(
-            total, 8 if narrow and problem.backward else 16 if problem.backward or size > 2 else 32
-        )
+        thread = _thread_elements(total, 16 if problem.backward or size > 2 else 32)
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
 
 
@@ -525,7 +561,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS:
             return True
-        return size * together >= 16 and seen.elements <= 2048 if small else size * together >= 64 and full >= 0.75
+        if small:
+            narrow = seen.load_bytes(problem) < WIDE_LOAD
+            return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+        return size * together >= 64 and full >= 0.75
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
     short = small and seen.elements <= LARGE_HELD
@@ -544,7 +583,7 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if problem.view.numel > FEW:
         return tiled(problem) is problem.folded
     if seen.affine == 3:
-        return seen.elements <= 2048
+        return seen.elements <= (ALL_SAMPLES // 2 if problem.backward else ALL_SAMPLES)
     return seen.elements <= LARGE_HELD or (full >= 0.5 and (not problem.backward or seen.elements <= 8192))
 
 
@@ -572,8 +611,11 @@ def whole_pays(problem: Problem) -> bool:
 
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:
-    """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68."""
+    """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68. Planes, of
+    one weight each, in short steps: (4, 2030, 64, 133) in bf16 takes 89 us, and 157 in steps of 4096."""
     block = power_of_two(problem.reduced)
+    if problem.view.spatial > 1:
+        return RowsForwardConfig(1024, 4)
     return RowsForwardConfig(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
 
 
@@ -583,9 +625,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     loads are not in flight ahead of their use: fewer elements and more warps.
 
     Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
-    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Rows of 16384 elements took 350 us with 32 elements a
-    thread, and 155 loaded twice. On 16384 x 4096 steps over neighbouring rows take 101 us, and programs with rows of
-    their own 107.
+    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Of rows beyond 4096 one program to a multiprocessor:
+    4000 x 6000 in bf16 takes 50 us, and 56 with two. On 16384 x 4096 steps over neighbouring rows take 101 us, and
+    programs with rows of their own 107.
     """
     view, size = problem.view, DTYPE_BYTES[problem.dtype]
     block = power_of_two(view.channels + row_window(problem) - 1)
@@ -594,7 +636,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         warps = min(16, elements // 256)
         return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
     if block > 8192:
-        return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
+        # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice.
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean and size == 2)
     if block >= 4096:
         full = 8 * view.channels > 7 * block
         if problem.dtype == "float32":
@@ -602,7 +645,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
             warps = 4
-        return RowsBackwardConfig(1, warps, PROCESSORS * (16 // warps), stages=3)
+        programs = PROCESSORS * (16 // warps if block == 4096 else 1)
+        return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.
         thread = max(block // MOST_SMALL, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
@@ -633,11 +677,12 @@ def most_row(problem: Problem) -> int:
 
 
 def by_columns(problem: Problem) -> bool:
-    """Whether a backward of rows goes by columns: where a row is long for the registers of a program, and rows are few
-    for the multiprocessors, or loads narrow. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns."""
-    length, few = problem.reduced, problem.view.samples <= 4 * PROCESSORS
-    slow = few or load_bytes(problem) < WIDE_LOAD
-    return length > most_row(problem) or length > LONG_ROW or (slow and length > LONG_ROW * 2 // 3)
+    """Whether a backward of rows goes by columns: where a row is long for the registers of a program, or rows are few
+    for the multiprocessors, of narrow loads some more. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns.
+    """
+    few = problem.view.samples <= (4 if load_bytes(problem) >= WIDE_LOAD else 16) * PROCESSORS
+    length = problem.reduced
+    return length > most_row(problem) or length > LONG_ROW or (few and length > LONG_ROW * 2 // 3)
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:

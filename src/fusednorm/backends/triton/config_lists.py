@@ -24,7 +24,7 @@ from fusednorm.backends.triton.config import (
     TilesConfig,
     WholeConfig,
 )
-from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.backends.triton.runs import grouped, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 T = TypeVar("T")
@@ -153,10 +153,17 @@ def passes(problem: Problem, default: TilesConfig) -> tuple[TilesConfig, ...]:
     """
     reductions, outputs = [default.reduction], [default.output]
     if problem.direction != "inference":
-        reductions = _passes(problem, default.reduction, _read_passes(problem, default.reduction))
+        read = _in_runs(replace(problem, output_layout=None) if problem.backward else grouped(problem))
+        reductions = _passes(read, default.reduction, _read_passes(read, default.reduction))
     if problem.direction != "backward_gamma_beta":
-        outputs = _passes(problem, default.output, _written_passes(problem, default.output))
+        written = _in_runs(problem)
+        outputs = _passes(written, default.output, _written_passes(written, default.output))
     return _limited(default, (TilesConfig(*pair) for pair in product(reductions, outputs)))
+
+
+def _in_runs(problem: Problem) -> Problem:
+    """The problem with the view of the runs that its tiles hold."""
+    return replace(problem, view=runs_of(problem, problem.view, layouts_of(problem)).view)
 
 
 def _passes(problem: Problem, default: PassConfig, others: Iterable[PassConfig]) -> list[PassConfig]:

@@ -265,7 +265,8 @@ def _for_rows(problem: Problem) -> Instance:
     """The forward of rows: in one program, in registers or in steps, or by pieces of few long rows."""
     length, count = problem.reduced, problem.view.samples
     wide = load_bytes(problem) >= WIDE_LOAD
-    stepped = wide and length > STEPPED_ROW and count >= 2 * PROCESSORS and DTYPE_BYTES[problem.dtype] == 2
-    if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or count > PROCESSORS):
+    short = DTYPE_BYTES[problem.dtype] == 2
+    stepped = wide and length > STEPPED_ROW and count >= 2 * PROCESSORS and short
+    if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
-    return ROWS if stepped or count > FEW_LONG_ROWS else TILES
+    return ROWS if stepped or (count > FEW_LONG_ROWS and (wide or not short)) else TILES

@@ -155,15 +155,18 @@ def length_of_runs(problem: Problem) -> int:
 
 def grouped(problem: Problem) -> Problem:
     """A forward's problem with each group as one channel, where a group's elements follow one another in memory, as
-    the pass for the moments sees it."""
+    the pass for the moments sees it: in channels_last an only group's do."""
     view, layout = problem.view, problem.layout
     row = view.spatial == 1 and view.groups == 1
-    flat = layout.channel == view.spatial and (row or layout.order == "channels_first")
+    if layout.order == "channels_first" or row:
+        flat = layout.channel == view.spatial
+    else:
+        flat = view.groups == layout.channel == 1 and layout.spatial == view.channels
     if not flat or problem.norm.per_batch or view.group_channels == 1:
         return replace(problem, output_layout=None)
-    one = View(view.samples, view.groups, 1, view.group_channels * view.spatial)
-    run = Layout("channels_first", layout.sample, view.group_channels * layout.channel, 1)
-    return replace(problem, view=one, layout=run, output_layout=None)
+    length = view.group_channels * view.spatial
+    run = Layout("channels_first", layout.sample, length, 1)
+    return replace(problem, view=View(view.samples, view.groups, 1, length), layout=run, output_layout=None)
 
 
 def filled(length: int, positions: int) -> float:
