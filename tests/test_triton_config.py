@@ -500,7 +500,8 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
     [
         ((200, 200), torch.float32, 1, 1),  # a warp to a row, whose sums then wait for no other warp
         ((2, 483), torch.float16, 1, 4),  # the narrow loads of few rows are spread
-        ((4, 128), torch.bfloat16, 1, 1),
+        ((4, 128), torch.bfloat16, 4, 4),
+        ((43, 73), torch.bfloat16, 1, 1),
         ((1000, 128), torch.bfloat16, 4, 4),
         ((32768, 256), torch.bfloat16, 8, 2),  # full: two warps have wider runs of memory
         ((22790, 158), torch.float32, 2, 1),

@@ -383,7 +383,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         tiles = max(tiles, -(-count // most_chunks))
     reduction = PassConfig(read, positions, tiles, 1, stages)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
-    if tiles < 32 and (runs.repeat > 1 or chunks >= MERGED):
+    if tiles < 32 and (runs.repeat > 1 or (chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS)):
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
@@ -460,7 +460,7 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
     if total <= 4 * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
-    if _fills(problem.reduced, block) and not narrow:
+    if _fills(problem.reduced, block) and not narrow and (block > 128 or problem.norm.activation is None):
         elements = 1024 if not short else 4096 if block == 512 else 2048
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
@@ -481,7 +481,7 @@ def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
     """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
     fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
     if block <= 128:
-        together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS))
+        together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         return WholeConfig(together, max(1, block * together // (32 * 4)))
     if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
         return WholeConfig(1, 1)
@@ -530,22 +530,31 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     # Short rows cost memory time, but a small problem has more programs with them.
     row = 64 if total > 4 * SMALL_HELD else 32 if total > FEW_CONTIGUOUS else 0
     least = row // size if seen.contiguous else 1
-    if seen.contiguous and seen.units < least * PROCESSORS // 2:  # short rows on many multiprocessors, not long on few
+    if seen.contiguous and seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         least = max(1, min(4, SMALL_UNIT // seen.elements))
     units = max(least, _program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
     if small:
-        thread = 8 if seen.contiguous else fewest(seen.elements, narrow)
+        thread = 8 if seen.contiguous else 4 if seen.across == "sample" else fewest(seen.elements, narrow)
         if seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
             units, thread = max(1, min(units, 256 // seen.elements)), 16
         thread = max(thread, units * seen.elements // MOST_SMALL)
-    elif narrow and problem.backward and seen.elements <= 512 and not seen.contiguous:  # one warp
-        return HeldConfig((512 if seen.elements <= 128 else 1024) // seen.elements, 1)
+    elif narrow and problem.backward and 64 <= seen.elements <= 512 and not seen.contiguous:
+        return _short_narrow(seen.elements, total > 4 * SMALL_HELD)
     elif seen.contiguous:
         thread = _thread_elements(total, 64 if size == 2 and not problem.backward else 32)
     else:
-        thread = _thread_elements(total, 16 if problem.backward or size > 2 else 32)
+        few = problem.backward and narrow and seen.elements < 2048
+        thread = _thread_elements(total, 8 if few else 16 if problem.backward or size > 2 else 32)
     return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def _short_narrow(unit: int, many: bool) -> HeldConfig:
+    """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
+    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four."""
+    if not many:
+        return HeldConfig(512 // unit, 2)
+    return HeldConfig((512 if unit <= 128 else 1024) // unit, 1)
 
 
 def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
@@ -645,7 +654,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
             warps = 4
-        programs = PROCESSORS * (16 // warps if block == 4096 else 1)
+        programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else 16 // warps)
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.

@@ -172,14 +172,7 @@ def partials_of(
 
 @triton.jit
 def inverse_deviation(variance, eps):
-    """The instruction of float32 is off by two units of the last place; one step of Newton's method mends that."""
-    shifted = variance + tl.full((), eps, variance.dtype)
-    rstd = tl.rsqrt(shifted)
-    if variance.dtype == tl.float32:
-        error = tl.fma(-shifted * rstd, rstd, tl.full((), 1.0, tl.float32))
-        mended = tl.fma(rstd, 0.5 * error, rstd)
-        rstd = tl.where(mended > 0.0, mended, rstd)  # of 0 and of infinity the step makes NaN
-    return rstd
+    return tl.rsqrt(variance + tl.full((), eps, variance.dtype))
 
 
 @triton.jit
