@@ -14,21 +14,11 @@ from interpreter_support import interpreted
 
 from fusednorm import choice
 from fusednorm.backends.triton import instances as triton_instances
-from fusednorm.backends.triton.config import (
-    PassConfig,
-    RowsBackwardConfig,
-    TilesConfig,
-    by_columns,
-    columns_backward_for,
-    held_for,
-    held_units,
-    passes_for,
-    rows_backward_for,
-    rows_forward_for,
-    tiled,
-    whole_forward_for,
-)
-from fusednorm.backends.triton.config_lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
+from fusednorm.backends.triton.config.kinds import PassConfig, RowsBackwardConfig, TilesConfig
+from fusednorm.backends.triton.config.lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
+from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, rows_backward_for, rows_forward_for
+from fusednorm.backends.triton.config.tiles import passes_for, tiled
+from fusednorm.backends.triton.config.units import held_for, held_units, whole_forward_for
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.bench.judging import Judge, compute_saved_statistics, gradients_by_name
 from fusednorm.bench.operations import problem_of_workload
@@ -161,14 +151,15 @@ CODE = """
 import json
 
 import torch
-from fusednorm.backends.triton import config
-from fusednorm.backends.triton.config import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig, tiled
-from fusednorm.backends.triton.config_lists import columns_backwards, passes, rows_backwards
+from fusednorm.backends.triton.config import rows
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig
+from fusednorm.backends.triton.config.tiles import tiled
+from fusednorm.backends.triton.config.lists import columns_backwards, passes, rows_backwards
 from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
 from fusednorm.bench.workloads import Workload
 from test_configs import wrong
 
-config.MOST_ROW = 200
+rows.MOST_ROW = 200
 # Lists around tiny configurations, so that tiny problems have several tiles, steps and programs.
 def small(problem):
     one_tile = problem.layout.order == "channels_first" and not problem.backward
@@ -177,7 +168,7 @@ def small(problem):
 around = {
     TILES: lambda problem: passes(tiled(problem), small(tiled(problem))),
     ROWS: lambda problem: (
-        columns_backwards(problem, ColumnsBackwardConfig(64, 4, 4, 64, 2, 2)) if config.by_columns(problem)
+        columns_backwards(problem, ColumnsBackwardConfig(64, 4, 4, 64, 2, 2)) if rows.by_columns(problem)
         else rows_backwards(problem, RowsBackwardConfig(2, 2, 2))
     ),
 }

@@ -9,22 +9,11 @@ import pytest
 import torch
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import (
-    MOST_HELD,
-    WholeConfig,
-    _shares,
-    by_columns,
-    columns_backward_for,
-    held_for,
-    held_units,
-    holding_pays,
-    holding_rows_pays,
-    merged,
-    passes_for,
-    rows_backward_for,
-    tiled,
-    whole_forward_for,
-)
+from fusednorm.backends.triton.config.device import shares
+from fusednorm.backends.triton.config.kinds import WholeConfig
+from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, holding_rows_pays, rows_backward_for
+from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
+from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.runs import (
     layouts_of,
     load_bytes,
@@ -106,10 +95,10 @@ def test_blocks_of_channels_divide_them_or_are_long(channels: int, read: int, wr
 
 
 def test_shares_are_equal_where_they_can_be() -> None:
-    assert _shares(512, 40) == 32
-    assert _shares(392, 25) == 14
-    assert _shares(509, 40) == 40
-    assert _shares(3, 40) == 3
+    assert shares(512, 40) == 32
+    assert shares(392, 25) == 14
+    assert shares(509, 40) == 40
+    assert shares(3, 40) == 3
 
 
 def test_one_program_per_unit_of_few_partials() -> None:

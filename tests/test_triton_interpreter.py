@@ -23,10 +23,12 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 
 from cpu_support import backward, faults, forward
 from fusednorm.backends import reference
-from fusednorm.backends.triton import config, instances, runs
-from fusednorm.backends.triton.config import (
-    ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig, tiled,
+from fusednorm.backends.triton import instances, runs
+from fusednorm.backends.triton.config import rows, tiles as tiled_passes
+from fusednorm.backends.triton.config.kinds import (
+    ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig,
 )
+from fusednorm.backends.triton.config.tiles import tiled
 from fusednorm.backends.triton.plans import tiles
 from fusednorm.bench.workloads import Workload, draw
 
@@ -63,7 +65,7 @@ within = {
         PassConfig(1, 64) if whole_group(problem) else PassConfig(16, 8, 2, stages=2), PassConfig(2, 16, 2)
     ),
 }
-config.MOST_ROW = 200
+rows.MOST_ROW = 200
 runs.FEW = 0
 runs.SHORTEST_WINDOWED_ROW = 32
 tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
@@ -304,7 +306,7 @@ for var in (torch.tensor([1e60, 1e-60, 4.0], dtype=torch.float64), torch.tensor(
         given_faults.append(("empty", rstd.tolist()))
 
 # batch_norm with its positions as channels: in training and evaluation, each set of gradients.
-config.SPREAD_ELEMENTS = 0
+tiled_passes.SPREAD_ELEMENTS = 0
 spread_faults = []
 x, dy = torch.randn(2, 20, 6, 4, 3).add(3).unbind()
 for training, affine in product((True, False), repeat=2):

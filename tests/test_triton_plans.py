@@ -17,7 +17,8 @@ pytest.importorskip("triton")
 from triton_support import Made
 
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, passes_for, tiled
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base

@@ -8,30 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from fusednorm.backends.triton.config import (
-    MOST_HELD,
-    PROCESSORS,
-    ColumnsBackwardConfig,
-    HeldConfig,
-    HeldUnits,
-    TilesConfig,
-    WholeConfig,
-    by_columns,
-    columns_backward_for,
-    fuller_whole,
-    held_for,
-    held_units,
-    holding_pays,
-    holding_rows_pays,
-    most_row,
-    passes_for,
-    rows_backward_for,
-    rows_forward_for,
-    tiled,
-    whole_forward_for,
-    whole_pays,
-)
-from fusednorm.backends.triton.config_lists import (
+from fusednorm.backends.triton.config.device import PROCESSORS
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, HeldConfig, TilesConfig, WholeConfig
+from fusednorm.backends.triton.config.lists import (
     MOST_CONFIGS,
     columns_backwards,
     held,
@@ -39,6 +18,25 @@ from fusednorm.backends.triton.config_lists import (
     rows_backwards,
     rows_forwards,
     whole_forwards,
+)
+from fusednorm.backends.triton.config.rows import (
+    by_columns,
+    columns_backward_for,
+    holding_rows_pays,
+    most_row,
+    rows_backward_for,
+    rows_forward_for,
+)
+from fusednorm.backends.triton.config.tiles import passes_for, tiled
+from fusednorm.backends.triton.config.units import (
+    MOST_HELD,
+    HeldUnits,
+    fuller_whole,
+    held_for,
+    held_units,
+    holding_pays,
+    whole_forward_for,
+    whole_pays,
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan

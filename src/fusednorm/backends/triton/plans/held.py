@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import HeldConfig, HeldUnits
+from fusednorm.backends.triton.config.kinds import HeldConfig
+from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.kernels import held
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import PassConfig, TilesConfig, merged
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.config.tiles import merged
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch, prepared

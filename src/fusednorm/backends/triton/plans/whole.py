@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config import WholeConfig, early, once
+from fusednorm.backends.triton.config.kinds import WholeConfig
+from fusednorm.backends.triton.config.units import early, once
 from fusednorm.backends.triton.kernels import whole
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.runs import alignment, power_of_two

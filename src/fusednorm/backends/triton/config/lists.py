@@ -12,18 +12,17 @@ from dataclasses import replace
 from itertools import product
 from typing import TypeVar
 
-from fusednorm.backends.triton.config import (
-    MOST_HELD,
-    PROCESSORS,
+from fusednorm.backends.triton.config.device import PROCESSORS
+from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     HeldConfig,
-    HeldUnits,
     PassConfig,
     RowsBackwardConfig,
     RowsForwardConfig,
     TilesConfig,
     WholeConfig,
 )
+from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits
 from fusednorm.backends.triton.runs import grouped, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
 

@@ -1,0 +1,31 @@
+"""The device on which the figures of these heuristics were measured, and shares of work that fill it."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.runs import power_of_two
+
+#: Multiprocessors of the device on which all of these figures were measured.
+PROCESSORS = 132
+#: Elements of a problem that all multiprocessors hold with 1024 to a program.
+SMALL_HELD = 2 * PROCESSORS * 1024
+#: Warps that a multiprocessor holds.
+MOST_WARPS = 64
+
+
+def shares(count: int, most: int) -> int:
+    """The size of a share of ``count`` tiles, at most ``most``. Equal shares, where there are any of half that size,
+    need no masks: 47 us against 57 on (16, 320, 64, 64)."""
+    most = max(1, min(most, count))
+    even = next(tiles for tiles in range(most, 0, -1) if count % tiles == 0)
+    return even if 2 * even >= most else most
+
+
+def program_elements(total: int, most: int) -> int:
+    """The elements of a program, from 256 to ``most``: few where the total is small, which then has programs on all
+    multiprocessors."""
+    return max(256, min(most, power_of_two(total // (2 * PROCESSORS))))
+
+
+def thread_elements(total: int, most: int, warps: int = 16) -> int:
+    """The elements of a thread, at most ``most``, with which so many in all have so many warps to a multiprocessor."""
+    return min(most, power_of_two(total // (PROCESSORS * warps * 32)))

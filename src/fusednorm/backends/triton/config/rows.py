@@ -1,0 +1,103 @@
+"""Rows in steps and rows' backwards, triton.rows: pure functions of the problem."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
+from fusednorm.backends.triton.config.units import LARGE_HELD, MOST_SMALL, HeldUnits
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: The elements of two rows at most that one program takes in one step, and those that many programs take in few steps.
+ONE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 20
+#: Elements of a row in the registers of a backward's program, which holds four values an element.
+MOST_ROW, LONG_ROW = 16384, 12288
+#: Elements from which on a backward by columns has rows in flight.
+LARGE_ROWS = 1 << 23
+
+
+def rows_forward_for(problem: Problem) -> RowsForwardConfig:
+    """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68. Planes, of
+    one weight each, in short steps: (4, 2030, 64, 133) in bf16 takes 89 us, and 157 in steps of 4096."""
+    block = power_of_two(problem.reduced)
+    if problem.view.spatial > 1:
+        return RowsForwardConfig(1024, 4)
+    return RowsForwardConfig(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
+
+
+def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
+    """Short rows: small programs, 16 warps to a multiprocessor, each with 16 elements a thread and three steps in
+    flight: 45 us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements and 8 warps. Narrow
+    loads are not in flight ahead of their use: fewer elements and more warps.
+
+    Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
+    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Of rows beyond 4096 one program to a multiprocessor:
+    4000 x 6000 in bf16 takes 50 us, and 56 with two. On 16384 x 4096 steps over neighbouring rows take 101 us, and
+    programs with rows of their own 107.
+    """
+    view, size = problem.view, DTYPE_BYTES[problem.dtype]
+    block = power_of_two(view.channels + row_window(problem) - 1)
+    if problem.dtype == "float64":
+        elements = max(block, 2048)
+        warps = min(16, elements // 256)
+        return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
+    if block > 8192:
+        # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice.
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean and size == 2)
+    if block >= 4096:
+        full = 8 * view.channels > 7 * block
+        if problem.dtype == "float32":
+            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
+        warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
+        if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
+            warps = 4
+        programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else 16 // warps)
+        return RowsBackwardConfig(1, warps, programs, stages=3)
+    if _one_program(problem, block):  # whose sums are the gradients
+        # A thread has both rows, whose sums then need no other thread.
+        thread = max(block // MOST_SMALL, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
+        return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
+    wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
+    elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
+    warps, rows = max(1, block // elements), max(1, elements // block)
+    resident = 8 if block >= 1024 else 16 if wide or block == 512 else 32
+    # The sums of a program take 8 bytes an element, and are to be few beside its rows.
+    programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
+    return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
+
+
+def _one_program(problem: Problem, block: int) -> bool:
+    return problem.view.samples <= 2 and problem.view.samples * block <= ONE_PROGRAM
+
+
+def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a backward of rows is faster with partials of each row, which cost a large problem more than it gains:
+    216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
+    small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
+    return small and not _one_program(problem, seen.elements)
+
+
+def most_row(problem: Problem) -> int:
+    """The longest row whose backward fits the registers of a program."""
+    return MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
+
+
+def by_columns(problem: Problem) -> bool:
+    """Whether a backward of rows goes by columns: where a row is long for the registers of a program, or rows are few
+    for the multiprocessors, of narrow loads some more. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns.
+    """
+    few = problem.view.samples <= (4 if load_bytes(problem) >= WIDE_LOAD else 16) * PROCESSORS
+    length = problem.reduced
+    return length > most_row(problem) or length > LONG_ROW or (few and length > LONG_ROW * 2 // 3)
+
+
+def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
+    """Each program leaves the sums of its rows: few programs with many rows move fewer bytes, many end sooner. All rows
+    to a program where rows are few and so long that their columns have enough programs."""
+    share, view = 4 if problem.dtype == "float64" else 1, problem.view
+    elements = 1024 // share
+    steps = max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
+    if view.samples <= 16 and view.channels > PROCESSORS * elements:
+        steps = view.samples
+    large = view.numel >= LARGE_ROWS and load_bytes(problem) >= WIDE_LOAD
+    return ColumnsBackwardConfig(2048 // share, 8, 2 * PROCESSORS, elements, steps, 4, 3 if large else 1)

@@ -1,0 +1,245 @@
+"""The passes of triton.tiles: pure functions of the problem, as tiles see it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusednorm.backends.triton.config.device import SMALL_HELD, program_elements, shares
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.runs import (
+    FEW,
+    READ_CHANNELS,
+    WIDE_LOAD,
+    WIDEST_LOAD,
+    filled,
+    grouped,
+    layouts_of,
+    length_of_runs,
+    load_bytes,
+    power_of_two,
+    runs_of,
+)
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Elements of a tile of channels_first: 32 a thread of 4 warps, four 16-byte loads in flight. In the pass that writes a
+#: program takes two tiles of half the size and loads the second while it stores the first: 100 us, not 105, on
+#: (1, 256, 512, 512).
+TILE = 4096
+#: Where less than FULL of a plane's tiles is full, tiles of many channels have pieces of a plane, the longest that are
+#: within FULL_ENOUGH of the fullest: (16, 640, 24, 24) in 32 groups with silu in bf16 takes 25 us backward in pieces of
+#: 64 positions, 31 in planes of 1024.
+FULL, FULL_ENOUGH, SHORTEST_PIECE = 0.8, 0.07, 64
+#: From this size on a unit is read in tiles of twice the size, which keeps its partials few.
+LARGE_UNIT = 1 << 20
+#: The first pass of the backward reads dy and x in tiles of 2 KB, or of 8 KB where a plane has LARGE_PLANE positions,
+#: with PLANE_STAGES tiles on their way to shared memory. A program takes a whole plane, but no more of a large one than
+#: leaves PLANE_PROGRAMS programs; one pair of partials for a plane is what torch's backward has too. The second pass
+#: reads tiles of 4 KB, two to a program. One tile of 8 KB to a program took 30.7 us, not 27.3, on (2, 320, 128, 128),
+#: and 168, not 161, on (32, 512, 64, 64).
+LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 256, 3
+#: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
+#: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
+MERGED, MERGED_BACKWARD = 512, 64
+#: Programs that start in the time of one more launch.
+MOST_STARTS = 4096
+#: channels_last: tiles are rows of 64 channels in a pass that reads, and of 128 in a pass that writes where 128 divides
+#: the channels. Rows of 256 bytes of bf16 reach 93 % of a copy's speed and rows of 128 bytes 86 %, but a thread that
+#: sums keeps a mean and an M2, or p and q, of each of its channels.
+WRITE_CHANNELS = 128
+#: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
+#: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
+FORWARD_STAGES, BACKWARD_STAGES = 6, 4
+#: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
+#: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
+#: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
+SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
+#: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
+#: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
+SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
+#: Elements of an evaluation whose programs are short.
+SMALL_EVALUATION = 1 << 20
+
+
+def tiled(problem: Problem) -> Problem:
+    """The problem as tiles see it: batch_norm's samples folded, or spread where planes are short or loads narrow.
+
+    A tile of short planes leaves lanes empty, and its programs start for little work: batch_norm of (128, 2048, 7, 7)
+    in bf16 took 81 us in planes.
+    """
+    spread = problem.spread
+    many = problem.view.samples >= SPREAD_SAMPLES and problem.view.numel >= SPREAD_ELEMENTS
+    if spread is not None and many and load_bytes(spread) >= WIDE_LOAD:
+        length = problem.view.spatial * DTYPE_BYTES[problem.dtype]
+        if length <= SHORT_PLANE or (length <= LONG_PLANE and load_bytes(problem) < WIDE_LOAD):
+            return spread
+    return problem.folded
+
+
+def passes_for(problem: Problem) -> TilesConfig:
+    """The passes of a problem as tiles see it."""
+    view = problem.view
+    if view.spatial == view.groups == 1 and not problem.norm.per_batch and not problem.backward:
+        return _long_rows(problem)
+    return (_planes if problem.layout.order == "channels_first" else _rows_of_channels)(problem)
+
+
+def _long_rows(problem: Problem) -> TilesConfig:
+    """A forward of rows of one group: pieces of a row to a program."""
+    share = 4 if problem.dtype == "float64" else 1
+    row = power_of_two(problem.view.channels)
+    return TilesConfig(PassConfig(1, min(row, TILE // share)), PassConfig(min(row, TILE // 2 // share), 1))
+
+
+def merged(problem: Problem) -> int:
+    """How many partials of a unit every program of the pass that writes merges itself, at most."""
+    return MERGED_BACKWARD if problem.backward else MERGED
+
+
+def _planes(problem: Problem) -> TilesConfig:
+    """channels_first: tiles of many positions; where these are few, of as many channels of one group as fit."""
+    if problem.backward:
+        return _planes_backward(problem)
+    share = 4 if problem.dtype == "float64" else 1
+    # Other units that are small are not for tiles, and larger ones' tiles merge the partials of their unit.
+    tile = _planes_across if problem.norm.per_batch else _plane
+    reduction = _runs_of_groups(problem) or tile(problem, _most_read(problem))
+    if _small_evaluation(problem):
+        elements = program_elements(problem.view.numel, 1024)
+        return TilesConfig(reduction, _few_a_thread(problem, tile(problem, elements)))
+    write = tile(problem, TILE // share // 2)
+    if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
+        return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
+    if length_of_runs(problem) > write.positions:
+        return TilesConfig(reduction, replace(write, tiles=2, warps=2))
+    return TilesConfig(reduction, tile(problem, TILE // share))
+
+
+def _most_read(problem: Problem) -> int:
+    """Elements of a tile of a forward's pass that reads planes."""
+    return TILE // (4 if problem.dtype == "float64" else 1) * (2 if problem.reduced >= LARGE_UNIT else 1)
+
+
+def _runs_of_groups(problem: Problem) -> PassConfig | None:
+    """Where a group's channels follow one another, the pass for the moments takes them for one channel of all its
+    positions."""
+    source = grouped(problem)
+    if source.view == problem.view:
+        return None
+    return PassConfig(1, min(power_of_two(length_of_runs(source)), _most_read(problem)))
+
+
+def _planes_backward(problem: Problem) -> TilesConfig:
+    view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
+    large = view.spatial >= LARGE_PLANE
+    read = _planes_across(problem, (4096 if large else 1024) // wide)
+    if wastes(problem, read.positions):
+        read = _in_pieces(problem, 1024 // wide)
+    length = length_of_runs(problem)
+    count = -(-length // read.positions)
+    total = view.samples * -(-view.channels // read.channels) * count
+    tiles = shares(count, total // PLANE_PROGRAMS if large else count)
+    reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
+    # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
+    write = _plane(problem, 2048 // wide)
+    if view.numel > MOST_STARTS * write.channels * write.positions:
+        write = _planes_across(problem, 2048 // wide)
+    if wastes(problem, write.positions):
+        write = _in_pieces(problem, 2048 // wide)
+    return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions else 1))
+
+
+def _plane(problem: Problem, elements: int) -> PassConfig:
+    view = problem.view
+    positions = min(power_of_two(length_of_runs(problem)), elements)
+    within = view.group_channels & -view.group_channels  # the largest power of two that divides it, 0 for no channels
+    return PassConfig(max(1, min(within, elements // positions)), positions)
+
+
+def _planes_across(problem: Problem, elements: int) -> PassConfig:
+    """A tile of one group's channels, or of several groups' where those fill no more than half of it.
+
+    The programs of small tiles take longer to start than to run: batch_norm of (128, 2048, 7, 7) in bf16 took 940 us
+    with a plane to a tile, and 78 with 64 planes.
+    """
+    tile = _plane(problem, elements)
+    if 2 * tile.channels * tile.positions > elements:
+        return tile
+    return replace(tile, channels=min(power_of_two(problem.view.channels), elements // tile.positions))
+
+
+def wastes(problem: Problem, positions: int) -> bool:
+    """Whether planes waste much of tiles of so many positions, which could be in pieces; in a small problem another
+    launch would cost more."""
+    large = positions > SHORTEST_PIECE and problem.view.numel > FEW
+    return large and filled(length_of_runs(problem), positions) < FULL
+
+
+def _in_pieces(problem: Problem, elements: int) -> PassConfig:
+    """A tile of many channels whose positions fill planes better, in rows of SHORTEST_PIECE at least."""
+    length = length_of_runs(problem)
+    longest = min(power_of_two(length), elements)
+    pieces = [SHORTEST_PIECE << n for n in range((longest // SHORTEST_PIECE).bit_length())]
+    best = max(filled(length, piece) for piece in pieces)
+    positions = max(piece for piece in pieces if filled(length, piece) >= best - FULL_ENOUGH)
+    return PassConfig(min(power_of_two(problem.view.channels), max(1, elements // positions)), positions)
+
+
+def _rows_of_channels(problem: Problem) -> TilesConfig:
+    """channels_last: tiles of whole rows of many channels."""
+    share, runs = 4 if problem.dtype == "float64" else 1, runs_of(problem, problem.view, layouts_of(problem))
+    view, wide = runs.view, runs.alignment * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
+    read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
+    if _small_evaluation(problem):
+        # Rows as long as they are: values of channels then lie in the threads that need them.
+        elements = program_elements(view.numel, 1024)
+        channels = min(power_of_two(view.channels), elements)
+        return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
+    by_runs = None if problem.backward else _runs_of_groups(problem)
+    most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
+    blocks = view.samples * -(-view.channels // read)
+    # A program merges a unit's partials at 4000 a microsecond.
+    most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
+    if not wide:
+        positions = max(1, 2 * 32 * SCALAR_ELEMENTS // read)
+        count = -(-view.spatial // positions)
+        programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
+        tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
+        elements = 4 * 32 * SCALAR_ELEMENTS
+        output = PassConfig(write, max(1, elements // write), 2, 4)
+        return TilesConfig(by_runs or PassConfig(read, positions, tiles, 2, stages), output)
+    positions = max(1, 512 // share // read)
+    count = -(-view.spatial // positions)
+    tiles = _tiles_of_a_program(count, blocks, most)
+    if runs.repeat > 1:
+        tiles = max(tiles, -(-count // most_chunks))
+    reduction = PassConfig(read, positions, tiles, 1, stages)
+    chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
+    if tiles < 32 and (runs.repeat > 1 or (chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS)):
+        reduction = replace(reduction, positions=2 * positions, warps=2)
+    elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
+    warps = max(1, elements * share // (512 if problem.backward else 1024))
+    return TilesConfig(by_runs or reduction, PassConfig(write, max(1, elements // write), 2, warps))
+
+
+def _small_evaluation(problem: Problem) -> bool:
+    """Whether the pass that writes is the only launch of a small problem."""
+    return problem.direction == "inference" and problem.view.numel <= SMALL_EVALUATION
+
+
+def _few_a_thread(problem: Problem, tile: PassConfig) -> PassConfig:
+    elements = 4 if problem.view.numel <= SMALL_HELD else 8
+    return replace(tile, warps=max(1, tile.channels * tile.positions // (32 * elements)))
+
+
+def _block_of_channels(channels: int, most: int) -> int:
+    """Channels of a tile, at most so many: a power of two that divides the channels, if it makes rows of some length.
+    Else long rows, although a part of the last block is empty: 72 channels in blocks of 16 took 21 us to write, and 11
+    in blocks of 128, on (4, 72, 192, 192) in bf16."""
+    whole = channels & -channels
+    return min(whole if whole >= 32 else power_of_two(channels), most)
+
+
+def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
+    """Tiles to a program, where the pass has ``columns`` times ``count``: few enough for 1000 programs, which fill the
+    device, and at least 8, so that a program does more than wait for its first tiles."""
+    return shares(count, min(most, max(8, columns * count // 1000)))

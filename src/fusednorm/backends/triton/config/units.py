@@ -1,0 +1,289 @@
+"""Whole units in the registers of a program, triton.whole and triton.held: pure functions of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fusednorm.backends.triton.config.device import (
+    MOST_WARPS,
+    PROCESSORS,
+    SMALL_HELD,
+    program_elements,
+    thread_elements,
+)
+from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
+from fusednorm.backends.triton.config.tiles import tiled
+from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, alignment, load_bytes, power_of_two, unit_bytes
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem
+
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units of LARGE_HELD elements keep their
+#: multiprocessor busy even where their tiles are not full. Units that are neighbours in memory are read row by row, and
+#: in FEW_CONTIGUOUS elements rows may be of any length.
+MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
+#: Elements of a unit that one program finishes before a second launch would start.
+SMALL_UNIT = 4096
+#: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
+#: launch.
+ALL_SAMPLES = 2048
+#: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
+#: of short units.
+MOST_SMALL, SHORT_UNITS = 256, 512
+
+
+@dataclass(frozen=True, slots=True)
+class HeldUnits:
+    """A problem's units as ``rows`` of ``columns`` contiguous elements, see kernels/held.py: ``in_sample`` units in
+    each of the samples, in batch_norm one sample. ``across`` is the stride of a layout from row to row; ``channels`` of
+    each sample have partials of their own."""
+
+    samples: int
+    in_sample: int
+    channels: int
+    rows: int
+    columns: int
+    affine: int
+    across: Literal["sample", "channel", "spatial"]
+    input: Layout
+    output: Layout | None
+    grad: Layout | None
+
+    @property
+    def units(self) -> int:
+        return self.samples * self.in_sample
+
+    @property
+    def elements(self) -> int:
+        """Of a unit, as a tile holds it."""
+        return power_of_two(self.rows) * power_of_two(self.columns)
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether neighbouring units are neighbours in memory, element by element."""
+        layouts = self.input, self.output, self.grad
+        return self.columns == 1 and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
+
+    def load_bytes(self, problem: Problem) -> int:
+        """The widest load along the contiguous elements of units, 16 bytes at most."""
+        if self.contiguous:
+            return load_bytes(problem)
+        return min(load_bytes(problem), alignment(problem.dtype, self.columns) * DTYPE_BYTES[problem.dtype])
+
+    @property
+    def spans(self) -> bool:
+        """Whether units of several samples share a program: neighbours in memory are of one sample."""
+        return self.columns > 1
+
+    def steps(self, layout: Layout) -> tuple[int, int, int]:
+        """The strides of samples, units and rows, 0 where there is no second one."""
+        unit = layout.channel * (self.channels // self.in_sample) if self.in_sample > 1 else 0
+        row = getattr(layout, self.across) if self.rows > 1 else 0
+        return (0 if self.across == "sample" else layout.sample), unit, row
+
+
+def held_units(problem: Problem) -> HeldUnits | None:
+    """The units of a problem, or None where strides do not make them rows."""
+    seen, per_batch = problem.folded, problem.norm.per_batch
+    view, layouts = seen.view, (seen.layout, seen.output_layout, seen.grad_layout)
+    last, D = seen.layout.order == "channels_last", view.group_channels
+    if per_batch and last and view.samples > 1:
+        if view.spatial > 1:
+            return None
+        last = False
+    samples = 1 if per_batch else view.samples
+    across: Literal["sample", "channel", "spatial"] = "spatial"
+    if last:
+        rows, columns = view.spatial, D
+    else:
+        across = "sample" if per_batch else "channel"
+        rows, columns = view.samples if per_batch else D, view.spatial
+    affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
+    if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
+        rows, columns = 1, rows * columns  # the samples of an only channel follow one another
+    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
+
+
+def whole_forward_for(problem: Problem) -> WholeConfig:
+    """At most 16 elements a thread; 32 of long units, and 64 where these fill no tile: 8192 x 5120 in bf16 takes 44 us
+    on 4 warps, 51 on 8 and 60 on 16, and 8192 x 8192 takes 68 on 8."""
+    block, units = power_of_two(problem.reduced), problem.num_statistics
+    narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
+    if block * units <= 2 * SMALL_HELD and block <= 8192:
+        return _small_whole(block, units, narrow)
+    if narrow and block <= 128:
+        return _narrow_whole(block, size)
+    if block <= 512:
+        return _short_whole(problem, block, narrow)
+    if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
+        full = _fills(problem.reduced, block)
+        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
+    elif block > 8192:
+        thread = 16
+    else:
+        thread = thread_elements(block * units, 16, 32 if narrow else 16)
+    return WholeConfig(1, max(1, min(16, block // (32 * thread))))
+
+
+def _fills(length: int, block: int) -> bool:
+    return 8 * length > 7 * block
+
+
+def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
+    """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
+    warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
+    takes 10.6 on two, 10.9 on one and 11.3 on four."""
+    short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
+    if total <= 4 * SMALL_HELD:
+        return WholeConfig(SHORT_UNITS // block, 1)
+    if _fills(problem.reduced, block) and not narrow and (block > 128 or problem.norm.activation is None):
+        elements = 1024 if not short else 4096 if block == 512 else 2048
+        return WholeConfig(elements // block, max(2, elements // 1024))
+    if block <= 128 and short:
+        return WholeConfig(1024 // block, 2)
+    return WholeConfig((1024 if short or block == 512 else SHORT_UNITS) // block, 1)
+
+
+def _narrow_whole(block: int, size: int) -> WholeConfig:
+    """Many short units of narrow loads, whose lanes lie side by side: one warp, since two would share each unit.
+    (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
+    takes 7.0 us on two warps with 8 units, and 7.5 with 16."""
+    if size > 2 and block < 64:
+        return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    return WholeConfig(SHORT_UNITS // block, 1)
+
+
+def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
+    """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
+    fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
+    if block <= 128:
+        together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
+        return WholeConfig(together, max(1, block * together // (32 * 4)))
+    if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
+        return WholeConfig(1, 1)
+    return WholeConfig(1, 4 if block <= 1024 else 8)
+
+
+def fewest(unit: int, narrow: bool) -> int:
+    """The elements of a thread in a small problem, whose time is that of one program from its first instruction to its
+    last: fewer shorten the code, whose instructions come from memory too, and spread units over more warps."""
+    return 2 if narrow and unit < 128 else 4
+
+
+def early(programs: int, warps: int, elements: int) -> bool:
+    """Whether parameters are loaded before the statistics of programs of so many elements, and wait for them in
+    registers: where no program waits for another, the time of one access is saved."""
+    return programs * warps <= PROCESSORS * MOST_WARPS and elements <= 32 * 32 * warps
+
+
+def once(problem: Problem, config: WholeConfig, block: int) -> bool:
+    """Whether the units of a program, which have the same parameters, share one load of them. Where a thread has few
+    elements of each unit, each loads its own: no value then waits for another thread."""
+    same = problem.view.groups == 1 and not problem.modulated
+    return same and config.units > 1 and block * config.units > 32 * 8 * config.warps
+
+
+def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """2 or 4 elements a thread, a warp to a small unit of one channel; where there are many elements 8 or 16, and more
+    of a forward of 16 bits and where units are neighbours in memory. Of such units enough for 32 or 64 bytes of each
+    row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
+    samples = power_of_two(seen.samples)
+    rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
+    most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    if problem.backward and seen.samples > 1 and samples * seen.elements <= most:
+        thread = max(fewest(seen.elements, narrow), thread_elements(total, 8))
+        warps = max(1, min(8, samples * seen.elements // (32 * thread)))
+        if rows:
+            warps = max(2, samples * seen.elements // (32 * 16))
+        return HeldConfig(samples, warps, all_samples=True)
+    # Short rows cost memory time, but a small problem has more programs with them.
+    row = 64 if total > 4 * SMALL_HELD else 32 if total > FEW_CONTIGUOUS else 0
+    least = row // size if seen.contiguous else 1
+    if seen.contiguous and seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
+        least = max(1, min(4, SMALL_UNIT // seen.elements))
+    units = max(least, program_elements(total, 1024) // seen.elements)
+    units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
+    if small:
+        thread = 8 if seen.contiguous else 4 if seen.across == "sample" else fewest(seen.elements, narrow)
+        if seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+            units, thread = max(1, min(units, 256 // seen.elements)), 16
+        thread = max(thread, units * seen.elements // MOST_SMALL)
+    elif narrow and problem.backward and 64 <= seen.elements <= 512 and not seen.contiguous:
+        return _short_narrow(seen.elements, total > 4 * SMALL_HELD)
+    elif seen.contiguous:
+        thread = thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+    else:
+        few = problem.backward and narrow and seen.elements < 2048
+        thread = thread_elements(total, 8 if few else 16 if problem.backward or size > 2 else 32)
+    return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def _short_narrow(unit: int, many: bool) -> HeldConfig:
+    """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
+    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four."""
+    if not many:
+        return HeldConfig(512 // unit, 2)
+    return HeldConfig((512 if unit <= 128 else 1024) // unit, 1)
+
+
+def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether units in registers are faster than tiles: one launch, and one read, but whole units to a program.
+
+    Where a tile is not full its lanes are wasted: (16, 640, 13, 13) in 32 groups in bf16 takes 14 us held, 41 % full,
+    and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
+    takes 87 us held, 4 units to a row, and 43 in tiles.
+    """
+    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
+    full = seen.rows * seen.columns / seen.elements
+    if seen.contiguous:
+        together = MOST_HELD // seen.elements
+        if together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS:
+            return True
+        if small:
+            narrow = seen.load_bytes(problem) < WIDE_LOAD
+            return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+        return size * together >= 64 and full >= 0.75
+    if seen.across == "sample":
+        return _holding_samples_pays(problem, seen, full)
+    short = small and seen.elements <= LARGE_HELD
+    if not problem.backward:
+        return short or full >= 0.6
+    if problem.view.group_channels == 1 and seen.input.order == "channels_first":
+        return short or full >= 0.6 or size > 2
+    return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of a channel of all samples: in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of
+    spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
+    in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
+    """
+    if problem.view.numel > FEW:
+        return tiled(problem) is problem.folded
+    if seen.affine == 3:
+        return seen.elements <= (ALL_SAMPLES // 2 if problem.backward else ALL_SAMPLES)
+    return seen.elements <= LARGE_HELD or (full >= 0.5 and (not problem.backward or seen.elements <= 8192))
+
+
+def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
+    whole, 84 % full, and 3.5 held, 42 % full."""
+    held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
+    return problem.reduced <= SMALL_UNIT and held < 0.7 * whole
+
+
+def whole_pays(problem: Problem) -> bool:
+    """Whether units in one piece of memory are faster in the registers of one program than read twice.
+
+    For a large unit of several channels an affine per element costs more than a second read: (32, 256, 56, 56) in
+    bf16 took 86 us whole and 53 in tiles. A unit of one channel has one affine; of 16 bits (25, 64, 160, 160) takes
+    75 us whole and 65 in tiles, of 32 bits 96 and 122.
+    """
+    view, size, block = problem.view, DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
+    if problem.reduced <= SMALL_UNIT or view.spatial == 1:
+        return True
+    if view.group_channels > 1:
+        return False
+    full = 4 * problem.reduced >= 3 * block
+    return block <= 8192 or (block == 16384 and (full or size > 2)) or (full and size > 2)
