@@ -1,6 +1,6 @@
 """The configurations that tuning tries on a problem: pure functions of the problem and of its default configuration.
 
-Each list begins with the default, which the heuristics of config.py choose, and goes on with configurations near it:
+Each list begins with the default, which the heuristics beside it choose, and goes on with configurations near it:
 registers and shared memory bound the programs that a GPU can take, and the default fits both. Every listed
 configuration gives right results; they differ in speed.
 """
