@@ -59,7 +59,7 @@ def fresh_compiler() -> Iterator[None]:
 def step(call: Call, tensors: list[Tensor], dy: Tensor) -> list[Tensor]:
     torch.compiler.cudagraph_mark_step_begin()
     y = call(*tensors)
-    return [result.clone() for result in (y, *torch.autograd.grad(y, tensors, dy))]
+    return [result.detach().clone() for result in (y, *torch.autograd.grad(y, tensors, dy))]
 
 
 def drawn(shapes: tuple[tuple[int, ...], ...], last: bool) -> list[Tensor]:
