@@ -234,6 +234,13 @@ def test_without_a_name_graphs_call_the_ops(name: str, monkeypatch: pytest.Monke
     lowering.register.__wrapped__()  # says so, and raises nothing
 
 
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_torch_forgets_of_cpp_wrapper_is_said(forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "FORGETS", forgets)
+    assert inductor.described().startswith("launches in the generated code on GPUs")
+    assert ("a backward calls the operators where cpp_wrapper" in inductor.described()) == forgets
+
+
 def test_an_op_without_a_lowering_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
     for op in (OPS.compiled_forward.default, OPS.compiled_backward.default):
         monkeypatch.delitem(lowerings, op, raising=False)
