@@ -139,8 +139,13 @@ def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
             assert all(kind.startswith("*") for kind in ast.literal_eval(signature).values())
 
 
-def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Path) -> None:
-    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler."""
+def test_the_generated_kernels_compile(
+    found: dict[str, Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler, into a kernel
+    that Inductor's own launcher takes."""
+    launcher = pytest.importorskip("torch._inductor.runtime.triton_heuristics").StaticTritonCompileResult
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernels: dict[str, str] = {}
     for name in EXPECTED:
         kernels |= found[name].kernels()
@@ -157,7 +162,23 @@ def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Pa
         assert meta["enable_fp_fusion"] is False
         code = ASTSource(kernel.fn, meta["signature"], meta["constants"], meta["configs"][0])
         options = {"num_warps": config.num_warps, "enable_fp_fusion": False}
-        assert triton.compile(code, target=TARGETS["sm_90"], options=options).asm["cubin"]
+        compiled = triton.compile(code, target=TARGETS["sm_90"], options=options)
+        assert compiled.asm["cubin"]
+        meta = {**meta, "device_type": "cuda", "device": 0}
+        static = launcher.can_statically_launch(compiled, kernel.inductor_meta, meta, kernel.heuristic_type)
+        assert static.arg_tys == "O" * len(meta["signature"])
+        assert static.name == compiled.metadata.name
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_kernels_are_started_as_inductors_own(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hints = pytest.importorskip("torch._inductor.runtime.hints")
+    if not named:
+        monkeypatch.delattr(hints, "HeuristicType")
+    kernel = SimpleNamespace(triton_meta={}, heuristic_type="of a user")
+    inlined.as_written({"kernel": kernel, "other": None})
+    assert kernel.triton_meta == {"enable_fp_fusion": False}
+    assert (kernel.heuristic_type != "of a user") == named
 
 
 @pytest.mark.parametrize("name", NATIVE)

@@ -25,6 +25,11 @@ _CONFIG, PASS_SLOT = "torch._inductor.config", "post_grad_custom_pre_pass"
 #: are fused where the compiler likes to, and the last bits of results differ from eager mode's.
 COMPILED_WITH = "triton_meta"
 
+#: The attribute of a kernel in generated code that says where its configurations come from: a user, or a template of
+#: Inductor. In 2.11 to 2.13 neither's are tuned, but a template's kernel is started by Inductor's own launcher, for
+#: which no C is compiled and which does less for each launch than Triton's. Without: Triton's launcher.
+ORIGIN, ORIGINS = "heuristic_type", "torch._inductor.runtime.hints"
+
 #: The setting by which launches keep the code of their kernels, which a graph in C++ needs. torch 2.11 and 2.12 forget
 #: it where cpp_wrapper is an option of torch.compile, for a backward, which is compiled when it first runs: it can then
 #: launch no Triton kernel, not even one of torch's own (pytorch/pytorch#178845, mended in 2.13). Without: launches.
@@ -49,6 +54,11 @@ def loaded_config() -> Any:
     """Inductor's configuration where the process has loaded it and it has a place for a pass; None otherwise."""
     config = sys.modules.get(_CONFIG)
     return config if hasattr(config, PASS_SLOT) else None
+
+
+def own_origin() -> Any:
+    """What :data:`ORIGIN` is for a kernel of one of Inductor's templates; None where it has no such name."""
+    return find(ORIGINS, "HeuristicType.TEMPLATE", None)
 
 
 def graph_pass() -> type:
