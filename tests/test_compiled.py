@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ import fusednorm
 from fusednorm import compiled, inductor, nn
 from fusednorm.inductor import lowering, passes
 from fusednorm.norm import FAMILIES, norm_of, norm_of_text
-from fusednorm.private.inductor_names import PASS_SLOT
+from fusednorm.private.inductor_names import KEPT_CODE, PASS_SLOT, Nodes
 
 ROOT = Path(__file__).parents[1]
 OPS = torch.ops.fusednorm
@@ -239,6 +240,15 @@ def test_what_torch_forgets_of_cpp_wrapper_is_said(forgets: bool, monkeypatch: p
     monkeypatch.setattr(inductor, "FORGETS", forgets)
     assert inductor.described().startswith("launches in the generated code on GPUs")
     assert ("a backward calls the operators where cpp_wrapper" in inductor.described()) == forgets
+
+
+@pytest.mark.parametrize("cpp", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_cpp_code_launches_only_kernels_whose_code_is_kept(cpp: bool, kept: bool) -> None:
+    nodes = Nodes()
+    nodes.current = SimpleNamespace(graph=SimpleNamespace(cpp_wrapper=cpp))
+    with config.patch({KEPT_CODE: kept}):
+        assert nodes.can_launch() == (kept or not cpp)
 
 
 def test_an_op_without_a_lowering_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

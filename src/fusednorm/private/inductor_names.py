@@ -1,8 +1,9 @@
 """Every private or undocumented name of torch's Inductor that fusednorm uses; importing this imports no Inductor.
 
 Inductor makes the code of ``torch.compile``'s default backend. All its names are private, and it has no other way for
-an op to become kernels in its code. Each name says what it is for; 2.13.0 was searched and tried. Without one of the
-names of :class:`Nodes` a compiled graph calls the op, as any other backend does, and ``fusednorm doctor`` says so.
+an op to become kernels in its code. Each name says what it is for; 2.11.0, 2.12.0 and 2.13.0 were searched and tried.
+Without one of the names of :class:`Nodes` a compiled graph calls the op, as any other backend does, and ``fusednorm
+doctor`` says so.
 """
 
 from __future__ import annotations
