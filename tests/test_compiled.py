@@ -217,8 +217,9 @@ def test_the_identity_of_the_pass(tmp_path: Path) -> None:
 
 
 def test_nothing_is_prepared_where_inductor_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch._inductor.config")
-    inductor.prepare()
+    with monkeypatch.context() as patch:  # and not while the compiler is reset, which would load the module again
+        patch.delitem(sys.modules, "torch._inductor.config")
+        inductor.prepare()
     assert getattr(config, PASS_SLOT) is None
 
 
