@@ -46,6 +46,12 @@ PROPERTIES = SimpleNamespace(
 )
 
 
+#: What the program has set in Inductor's configuration.
+SETTINGS: dict[str, Any] = {}
+#: Whether C++ code compiles its kernels when it is first called, without a device before.
+COMPILES_LATER = hasattr(cpp_wrapper_gpu.DeferredTritonCallWrapper, "generate_lazy")
+
+
 class Captured(BaseException):
     """Generated code is called, which nothing here can run."""
 
@@ -141,6 +147,7 @@ def install() -> list[str]:
     }.items():  # fmt: skip
         setattr(interface, name, staticmethod(lambda *_, value=value, **__: value))
     driver.set_active(Driver())
+    # Constants are folded in tensors of the device.
     fold = joint_graph.UniformValueConstantFolder._deduce_value
 
     def deduce_value(self: Any, node: Any) -> Any:
@@ -150,12 +157,6 @@ def install() -> list[str]:
     joint_graph.UniformValueConstantFolder._deduce_value = deduce_value  # type: ignore[method-assign]
     torch._functorch.config.force_non_lazy_backward_lowering = True
     return generated_code()
-
-
-#: What the program has set in Inductor's configuration.
-SETTINGS: dict[str, Any] = {}
-#: Whether C++ code compiles its kernels when it is first called, without a device before.
-COMPILES_LATER = hasattr(cpp_wrapper_gpu.DeferredTritonCallWrapper, "generate_lazy")
 
 
 def generated_code() -> list[str]:
@@ -170,8 +171,10 @@ def generated_code() -> list[str]:
     def compile_to_module(self: Any) -> Any:
         if self.cpp_wrapper:
             running.append(self)
-            code, _ = self.codegen_with_cpp_wrapper()
-            running.pop()
+            try:
+                code, _ = self.codegen_with_cpp_wrapper()
+            finally:
+                running.pop()
         else:
             code, _ = self.codegen()
         if not running:
@@ -183,6 +186,7 @@ def generated_code() -> list[str]:
         codes.append(code)
         raise Captured
 
+    # Before C++ is written the device compiles the kernels, by a block of code or by a graph in Python.
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = compile_to_module
     graph.defake = lambda tensor: tensor
     codecache.AotCodeCompiler.compile = keep
