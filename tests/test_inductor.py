@@ -132,6 +132,15 @@ def test_what_no_launch_can_hold_is_a_call_of_a_function(name: str, reason: str,
     assert generated.calls()[-1] == ["fusednorm.compiled.call_backward"]
 
 
+def test_nothing_is_allocated_that_no_kernel_takes(found: dict[str, Generated]) -> None:
+    for name in EXPECTED:
+        for body in found[name].bodies():
+            launches = [line for line in body.splitlines() if ".run(" in line]
+            for buffer, size in re.findall(r"(buf\d+) = empty_strided_cuda\((\(.*?\)),", body):
+                taken = any(re.search(rf"\b{buffer}\b", line) for line in launches)
+                assert taken or (name == "rms_norm" and size == "(0, )"), (name, buffer)
+
+
 def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
     for name in EXPECTED:
         for source in found[name].kernels().values():
