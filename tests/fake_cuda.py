@@ -1,4 +1,4 @@
-"""An H200 for a CPU build of torch, as far as torch.compile needs one to generate code. Nothing runs on it.
+"""An H200 for a machine without a GPU, as far as torch.compile needs one to generate code. Nothing runs on it.
 
 It changes torch for the whole process, so it lives in processes of its own: ``inductor_support`` starts them.
 """
@@ -17,8 +17,11 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 import torch
 from torch._dynamo import device_interface
-from torch._inductor import graph
-from torch._inductor.fx_passes import fuse_attention, misc_patterns, pad_mm
+from torch._inductor import codecache, compile_fx, config, graph
+from torch._inductor.codegen import cpp_wrapper_gpu, wrapper
+from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
+from torch._subclasses import fake_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
@@ -43,8 +46,22 @@ PROPERTIES = SimpleNamespace(
 )
 
 
+#: What the program has set in Inductor's configuration.
+SETTINGS: dict[str, Any] = {}
+#: Whether C++ code compiles its kernels when it is first called, without a device before.
+COMPILES_LATER = hasattr(cpp_wrapper_gpu.DeferredTritonCallWrapper, "generate_lazy")
+
+
 class Captured(BaseException):
     """Generated code is called, which nothing here can run."""
+
+
+class OnCpu(TorchDispatchMode):
+    """Makes tensors on the CPU, whatever device they are asked for."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = {name: "cpu" if name == "device" else value for name, value in (kwargs or {}).items()}
+        return func(*args, **named)
 
 
 class Utilities:
@@ -111,6 +128,8 @@ def install() -> list[str]:
             "_cuda_maybeExchangeDevice": 0, "_cuda_getCurrentRawStream": 0,
             "_select_conv_backend": torch._C._ConvBackend.Cudnn,
         },
+        # A build with CUDA opens the device before the first fake tensor of it.
+        fake_tensor: {"init_gpu_context": None},
         # Patterns are traced with tensors of the device.
         fuse_attention: {"_sfdp_init": None}, pad_mm: {"_pad_mm_init": None},
         misc_patterns: {"_misc_patterns_init": None},
@@ -128,17 +147,70 @@ def install() -> list[str]:
     }.items():  # fmt: skip
         setattr(interface, name, staticmethod(lambda *_, value=value, **__: value))
     driver.set_active(Driver())
+    # Constants are folded in tensors of the device.
+    fold = joint_graph.UniformValueConstantFolder._deduce_value
+
+    def deduce_value(self: Any, node: Any) -> Any:
+        with OnCpu():
+            return fold(self, node)
+
+    joint_graph.UniformValueConstantFolder._deduce_value = deduce_value  # type: ignore[method-assign]
     torch._functorch.config.force_non_lazy_backward_lowering = True
+    return generated_code()
+
+
+def generated_code() -> list[str]:
+    """A list that gets the code of every graph, which nothing then compiles or runs."""
     codes: list[str] = []
+    running: list[Any] = []
 
     def call(arguments: Any) -> Any:
-        raise Captured
+        if not running:  # and not as the first of two passes, which compiles the kernels of the second
+            raise Captured
 
     def compile_to_module(self: Any) -> Any:
-        code, _ = self.codegen_with_cpp_wrapper() if self.cpp_wrapper else self.codegen()
-        codes.append(code.value if hasattr(code, "value") else str(code))
+        if self.cpp_wrapper:
+            running.append(self)
+            try:
+                code, _ = self.codegen_with_cpp_wrapper()
+            finally:
+                running.pop()
+        else:
+            code, _ = self.codegen()
+        if not running:
+            codes.append(code.value if hasattr(code, "value") else str(code))
         self.cache_path, self.cache_key, self.cache_linemap = None, "", []
         return SimpleNamespace(call=call, __file__=None, __path__=None, runner=None, recursively_apply_fns=None)
 
+    def keep(graph: Any, code: str, *_: Any, **__: Any) -> Any:
+        codes.append(code)
+        raise Captured
+
+    # Before C++ is written the device compiles the kernels, by a block of code or by a graph in Python.
     graph.GraphLowering.compile_to_module = graph.GraphLowering._compile_to_module = compile_to_module
+    graph.defake = lambda tensor: tensor
+    codecache.AotCodeCompiler.compile = keep
+    wrapper.PythonWrapperCodegen.generate_and_run_autotune_block = lambda self: None
+
+    written = cpp_wrapper_gpu.DeferredTritonCallWrapper.generate
+
+    def generate(self: Any, wrapper: Any) -> None:
+        if COMPILES_LATER and not config.triton.autotune_at_compile_time:
+            written(self, wrapper)
+        else:
+            assert config.triton.store_cubin, "launches have kept no code of the kernels"
+
+    cpp_wrapper_gpu.DeferredTritonCallWrapper.generate = generate
+
+    # A backward is compiled when it first runs, and what torch.compile set for the forward is then no longer in place.
+    # This one is compiled with the forward.
+    names = ("cpp_wrapper", "triton.store_cubin", "triton.autotune_at_compile_time")
+    plain = {name: getattr(config, name) for name in names}
+    backward = compile_fx.compile_fx_backward
+
+    def compile_fx_backward(*arguments: Any, **named: Any) -> Any:
+        with config.patch(plain | SETTINGS):
+            return backward(*arguments, **named)
+
+    compile_fx.compile_fx_backward = compile_fx_backward
     return codes

@@ -26,7 +26,9 @@ class Case:
     dtype: str = BF16
     dynamic: bool | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     instance: str | None = None
+    ahead: bool = False  # by AOTInductor
 
 
 IMAGE, CHANNELS, CONV = (8, 320, 64, 64), (320,), (320, 320, 3, 3)
@@ -103,6 +105,8 @@ CASES: dict[str, Case] = {
     "dynamic": Case(SILU, (IMAGE, CHANNELS, CHANNELS), dynamic=True),
     "one element a statistic": Case("lambda x: fusednorm.layer_norm(x, (1,))", ((16, 1),)),
     "cpp_wrapper": Case(SILU, (IMAGE, CHANNELS, CHANNELS), options={"cpp_wrapper": True}),
+    "cpp_wrapper as a setting": Case(SILU, (IMAGE, CHANNELS, CHANNELS), settings={"cpp_wrapper": True}),
+    "AOTInductor": Case(SILU, (IMAGE, CHANNELS, CHANNELS), train=False, ahead=True),
     "max_autotune": Case(
         SILU, (IMAGE, CHANNELS, CHANNELS), options={"max_autotune": True, "coordinate_descent_tuning": True}
     ),
@@ -129,14 +133,24 @@ def generated(case: Case, codes: list[str]) -> list[str]:
     torch._dynamo.reset()
     codes.clear()
     call: Callable[..., Any] = eval(case.call, {"fusednorm": fusednorm, "F": F})
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode:
         tensors = [torch.empty(shape, dtype=getattr(torch, case.dtype), device="cuda:0") for shape in case.shapes]
         if case.last:
             tensors[0] = tensors[0].to(memory_format=torch.channels_last)
         tensors = [tensor.requires_grad_(case.train) for tensor in tensors]
-        forced = fusednorm.use_instance(case.instance) if case.instance else nullcontext()
-        with forced, suppress(fake_cuda.Captured):
-            torch.compile(call, fullgraph=True, dynamic=case.dynamic, options=case.options or None)(*tensors)
+    forced = fusednorm.use_instance(case.instance) if case.instance else nullcontext()
+    fake_cuda.SETTINGS.clear()
+    fake_cuda.SETTINGS.update(case.settings)
+    with forced, torch._inductor.config.patch(case.settings), suppress(fake_cuda.Captured):
+        if case.ahead:
+            module = torch.nn.Module()
+            module.forward = call  # type: ignore[method-assign]
+            program = torch.export.export(module, tuple(tensors)).module()
+            torch._inductor.aot_compile(program, tuple(tensors), options=case.options)
+        else:
+            with mode:
+                torch.compile(call, fullgraph=True, dynamic=case.dynamic, options=case.options or None)(*tensors)
     return list(codes)
 
 
@@ -147,6 +161,7 @@ def main(names: list[str]) -> None:
     words: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: record.name != "fusednorm.private.lookup")  # names that older releases have not
     logging.getLogger("fusednorm").addHandler(handler)
     logging.getLogger("fusednorm").setLevel(logging.INFO)
     codes, found = fake_cuda.install(), {}

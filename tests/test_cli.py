@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -211,12 +212,11 @@ def test_verify_covers_every_value_with_every_family() -> None:
 
 def test_doctor() -> None:
     found = json.loads(run("doctor", "--json").stdout)
-    assert found["versions"]["torch"] == torch.__version__
+    assert found["versions"]["torch"] == metadata.version("torch")
     backends = {one["name"]: one for one in found["backends"]}
     assert backends["reference"]["available"]
-    assert found["compiled"] == {
-        "torch.compile": "launches in the generated code on GPUs, calls of functions elsewhere"
-    }
+    compiled = found["compiled"]["torch.compile"]
+    assert compiled.startswith("launches in the generated code on GPUs, calls of functions elsewhere")
     text = run("doctor")
     assert text.exit_code == 0
     assert "kernel cache" in text.stdout

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ import fusednorm
 from fusednorm import compiled, inductor, nn
 from fusednorm.inductor import lowering, passes
 from fusednorm.norm import FAMILIES, norm_of, norm_of_text
-from fusednorm.private.inductor_names import PASS_SLOT
+from fusednorm.private.inductor_names import KEPT_CODE, PASS_SLOT, Nodes
 
 ROOT = Path(__file__).parents[1]
 OPS = torch.ops.fusednorm
@@ -216,8 +217,9 @@ def test_the_identity_of_the_pass(tmp_path: Path) -> None:
 
 
 def test_nothing_is_prepared_where_inductor_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch._inductor.config")
-    inductor.prepare()
+    with monkeypatch.context() as patch:  # and not while the compiler is reset, which would load the module again
+        patch.delitem(sys.modules, "torch._inductor.config")
+        inductor.prepare()
     assert getattr(config, PASS_SLOT) is None
 
 
@@ -232,6 +234,22 @@ def test_without_a_name_graphs_call_the_ops(name: str, monkeypatch: pytest.Monke
     monkeypatch.delattr(getattr(ir, owner) if owner else ir, attribute)
     assert inductor.described().startswith(f"calls of the operators: fusednorm uses torch._inductor.ir.{name}")
     lowering.register.__wrapped__()  # says so, and raises nothing
+
+
+@pytest.mark.parametrize("forgets", [False, True])
+def test_what_torch_forgets_of_cpp_wrapper_is_said(forgets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inductor, "FORGETS", forgets)
+    assert inductor.described().startswith("launches in the generated code on GPUs")
+    assert ("a backward calls the operators where cpp_wrapper" in inductor.described()) == forgets
+
+
+@pytest.mark.parametrize("cpp", [False, True])
+@pytest.mark.parametrize("kept", [False, True])
+def test_cpp_code_launches_only_kernels_whose_code_is_kept(cpp: bool, kept: bool) -> None:
+    nodes = Nodes()
+    nodes.current = SimpleNamespace(graph=SimpleNamespace(cpp_wrapper=cpp))
+    with config.patch({KEPT_CODE: kept}):
+        assert nodes.can_launch() == (kept or not cpp)
 
 
 def test_an_op_without_a_lowering_is_called(monkeypatch: pytest.MonkeyPatch) -> None:

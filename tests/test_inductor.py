@@ -25,6 +25,7 @@ from triton_support import KERNELS, TARGETS, Made, capabilities, operations, spe
 from fusednorm.activations import FORMULAS  # noqa: E402
 from fusednorm.backends.triton import inlined, launch  # noqa: E402
 from fusednorm.backends.triton.kernels import activations, tiles_backward  # noqa: E402
+from fusednorm.private.inductor_names import FORGETS  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ EXPECTED = {
     "twice": [[*PLANES, *PLANES]],
     "max_autotune": [PLANES, BACK],
 }
-#: Cases around which Inductor has kernels of its own, and how many, forward and backward.
+#: Cases around which Inductor has kernels of its own, and how many at most, forward and backward.
 WITH_OTHERS = {
     "batch_norm": [2, 0],  # the running mean and the running variance
     "batch_norm channels_last": [2, 0],
@@ -77,7 +78,8 @@ def test_calls_become_launches(name: str, found: dict[str, Generated]) -> None:
     ]
     assert ours == EXPECTED[name]
     others = [len([kernel for kernel in graph if kernel.startswith("triton")]) for graph in generated.launches()]
-    assert others == WITH_OTHERS.get(name, [0] * len(others))
+    allowed = WITH_OTHERS.get(name, [0] * len(others))
+    assert all(count <= most for count, most in zip(others, allowed, strict=True)), others
     if name != "convolutions":
         assert not any(generated.calls())
 
@@ -86,7 +88,8 @@ def test_no_tensor_is_transposed_between_convolutions(found: dict[str, Generated
     """Inductor gives convolutions channels_last, and the norm between them takes it and leaves it."""
     forward, backward = found["convolutions"].launches()
     assert [name.startswith("fusednorm") for name in forward] == [False] * 3 + [True] * 3 + [False]
-    assert [name.startswith("fusednorm") for name in backward] == [False] + [True] * 3
+    assert [name.startswith("fusednorm") for name in backward][-3:] == [True] * 3
+    assert len(backward) <= 4  # the fake convolution of some builds of torch gives a gradient in channels_first
 
 
 def test_equal_calls_share_their_kernels(found: dict[str, Generated]) -> None:
@@ -95,13 +98,28 @@ def test_equal_calls_share_their_kernels(found: dict[str, Generated]) -> None:
     assert found["twice"].bodies()[0].count(".run(") == 4
 
 
-def test_cpp_code_launches_too(found: dict[str, Generated]) -> None:
-    generated = found["cpp_wrapper"]
+@pytest.mark.parametrize(
+    ("name", "expected"), [("cpp_wrapper as a setting", [PLANES, BACK]), ("AOTInductor", [PLANES])]
+)
+def test_cpp_code_launches_too(name: str, expected: list[list[str]], found: dict[str, Generated]) -> None:
+    generated = found[name]
     assert generated.words == []
-    for code, kernels in zip(generated.codes, (PLANES, BACK), strict=True):
-        assert "fusednorm::" not in code
-        for kernel in kernels:
-            assert re.search(rf"launchKernel\(fusednorm_{kernel}_\d", code)
+    assert generated.cpp_launches() == expected
+    assert not any("ops.fusednorm" in code or "fusednorm::" in code for code in generated.codes)
+
+
+def test_cpp_code_calls_the_op_where_torch_can_launch_nothing(found: dict[str, Generated]) -> None:
+    """torch before 2.13 forgets for a backward that cpp_wrapper is an option of torch.compile."""
+    generated = found["cpp_wrapper"]
+    if not FORGETS:
+        assert generated.words == []
+        assert generated.cpp_launches() == [PLANES, BACK]
+        return
+    (word,) = generated.words
+    assert "compiled_backward is a call in the compiled graph: torch forgets" in word
+    assert generated.cpp_launches() == [PLANES, []]
+    assert '"torch.ops.fusednorm.compiled_backward.default"' in generated.codes[1]
+    assert "call_backward" not in generated.codes[1]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +132,15 @@ def test_what_no_launch_can_hold_is_a_call_of_a_function(name: str, reason: str,
     assert generated.calls()[-1] == ["fusednorm.compiled.call_backward"]
 
 
+def test_nothing_is_allocated_that_no_kernel_takes(found: dict[str, Generated]) -> None:
+    for name in EXPECTED:
+        for body in found[name].bodies():
+            launches = [line for line in body.splitlines() if ".run(" in line]
+            for buffer, size in re.findall(r"(buf\d+) = empty_strided_cuda\((\(.*?\)),", body):
+                taken = any(re.search(rf"\b{buffer}\b", line) for line in launches)
+                assert taken or (name == "rms_norm" and size == "(0, )"), (name, buffer)
+
+
 def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
     for name in EXPECTED:
         for source in found[name].kernels().values():
@@ -121,8 +148,13 @@ def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:
             assert all(kind.startswith("*") for kind in ast.literal_eval(signature).values())
 
 
-def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Path) -> None:
-    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler."""
+def test_the_generated_kernels_compile(
+    found: dict[str, Generated], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each generated module, as Inductor loads it, for sm_90, without products fused by the compiler, into a kernel
+    that Inductor's own launcher takes."""
+    launcher = pytest.importorskip("torch._inductor.runtime.triton_heuristics").StaticTritonCompileResult
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     kernels: dict[str, str] = {}
     for name in EXPECTED:
         kernels |= found[name].kernels()
@@ -139,7 +171,23 @@ def test_the_generated_kernels_compile(found: dict[str, Generated], tmp_path: Pa
         assert meta["enable_fp_fusion"] is False
         code = ASTSource(kernel.fn, meta["signature"], meta["constants"], meta["configs"][0])
         options = {"num_warps": config.num_warps, "enable_fp_fusion": False}
-        assert triton.compile(code, target=TARGETS["sm_90"], options=options).asm["cubin"]
+        compiled = triton.compile(code, target=TARGETS["sm_90"], options=options)
+        assert compiled.asm["cubin"]
+        meta = {**meta, "device_type": "cuda", "device": 0}
+        static = launcher.can_statically_launch(compiled, kernel.inductor_meta, meta, kernel.heuristic_type)
+        assert static.arg_tys == "O" * len(meta["signature"])
+        assert static.name == compiled.metadata.name
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_kernels_are_started_as_inductors_own(named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hints = pytest.importorskip("torch._inductor.runtime.hints")
+    if not named:
+        monkeypatch.delattr(hints, "HeuristicType")
+    kernel = SimpleNamespace(triton_meta={}, heuristic_type="of a user")
+    inlined.as_written({"kernel": kernel, "other": None})
+    assert kernel.triton_meta == {"enable_fp_fusion": False}
+    assert (kernel.heuristic_type != "of a user") == named
 
 
 @pytest.mark.parametrize("name", NATIVE)
@@ -216,7 +264,7 @@ def test_entries_say_what_kernels_write(monkeypatch: pytest.MonkeyPatch) -> None
     """As torch's own analysis finds it in the kernels themselves."""
     wrap = pytest.importorskip("torch._higher_order_ops.triton_kernel_wrap")
     if not hasattr(wrap, "identify_accessed_tensors"):
-        pytest.skip("torch < 2.13 has its analysis under another name")
+        pytest.skip("torch before 2.12 has its analysis under another name")
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=lambda: TARGETS["sm_90"]))
     seen: set[Any] = set()
     for made in _launches():
@@ -263,6 +311,6 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 
 def test_every_case_is_looked_at() -> None:
-    looked = {*EXPECTED, "cpp_wrapper", "dynamic", "one element a statistic", *NATIVE}
-    looked |= {f"torch's {name}" for name in NATIVE}
+    looked = {*EXPECTED, "dynamic", "one element a statistic", *NATIVE, *(f"torch's {name}" for name in NATIVE)}
+    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor"}
     assert looked == CASES.keys()

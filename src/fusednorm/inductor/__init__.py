@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # The lean ops exist in every process that imports fusednorm: code that was compiled in another one may call them.
 from fusednorm import compiled  # noqa: F401
-from fusednorm.private.inductor_names import Nodes, graph_pass, loaded_config
+from fusednorm.private.inductor_names import FORGETS, Nodes, graph_pass, loaded_config
 
 
 def prepare() -> None:
@@ -34,4 +34,5 @@ def described() -> str:
         return f"calls of the operators: {error}"
     if loaded_config() is None:
         return "calls of the operators: Inductor's configuration has no place for a pass"
-    return "launches in the generated code on GPUs, calls of functions elsewhere"
+    forgotten = "; a backward calls the operators where cpp_wrapper is an option of torch.compile" if FORGETS else ""
+    return f"launches in the generated code on GPUs, calls of functions elsewhere{forgotten}"

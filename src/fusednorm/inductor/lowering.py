@@ -32,6 +32,13 @@ logger = logging.getLogger(__name__)
 Tensors = Sequence[Tensor | None]
 
 
+#: Why a graph of torch before 2.13 holds no launches.
+NO_LAUNCHES = (
+    "torch forgets for a backward that cpp_wrapper is an option of torch.compile, and launches nothing from C++ then; "
+    "torch._inductor.config.cpp_wrapper = True is not forgotten"
+)
+
+
 class NotInlinedError(Exception):
     """A call that Inductor's code cannot hold as launches; the message says why."""
 
@@ -123,6 +130,8 @@ class Lowering:
         device = self.nodes.device(operands[self.direction.input])
         if device.type != "cuda":
             raise NotInlinedError(f"it runs on {device.type}")
+        if not self.nodes.can_launch():
+            raise NotInlinedError(NO_LAUNCHES)
         if not all(operand is None or self.nodes.is_static(operand) for operand in operands):
             raise NotInlinedError("a size is not known when it is compiled")
         native = self.natively(norm, operands, last)

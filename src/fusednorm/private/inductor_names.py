@@ -1,8 +1,9 @@
 """Every private or undocumented name of torch's Inductor that fusednorm uses; importing this imports no Inductor.
 
 Inductor makes the code of ``torch.compile``'s default backend. All its names are private, and it has no other way for
-an op to become kernels in its code. Each name says what it is for; 2.13.0 was searched and tried. Without one of the
-names of :class:`Nodes` a compiled graph calls the op, as any other backend does, and ``fusednorm doctor`` says so.
+an op to become kernels in its code. Each name says what it is for; 2.11.0, 2.12.0 and 2.13.0 were searched and tried.
+Without one of the names of :class:`Nodes` a compiled graph calls the op, as any other backend does, and ``fusednorm
+doctor`` says so.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.torch_version import TorchVersion
 
 from fusednorm.private.lookup import find
 
@@ -23,6 +25,17 @@ _CONFIG, PASS_SLOT = "torch._inductor.config", "post_grad_custom_pre_pass"
 #: The attribute of a kernel in generated code that holds what the kernel is compiled with. Without: products and sums
 #: are fused where the compiler likes to, and the last bits of results differ from eager mode's.
 COMPILED_WITH = "triton_meta"
+
+#: The attribute of a kernel in generated code that says where its configurations come from: a user, or a template of
+#: Inductor. In 2.11 to 2.13 neither's are tuned, but a template's kernel is started by Inductor's own launcher, for
+#: which no C is compiled and which does less for each launch than Triton's. Without: Triton's launcher.
+ORIGIN, ORIGINS = "heuristic_type", "torch._inductor.runtime.hints"
+
+#: The setting by which launches keep the code of their kernels, which a graph in C++ needs. torch 2.11 and 2.12 forget
+#: it where cpp_wrapper is an option of torch.compile, for a backward, which is compiled when it first runs: it can then
+#: launch no Triton kernel, not even one of torch's own (pytorch/pytorch#178845, mended in 2.13). Without: launches.
+KEPT_CODE = "triton.store_cubin"
+FORGETS = TorchVersion(torch.__version__) < TorchVersion("2.13")
 
 #: What the graph's pass finds in a node whose arguments Inductor gives the strides of the trace. Without: nothing to
 #: leave out.
@@ -42,6 +55,11 @@ def loaded_config() -> Any:
     """Inductor's configuration where the process has loaded it and it has a place for a pass; None otherwise."""
     config = sys.modules.get(_CONFIG)
     return config if hasattr(config, PASS_SLOT) else None
+
+
+def own_origin() -> Any:
+    """What :data:`ORIGIN` is for a kernel of one of Inductor's templates; None where it has no such name."""
+    return find(ORIGINS, "HeuristicType.TEMPLATE", None)
 
 
 def graph_pass() -> type:
@@ -82,7 +100,13 @@ class Nodes:
         class PythonCall(external):  # type: ignore[misc, valid-type]
             """A call of an op, in Python code a call of its kernel: torch's dispatcher would take 7 us more."""
 
+            python_kernel_name: str | None
+            own_name: str | None = None
+
             def codegen(self, wrapper: Any) -> None:
+                # A graph in C++ may first be generated in Python, so the op's own name is kept.
+                self.own_name = self.own_name or self.python_kernel_name
+                self.python_kernel_name = self.own_name
                 if not current.graph.cpp_wrapper:
                     function = functions[self.op_overload]
                     wrapper.add_import_once(f"import {function.__module__}")
@@ -103,6 +127,11 @@ class Nodes:
     def is_static(self, node: Any) -> bool:
         """Whether the sizes are numbers, and no symbols."""
         return all(getattr(size, "is_number", True) for size in node.get_size())
+
+    def can_launch(self) -> bool:
+        """Whether the code of the graph can hold launches."""
+        keeps = getattr(loaded_config(), KEPT_CODE, True)
+        return bool(keeps or not self.current.graph.cpp_wrapper)
 
     def settled(self, node: Any, like: Any = None) -> Any:
         """The node in memory, in strides that stay as they are: its own, or where these are still free those of

@@ -27,7 +27,7 @@ from triton import JITFunction
 
 from fusednorm.backends.triton.kernels import activations
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.private.inductor_names import COMPILED_WITH
+from fusednorm.private.inductor_names import COMPILED_WITH, ORIGIN, own_origin
 from fusednorm.private.triton_names import FP_FUSION
 
 _KERNELS = "fusednorm.backends.triton.kernels"
@@ -85,11 +85,16 @@ as_written(globals())
 
 def as_written(module: dict[str, Any]) -> None:
     """Called at the end of a generated module: its kernel has products and sums fused where they are written so, and
-    nowhere else, as :class:`~fusednorm.backends.triton.launch.Launch` has. Inductor passes on no such option."""
+    nowhere else, as :class:`~fusednorm.backends.triton.launch.Launch` has, and is started as Inductor's own are.
+
+    Inductor passes on no option for either."""
+    origin = own_origin()
     for found in list(module.values()):
         options = getattr(found, COMPILED_WITH, None)
         if isinstance(options, dict):
             options[FP_FUSION] = False
+            if origin is not None and hasattr(found, ORIGIN):
+                setattr(found, ORIGIN, origin)
 
 
 @lru_cache(4096)
