@@ -25,7 +25,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
-	@echo 'make run     the quick benchmark, then a small network on real data'
+	@echo 'make run     the quick benchmark, then a U-Net that restores a photograph'
 	@echo 'make test    the test suite'
 	@echo 'make test-pythons   the test suite under each of Python $(PYTHONS) that is installed'
 	@echo 'make test-versions   the tests of private names and what uses them, with the oldest and the newest torch'
@@ -45,7 +45,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 run: setup
 	$(BIN)/fusednorm bench --suite quick
-	$(BIN)/python examples/train_digits.py
+	$(BIN)/python examples/photo_unet.py
 
 # Tests that measure time come second, on a machine that is theirs, and again where a neighbour spoiled an attempt.
 test: setup
