@@ -41,6 +41,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("op_arguments",),
     ("library",),
     ("gate",),
+    ("repeats",),
     ("autograd",),
     ("running",),
     ("functional",),

@@ -6,6 +6,9 @@ and called many times from any thread; what a call does in Python is its host co
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,7 @@ from fusednorm.backends.cpu.geometry import DTYPE_CODES, SHARED, WANT_VARIANCE, 
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.private.torch_names import empty_strided_cpu
 from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous
 
@@ -35,6 +39,7 @@ class Plan:
     """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
     module: str
+    program: Program
 
     def __init__(
         self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
@@ -103,6 +108,11 @@ class Plan:
         if frame.room > KEPT_ROOM:
             frame.drop_room()
         self.idle.append(frame)
+
+    def is_short(self, operands: Sequence[Tensor | None]) -> bool:
+        """True where a call with operands like these only allocates and runs its kernels in one thread."""
+        small = 0 < self.tensor_bytes < SMALLEST and self.room + self.room_per_thread <= KEPT_ROOM
+        return small and self.program.serial and all(each is None or each.is_contiguous() for each in operands)
 
     def output(self, input: Tensor) -> Tensor:
         if self.like_input:
@@ -193,6 +203,59 @@ class ForwardPlan(Plan):
         self.release(frame)
         return Results(output, mean_out, rstd_out, variance)
 
+    def short(self, operands: Operands) -> tuple[Callable[..., Tensor], Callable[..., Any]] | None:
+        """(run, save) for tensors with the metadata of these: ``run`` gives the output, and ``save`` the output, mean,
+        rstd and variance. None where a call does more than allocate and run its kernels in one thread."""
+        if not self.few or not self.is_short(operands.tensors()[1:]):
+            return None
+        idle, new_frame = self.idle, self.frame
+        run_serially, loops = self.program.run_serially, self.program.whole_address
+        shape, strides, dtype = tuple(self.shape), self.strides, self.dtype
+        saved_shape, saved_strides, compute = tuple(self.statistics_shape), self.discarded[0].stride(), self.compute
+        eps, given, has_mean, has_variance = self.eps, self.given, self.has_mean, self.has_variance
+        no_mean, no_rstd, no_variance = self.discard
+        allocate = empty_strided_cpu
+        mean_code = var_code = 0
+        if given:
+            assert operands.mean is not None and operands.var is not None
+            mean_code, var_code = CODES[operands.mean.dtype], CODES[operands.var.dtype]
+
+        def start(
+            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, y: int, *saved: int
+        ) -> None:
+            try:
+                frame = idle.pop()
+            except IndexError:
+                frame = new_frame(1)
+            FORWARD(
+                frame.words, FORWARD_PLACE, y, *saved, eps, input.data_ptr(),
+                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+            )  # fmt: skip
+            if given:
+                GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), mean_code)
+                GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), var_code)
+            run_serially(frame.address, loops)
+            idle.append(frame)
+
+        def run(input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any) -> Tensor:
+            output = allocate(shape, strides, dtype)
+            start(input, weight, bias, scale, shift, mean, var, output.data_ptr(), no_mean, no_rstd, no_variance)
+            return output
+
+        def save(input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any) -> Any:
+            output, rstd = allocate(shape, strides, dtype), allocate(saved_shape, saved_strides, compute)
+            mean_out = allocate(saved_shape, saved_strides, compute) if has_mean else None
+            variance = allocate(saved_shape, saved_strides, compute) if has_variance else None
+            start(
+                input, weight, bias, scale, shift, mean, var, output.data_ptr(),
+                0 if mean_out is None else mean_out.data_ptr(), rstd.data_ptr(),
+                0 if variance is None else variance.data_ptr(),
+            )  # fmt: skip
+            return output, mean_out, rstd, variance
+
+        return run, save
+
 
 class BackwardPlan(Plan):
     """A :class:`~fusednorm.instance.BackwardPlan`."""
@@ -255,3 +318,50 @@ class BackwardPlan(Plan):
         self.program.run(frame, threads)
         self.release(frame)
         return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
+
+    def short(self, operands: BackwardOperands, wanted: Wanted) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """A backward of tensors with the metadata of these, which gives the gradients of the five operands and a None
+        for the rest of autograd's call; None as for :meth:`ForwardPlan.short`."""
+        o = operands
+        if not self.is_short((o.mean, o.rstd, o.weight, o.bias, o.scale, o.shift)):
+            return None
+        idle, new_frame = self.idle, self.frame
+        run_serially, loops = self.program.run_serially, self.program.whole_address
+        shape, strides, dtype, wants_input = tuple(self.shape), self.strides, self.dtype, self.wants_input
+        mean_code = 0 if o.mean is None or not self.problem.norm.has_mean else CODES[o.mean.dtype]
+        has_mean, rstd_code = self.problem.norm.has_mean and o.mean is not None, CODES[o.rstd.dtype]
+        _, wants_weight, wants_bias, wants_scale, wants_shift = wanted if self.sums_parameters else NOTHING
+        allocate = empty_strided_cpu
+
+        def like(operand: Tensor | None, wants: bool) -> tuple[Any, ...] | None:
+            return (tuple(operand.shape), operand.stride(), operand.dtype) if operand is not None and wants else None
+
+        weight_like, bias_like = like(o.weight, wants_weight), like(o.bias, wants_bias)
+        scale_like, shift_like = like(o.scale, wants_scale), like(o.shift, wants_shift)
+
+        def run(
+            grad_output: Tensor, input: Tensor, mean: Any, rstd: Tensor, weight: Any, bias: Any, scale: Any, shift: Any
+        ) -> tuple[Tensor | None, ...]:
+            grad_input = allocate(shape, strides, dtype) if wants_input else None
+            grad_weight = allocate(*weight_like) if weight_like else None
+            grad_bias = allocate(*bias_like) if bias_like else None
+            grad_scale = allocate(*scale_like) if scale_like else None
+            grad_shift = allocate(*shift_like) if shift_like else None
+            try:
+                frame = idle.pop()
+            except IndexError:
+                frame = new_frame(1)
+            BACKWARD(
+                frame.words, BACKWARD_PLACE, input.data_ptr(),
+                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+                mean.data_ptr() if has_mean else 0, mean_code, rstd.data_ptr(), rstd_code,
+                grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
+                0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
+                0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
+            )  # fmt: skip
+            run_serially(frame.address, loops)
+            idle.append(frame)
+            return grad_input, grad_weight, grad_bias, grad_scale, grad_shift, None
+
+        return run
