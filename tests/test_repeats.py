@@ -349,6 +349,12 @@ def test_a_profiler_sees_a_call_that_is_known() -> None:
     with torch.profiler.profile() as profile:
         layer(x, weight)
     assert any("norm_forward" in event.name for event in profile.events())
+    x.requires_grad_()
+    known(x, weight)
+    output = layer(x, weight)
+    with torch.profiler.profile() as profile:
+        output.backward(torch.ones_like(output))
+    assert any("norm_backward" in event.name for event in profile.events())
 
 
 def test_a_graph_of_a_call_that_is_known() -> None:
@@ -389,7 +395,7 @@ def test_the_instance_that_is_asked_for_runs(taken: Taken) -> None:
     output = layer(x, weight)
     taken.reset()
     with fusednorm.use_instance("triton.rows"), pytest.raises(RuntimeError, match="cannot run"):
-        output.sum().backward()
+        output.backward(torch.ones_like(output))
     assert taken.backwards == 0
 
 
@@ -426,6 +432,11 @@ def test_second_derivatives_of_a_call_that_is_known() -> None:
     known(*tensors)
     assert torch.autograd.gradcheck(layer, tensors)
     assert torch.autograd.gradgradcheck(layer, tensors)
+    dy = torch.ones(3, 8, dtype=torch.float64)
+    (first,) = torch.autograd.grad(layer(*tensors), tensors[0], dy, create_graph=True)
+    (wanted,) = torch.autograd.grad(plain(*tensors), tensors[0], dy, create_graph=True)
+    second = [torch.autograd.grad(gradient.square().sum(), tensors) for gradient in (first, wanted)]
+    torch.testing.assert_close(*second)
 
 
 @pytest.mark.parametrize(
