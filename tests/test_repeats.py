@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import fusednorm
-from fusednorm import autograd, repeats
+from fusednorm import repeats
 from fusednorm.private import torch_names
 
 
@@ -43,20 +43,27 @@ class Taken:
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> Taken:
     counts = Taken()
-    find, backward = repeats.find, repeats.Forward.backward
+    forward, backward = repeats.Forward.__init__, repeats.Backward.__init__
 
-    def finding(*arguments: Any) -> Any:
-        found = find(*arguments)
-        counts.forwards += found is not None
-        return found
+    def count(kept: Any, name: str) -> None:
+        run = kept.run
 
-    def going_back(*arguments: Any) -> Any:
-        found = backward(*arguments)
-        counts.backwards += found is not None
-        return found
+        def counted(*arguments: Any, **options: Any) -> Any:
+            setattr(counts, name, getattr(counts, name) + 1)
+            return run(*arguments, **options)
 
-    monkeypatch.setattr(autograd, "find", finding)
-    monkeypatch.setattr(repeats.Forward, "backward", going_back)
+        kept.run = counted
+
+    def make_forward(self: Any, *arguments: Any) -> None:
+        forward(self, *arguments)
+        count(self, "forwards")
+
+    def make_backward(self: Any, *arguments: Any) -> None:
+        backward(self, *arguments)
+        count(self, "backwards")
+
+    monkeypatch.setattr(repeats.Forward, "__init__", make_forward)
+    monkeypatch.setattr(repeats.Backward, "__init__", make_backward)
     return counts
 
 
@@ -132,16 +139,40 @@ def test_a_call_that_repeats_gives_what_a_first_one_gives(name: str, differentia
             assert taken.backwards == max(0, number - 2)
 
 
+@pytest.mark.parametrize("differentiable", [False, True])
 @pytest.mark.parametrize("batch", [True, False])
-def test_an_evaluation_that_repeats(batch: bool, taken: Taken) -> None:
-    for _ in range(4):
-        x, mean, var, weight = data(3, 8, 5), data(8), data(8).abs() + 0.5, data(8)
+def test_an_evaluation_that_repeats(batch: bool, differentiable: bool, taken: Taken) -> None:
+    for _ in range(5):
+        x, mean, var, weight = data(3, 8, 5), data(8), data(8).abs() + 0.5, data(8, requires_grad=differentiable)
         if batch:
             got = fusednorm.batch_norm(x, mean, var, weight)
         else:
             got = fusednorm.instance_norm(x, mean, var, weight, use_input_stats=False)
-        torch.testing.assert_close(got, F.batch_norm(x, mean, var, weight))
-    assert taken.forwards == 2
+        wanted = F.batch_norm(x, mean, var, weight)
+        torch.testing.assert_close(got, wanted)
+        if differentiable:
+            var.fill_(7)  # the backward uses what the forward was given
+            dy = data(3, 8, 5)
+            xhat = (x - mean[:, None]) * (wanted / weight[:, None] / (x - mean[:, None])).detach()
+            (gradient,) = torch.autograd.grad(got, weight, dy)
+            torch.testing.assert_close(gradient, (dy * xhat).sum((0, 2)), rtol=1e-3, atol=1e-4)
+    assert taken.forwards == 3
+    assert taken.backwards == (2 if differentiable else 0)
+
+
+def test_a_training_that_repeats(taken: Taken) -> None:
+    running = [data(8), data(8).abs()]
+    theirs = [tensor.clone() for tensor in running]
+    for _ in range(4):
+        x = data(3, 8, 5, requires_grad=True)
+        got = fusednorm.batch_norm(x, *running, training=True)
+        torch.testing.assert_close(got, F.batch_norm(x, *theirs, training=True))
+        torch.testing.assert_close(running, theirs)
+        got, wanted = fusednorm.batch_norm(x, None, None, training=True), F.batch_norm(x, None, None, training=True)
+        torch.testing.assert_close(got, wanted)
+        dy = data(3, 8, 5)
+        torch.testing.assert_close(torch.autograd.grad(got, x, dy), torch.autograd.grad(wanted, x, dy))
+    assert (taken.forwards, taken.backwards) == (2, 1)
 
 
 def test_every_operand_that_may_be_absent_has_a_place_in_the_key(taken: Taken) -> None:

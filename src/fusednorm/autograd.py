@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.activations import Activation
 from fusednorm.backends import reference
 from fusednorm.choice import Selection, as_selected, lost, tuned_file
 from fusednorm.gate import batched, straight_backward, straight_forward
@@ -25,38 +24,18 @@ from fusednorm.op_arguments import backward_norm, check_backward, forward_norm
 from fusednorm.op_results import FiveTensors, FourTensors, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import below_autograd, saved_tensors_hooks, short_apply, transformed
-from fusednorm.repeats import Forward, find
+from fusednorm.tuning import TunedFile
 
 _grad_enabled = torch.is_grad_enabled
 
 
-class Call:
-    """A forward that the Function runs and that was not made before, or not by the straight way.
-
-    The list ``kept``, if given, gets the results.
-    """
-
-    __slots__ = ("kept", "norm", "operands", "run", "tuned")
-
-    def __init__(
-        self, norm: Norm, operands: Operands, run: Callable[[Norm, Operands], Results], kept: list[Results] | None
-    ) -> None:
-        self.norm, self.operands, self.run, self.kept, self.tuned = norm, operands, run, kept, tuned_file()
-
-    def save(self, *tensors: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        results = self.run(self.norm, self.operands)
-        if self.kept is not None:
-            self.kept.append(results)
-        # The op returns an empty mean for rms_norm, which has none.
-        return results.output, results.mean if self.norm.has_mean else None, results.rstd, results.var
-
-
 class Normalization(torch.autograd.Function):
-    """One Function for the straight way, the op's and calls that repeat.
+    """One Function for the straight way and the op's. ``run`` computes; the list ``kept``, if given, gets the results.
+    Calls that repeat have a Function of their own (repeats.py).
 
-    mean, rstd and var leave through ``call.kept``: they carry no gradient, and as outputs would cost 3 µs of wrapping.
-    All ways save the same tensors, since a checkpoint may see the op in one pass and not in the other. Every tensor is
-    saved by ``save_for_backward``, whose hooks see it.
+    mean, rstd and var leave through ``kept``: they carry no gradient, and as outputs would cost 3 µs of wrapping. Both
+    ways save the same tensors, since a checkpoint may see the op in one pass and not in the other. Every tensor is
+    saved by ``save_for_backward``, whose hooks see it; ``ctx.norm`` holds none.
     """
 
     @staticmethod
@@ -67,76 +46,56 @@ class Normalization(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         shift: Tensor | None,
-        call: Call | Forward,
+        norm: Norm,
+        operands: Operands,
+        run: Callable[[Norm, Operands], Results],
+        kept: list[Results] | None,
     ) -> Tensor:
-        output, mean, rstd, _ = call.save(input, weight, bias, scale, shift, None, None)
-        ctx.norm, ctx.tuned = call.norm, call.tuned
+        results = run(norm, operands)
+        ctx.norm, ctx.tuned = norm, tuned_file()
         ctx.hooked = saved_tensors_hooks(False) is not None
-        ctx.seen = call if type(call) is Forward and not ctx.hooked else None
-        ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd)
-        return output
+        # The op returns an empty mean for rms_norm, which has none.
+        mean = results.mean if norm.has_mean else None
+        ctx.save_for_backward(input, weight, bias, scale, shift, mean, results.rstd)
+        if kept is not None:
+            kept.append(results)
+        return results.output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, scale, shift, mean, rstd = ctx.saved_tensors
         norm: Norm = ctx.norm
-        seen: Forward | None = None
-        if not torch.compiler.is_dynamo_compiling() and ctx.seen is not None:
-            seen = ctx.seen
-            known = seen.backward(ctx.needs_input_grad, grad_output, input, weight, bias, scale, shift, mean, rstd)
-            if known is not None:
-                return known
-        operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+        operands = BackwardOperands(grad_outputs[0], input, mean, rstd, weight, bias, scale, shift)
         if ctx.hooked and not torch.compiler.is_dynamo_compiling():  # under which the op's fake checks
             # Hooks can give back other shapes and dtypes than were saved, and a kernel would go past a tensor's end.
             check_backward(f"the backward of {norm.family} under saved_tensors_hooks", norm, operands)
-        if norm.training and _grad_enabled():
-            # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
-            operands.mean, operands.rstd = reference.saved_statistics(norm, input)
-        wanted = ctx.needs_input_grad[:5]
-        if lost(ctx.tuned) and not torch.compiler.is_dynamo_compiling():
-            with as_selected(Selection(None, ctx.tuned)):
-                found = gradients(norm, operands, wanted)
-        else:
+        return (*saved_backward(norm, ctx.tuned, operands, ctx.needs_input_grad[:5]), None, None, None, None)
+
+
+def saved_backward(
+    norm: Norm, tuned: TunedFile | None, operands: BackwardOperands, wanted: Wanted
+) -> tuple[Tensor | None, ...]:
+    """The gradients of five operands for autograd, from what a forward under ``tuned`` saved; None where unwanted."""
+    if norm.training and _grad_enabled():
+        # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
+        operands.mean, operands.rstd = reference.saved_statistics(norm, operands.input)
+    if lost(tuned) and not torch.compiler.is_dynamo_compiling():
+        with as_selected(Selection(None, tuned)):
             found = gradients(norm, operands, wanted)
-            if seen is not None and not _grad_enabled():
-                seen.keep_backward(ctx.needs_input_grad, operands)
-        a, b, c, d, e = wanted
-        return (
-            found.input if a else None,
-            found.weight if b else None,
-            found.bias if c else None,
-            found.scale if d else None,
-            found.shift if e else None,
-            None,
-        )
+    else:
+        found = gradients(norm, operands, wanted)
+    a, b, c, d, e = wanted
+    return (
+        found.input if a else None,
+        found.weight if b else None,
+        found.bias if c else None,
+        found.scale if d else None,
+        found.shift if e else None,
+    )
 
 
 # Function.apply spends 2 of its 5 µs on torch.func, whose calls the gate keeps out, and on binding default arguments.
 _apply = short_apply(Normalization)
-
-
-def repeated(
-    call: tuple[object, ...],
-    activation: str | Activation | None,
-    input: Tensor,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    scale: Tensor | None = None,
-    shift: Tensor | None = None,
-    mean: Tensor | None = None,
-    var: Tensor | None = None,
-) -> Tensor | None:
-    """The output of a call that :func:`repeats.find` knows, or None."""
-    seen = find(call, activation, input, weight, bias, scale, shift, mean, var)
-    if seen is None:
-        return None
-    if seen.differentiable and _grad_enabled():
-        if mean is not None:
-            return None
-        output: Tensor = _apply(input, weight, bias, scale, shift, seen)
-        return output
-    return seen.run(input, weight, bias, scale, shift, mean, var)
 
 
 def normalize(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
@@ -175,7 +134,7 @@ def _differentiable(
 ) -> Results:
     o = operands
     kept: list[Results] | None = [] if wants_statistics else None
-    output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, Call(norm, operands, run, kept))
+    output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, norm, operands, run, kept)
     if not kept:
         return Results(output)
     (results,) = kept

@@ -21,12 +21,12 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from fusednorm import arguments
 from fusednorm.activations import Activation, resolve
-from fusednorm.autograd import normalize, repeated
+from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import no_torch_function
-from fusednorm.repeats import keep
+from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
 
 _PLAIN = (None, no_torch_function)
@@ -389,8 +389,9 @@ def batch_norm_results(
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
-    short = not training and not wants_statistics
-    call = ("batch_norm", momentum, channel_dim, eps)
+    # Statistics that the call updates or returns are the way of a first call.
+    short = not wants_statistics and (not training or (running_mean is None and running_var is None))
+    call = ("batch_norm", bool(training), momentum, channel_dim, eps)
     if short:
         output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var)
         if output is not None:
@@ -417,4 +418,6 @@ def batch_norm_results(
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
+    if short:
+        keep(call, activation, norm, operands)
     return results

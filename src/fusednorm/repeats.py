@@ -22,19 +22,15 @@ from torch import Tensor
 
 from fusednorm import dispatch
 from fusednorm.activations import Activation
+from fusednorm.autograd import saved_backward
 from fusednorm.choice import selection, tuned_file
 from fusednorm.gate import batched, straight_backward, straight_forward
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
-from fusednorm.private.torch_names import guard, watched
+from fusednorm.private.torch_names import guard, saved_tensors_hooks, short_apply, watched
 
 MOST_CALLS = 4096  # so many calls are kept, and then forgotten together
 MOST_GUARDS = 8  # kept of one call: with and without gradients, of several strides and dtypes
-
-#: The output of a forward's seven operands; the output, mean, rstd and variance; the gradients of a backward's eight.
-Run = Callable[..., Tensor]
-Save = Callable[..., tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]]
-Differentiate = Callable[..., tuple[Tensor | None, ...]]
 
 _grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -56,39 +52,15 @@ def _never(*tensors: Tensor) -> bool:
     return False
 
 
-class Backward(Guarded):
-    """A backward that was made before: ``run`` gives the gradients as autograd's Function returns them."""
-
-    __slots__ = ("run",)
-
-    def __init__(self, norm: Norm, operands: BackwardOperands, wanted: Wanted) -> None:
-        super().__init__(operands.tensors())
-        plan = dispatch.backward_plan(norm, operands, wanted)
-        short = getattr(plan, "short", None)
-        self.run: Differentiate = (short and short(operands, wanted)) or _gradients_of(plan, wanted)
-
-
-def _gradients_of(plan: Any, wanted: Wanted) -> Differentiate:
-    a, b, c, d, e = wanted
-
-    def run(*tensors: Any) -> tuple[Tensor | None, ...]:
-        found = plan(BackwardOperands(*tensors), wanted)
-        return (
-            found.input if a else None, found.weight if b else None, found.bias if c else None,
-            found.scale if d else None, found.shift if e else None, None,
-        )  # fmt: skip
-
-    return run
-
-
 class Forward(Guarded):
     """A forward that was made before.
 
-    ``run`` gives the output, ``save`` the statistics too. ``activation`` keeps alive what the call's key names by its
-    identity. ``backwards`` are the backwards of such forwards, by the gradients that are wanted.
+    ``run(*operands)`` gives the output, and with ``saves=True`` the output and the statistics, in the form that
+    ``split`` makes mean and rstd of. ``backwards`` are the backwards of such forwards, by the gradients that are
+    needed. ``activation`` keeps alive what the call's key names by its identity.
     """
 
-    __slots__ = ("activation", "backwards", "differentiable", "norm", "run", "save", "selected", "tuned")
+    __slots__ = ("activation", "backwards", "differentiable", "norm", "run", "selected", "short", "tuned")
 
     def __init__(self, norm: Norm, operands: Operands, activation: str | Activation | None) -> None:
         tensors = operands.tensors()
@@ -97,61 +69,119 @@ class Forward(Guarded):
         self.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
         self.backwards: dict[tuple[bool, ...], tuple[Backward, ...]] = {}
         plan = dispatch.forward_plan(norm, operands)
-        short = getattr(plan, "short", None)
-        runs: tuple[Run, Save] = (short and short(operands)) or _results_of(plan, norm.has_mean)
-        self.run, self.save = runs
+        short = plan.short(operands) if hasattr(plan, "short") else None
+        self.short = short is not None
+        self.run: Callable[..., Any] = short or _forward_of(plan, norm.has_mean)
 
-    def backward(
-        self,
-        needed: tuple[bool, ...],
-        grad_output: Tensor,
+    def split(self, statistics: Any) -> tuple[Tensor | None, Tensor]:
+        """mean and rstd."""
+        if not self.short:
+            return statistics
+        return (statistics[0], statistics[1]) if self.norm.has_mean else (None, statistics[0])
+
+    def keep_backward(self, needed: tuple[bool, ...], operands: BackwardOperands) -> None:
+        """Keep a backward that was made, if it went straight to its backend."""
+        known = self.backwards.get(needed, ())
+        if len(known) >= MOST_GUARDS or selection() != self.selected:
+            return
+        if straight_backward(operands) and not batched(operands):
+            self.backwards[needed] = (*known, Backward(self, operands, needed))
+
+
+def _forward_of(plan: Any, has_mean: bool) -> Callable[..., Any]:
+    def run(*tensors: Any, saves: bool = False) -> Any:
+        results = plan(Operands(*tensors), saves)
+        return (results.output, (results.mean if has_mean else None, results.rstd)) if saves else results.output
+
+    return run
+
+
+class Backward(Guarded):
+    """A backward that was made before: ``run`` gives the gradients as the Function returns them.
+
+    The guard leaves out mean and rstd, which come from the forward and which nobody else sees.
+    """
+
+    __slots__ = ("run",)
+
+    def __init__(self, forward: Forward, operands: BackwardOperands, needed: tuple[bool, ...]) -> None:
+        o = operands
+        super().__init__((o.grad_output, o.input, o.weight, o.bias, o.scale, o.shift))
+        a, b, c, d, e, *_ = needed
+        plan = dispatch.backward_plan(forward.norm, operands, (a, b, c, d, e))
+        short = plan.short(operands, (a, b, c, d, e)) if forward.short and hasattr(plan, "short") else None
+        self.run: Callable[..., tuple[Tensor | None, ...]] = short or _backward_of(plan, forward, (a, b, c, d, e))
+
+
+def _backward_of(plan: Any, forward: Forward, wanted: Wanted) -> Callable[..., tuple[Tensor | None, ...]]:
+    a, b, c, d, e = wanted
+
+    def run(grad_output: Tensor, input: Tensor, *tensors: Any) -> tuple[Tensor | None, ...]:
+        *parameters, statistics = tensors
+        found = plan(BackwardOperands(grad_output, input, *forward.split(statistics), *parameters), wanted)
+        return (
+            found.input if a else None, found.weight if b else None, found.bias if c else None,
+            found.scale if d else None, found.shift if e else None, None,
+        )  # fmt: skip
+
+    return run
+
+
+class KnownNormalization(torch.autograd.Function):
+    """The Function of a forward that was made before, where no hook sees what is saved. ``known`` is the forward, with
+    the given mean and variance where there are any.
+
+    The statistics lie in ``ctx`` itself: to save a tensor and to have it back takes 0.6 us. They live as long as the
+    graph, and a hook or a checkpoint never sees them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
         input: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
         scale: Tensor | None,
         shift: Tensor | None,
-        mean: Tensor | None,
-        rstd: Tensor,
-    ) -> tuple[Tensor | None, ...] | None:
-        """The needed gradients, or None where no such backward was made before or something watches this one."""
-        known = self.backwards.get(needed)
-        if known is None or _grad_enabled() or watched() or grad_output.is_nested or selection() != self.selected:
-            return None
-        tensors = (grad_output, input, mean, rstd, weight, bias, scale, shift)
-        for backward in known:
-            if backward.check(*backward.select(tensors)):
-                return backward.run(*tensors)
-        return None
-
-    def keep_backward(self, needed: tuple[bool, ...], operands: BackwardOperands) -> None:
-        """Keep a backward that was made, if it went straight to its backend."""
-        known = self.backwards.get(needed, ())
-        if len(known) < MOST_GUARDS and selection() == self.selected and _straight(straight_backward, operands):
-            a, b, c, d, e, *_ = needed
-            self.backwards[needed] = (*known, Backward(self.norm, operands, (a, b, c, d, e)))
-
-
-def _results_of(plan: Any, has_mean: bool) -> tuple[Run, Save]:
-    def run(*tensors: Any) -> Tensor:
-        output: Tensor = plan(Operands(*tensors), False).output
+        known: Forward | tuple[Forward, Tensor, Tensor],
+    ) -> Tensor:
+        mean = var = None
+        if isinstance(known, tuple):
+            known, mean, var = known
+        output: Tensor
+        output, ctx.statistics = known.run(input, weight, bias, scale, shift, mean, var, saves=True)
+        ctx.known = known
+        ctx.save_for_backward(input, weight, bias, scale, shift)
         return output
 
-    def save(*tensors: Any) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-        results = plan(Operands(*tensors))
-        return results.output, results.mean if has_mean else None, results.rstd, results.var
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, weight, bias, scale, shift = ctx.saved_tensors
+        known: Forward = ctx.known
+        needed, statistics = ctx.needs_input_grad, ctx.statistics
+        straight = not _is_compiling() and not _grad_enabled()
+        if straight:
+            backwards = known.backwards.get(needed)
+            if backwards and not watched() and not grad_output.is_nested and selection() == known.selected:
+                tensors = (grad_output, input, weight, bias, scale, shift)
+                for backward in backwards:
+                    if backward.check(*backward.select(tensors)):
+                        return backward.run(grad_output, input, weight, bias, scale, shift, statistics)
+        mean, rstd = known.split(statistics)
+        operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
+        found = saved_backward(known.norm, known.tuned, operands, needed[:5])
+        if straight:
+            known.keep_backward(needed, operands)
+        return (*found, None)
 
-    return run, save
 
-
-def _straight(gate: Callable[[Any], bool], operands: Any) -> bool:
-    return gate(operands) and not batched(operands)
-
+_apply = short_apply(KnownNormalization)
 
 # No guard of a call that was made once.
 _calls: dict[tuple[object, ...], tuple[Forward, ...]] = {}
 
 
-def find(
+def repeated(
     call: tuple[object, ...],
     activation: str | Activation | None,
     input: Tensor,
@@ -161,8 +191,9 @@ def find(
     shift: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
-) -> Forward | None:
-    """The forward of an earlier call with equal arguments and tensors like these, where nothing watches this one.
+) -> Tensor | None:
+    """The output of a call with arguments and tensors like those of an earlier one; None where there was none, or where
+    something watches this one.
 
     ``call`` is the function's name and all arguments that are neither tensors nor the activation, whose identity is
     cheaper to hash than its value.
@@ -170,35 +201,27 @@ def find(
     if _is_compiling() or type(input) is not Tensor:
         return None
     try:
-        known = _calls.get(_key(call, activation, input, weight, bias, scale, shift, mean, var))
+        forwards = _calls.get(
+            (
+                call, id(activation), input.shape, selection(),
+                None if weight is None else weight.is_nested, None if bias is None else bias.is_nested,
+                None if scale is None else scale.is_nested, None if shift is None else shift.is_nested,
+                None if mean is None else mean.is_nested, None if var is None else var.is_nested,
+            )
+        )  # fmt: skip
     except (TypeError, AttributeError, RuntimeError):  # unhashable, not a tensor, or nested: the checks have the words
         return None
-    if not known or watched():
+    if not forwards or watched():
         return None
     tensors = (input, weight, bias, scale, shift, mean, var)
-    for forward in known:
+    for forward in forwards:
         if forward.check(*forward.select(tensors)):
-            return forward
+            if not (forward.differentiable and _grad_enabled()):
+                return forward.run(input, weight, bias, scale, shift, mean, var)
+            if saved_tensors_hooks(False) is not None:
+                return None
+            return _apply(input, weight, bias, scale, shift, forward if mean is None else (forward, mean, var))
     return None
-
-
-def _key(
-    call: tuple[object, ...],
-    activation: object,
-    input: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    scale: Tensor | None,
-    shift: Tensor | None,
-    mean: Tensor | None,
-    var: Tensor | None,
-) -> tuple[object, ...]:
-    return (
-        call, id(activation), input.shape, selection(),
-        None if weight is None else weight.is_nested, None if bias is None else bias.is_nested,
-        None if scale is None else scale.is_nested, None if shift is None else shift.is_nested,
-        None if mean is None else mean.is_nested, None if var is None else var.is_nested,
-    )  # fmt: skip
 
 
 def keep(call: tuple[object, ...], activation: str | Activation | None, norm: Norm, operands: Operands) -> None:
@@ -206,14 +229,15 @@ def keep(call: tuple[object, ...], activation: str | Activation | None, norm: No
     o = operands
     if _is_compiling() or type(o.input) is not Tensor or any(isinstance(each, Tensor) for each in call):
         return  # an eps that is a tensor may hold another value the next time
+    nested = tuple(None if each is None else each.is_nested for each in operands.tensors()[1:])
+    key = (call, id(activation), o.input.shape, selection(), *nested)
     try:
-        key = _key(call, activation, o.input, o.weight, o.bias, o.scale, o.shift, o.mean, o.var)
-        known = _calls.get(key)
-    except (TypeError, AttributeError, RuntimeError):
+        forwards = _calls.get(key)
+    except TypeError:  # unhashable
         return
-    if known is None:
+    if forwards is None:
         if len(_calls) >= MOST_CALLS:
             _calls.clear()
         _calls[key] = ()
-    elif len(known) < MOST_GUARDS and _straight(straight_forward, operands):
-        _calls[key] = (*known, Forward(norm, operands, activation))
+    elif len(forwards) < MOST_GUARDS and straight_forward(operands) and not batched(operands):
+        _calls[key] = (*forwards, Forward(norm, operands, activation))

@@ -21,7 +21,7 @@ from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import empty_strided_cpu
 from fusednorm.problem import DTYPE_BYTES, Problem
-from fusednorm.strides import contiguous
+from fusednorm.strides import contiguous, packed_strides
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
@@ -203,32 +203,40 @@ class ForwardPlan(Plan):
         self.release(frame)
         return Results(output, mean_out, rstd_out, variance)
 
-    def short(self, operands: Operands) -> tuple[Callable[..., Tensor], Callable[..., Any]] | None:
-        """(run, save) for tensors with the metadata of these: ``run`` gives the output, and ``save`` the output, mean,
-        rstd and variance. None where a call does more than allocate and run its kernels in one thread."""
+    def short(self, operands: Operands) -> Callable[..., Any] | None:
+        """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, and with ``saves`` the
+        output and one tensor with the mean, if there is one, and rstd. None where a call does more than allocate and
+        run its kernels in one thread."""
         if not self.few or not self.is_short(operands.tensors()[1:]):
             return None
-        idle, new_frame = self.idle, self.frame
+        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
         run_serially, loops = self.program.run_serially, self.program.whole_address
-        shape, strides, dtype = tuple(self.shape), self.strides, self.dtype
-        saved_shape, saved_strides, compute = tuple(self.statistics_shape), self.discarded[0].stride(), self.compute
-        eps, given, has_mean, has_variance = self.eps, self.given, self.has_mean, self.has_variance
+        shape, strides, dtype, eps, given = tuple(self.shape), self.strides, self.dtype, self.eps, self.given
+        saved_shape, compute = (1 + self.has_mean, *self.statistics_shape), self.compute
+        saved_strides = packed_strides(saved_shape)
+        to_rstd = saved_strides[0] * compute.itemsize if self.has_mean else 0
         no_mean, no_rstd, no_variance = self.discard
-        allocate = empty_strided_cpu
         mean_code = var_code = 0
         if given:
             assert operands.mean is not None and operands.var is not None
             mean_code, var_code = CODES[operands.mean.dtype], CODES[operands.var.dtype]
 
-        def start(
-            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, y: int, *saved: int
-        ) -> None:
+        def run(
+            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, saves: bool = False
+        ) -> Any:
+            output = allocate(shape, strides, dtype)
+            if saves:
+                statistics = allocate(saved_shape, saved_strides, compute)
+                to_mean = statistics.data_ptr()
+                rstd = to_mean + to_rstd
+            else:
+                to_mean, rstd = no_mean, no_rstd
             try:
                 frame = idle.pop()
             except IndexError:
                 frame = new_frame(1)
             FORWARD(
-                frame.words, FORWARD_PLACE, y, *saved, eps, input.data_ptr(),
+                frame.words, FORWARD_PLACE, output.data_ptr(), to_mean, rstd, no_variance, eps, input.data_ptr(),
                 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
                 0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
             )  # fmt: skip
@@ -237,24 +245,9 @@ class ForwardPlan(Plan):
                 GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), var_code)
             run_serially(frame.address, loops)
             idle.append(frame)
+            return (output, statistics) if saves else output
 
-        def run(input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any) -> Tensor:
-            output = allocate(shape, strides, dtype)
-            start(input, weight, bias, scale, shift, mean, var, output.data_ptr(), no_mean, no_rstd, no_variance)
-            return output
-
-        def save(input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any) -> Any:
-            output, rstd = allocate(shape, strides, dtype), allocate(saved_shape, saved_strides, compute)
-            mean_out = allocate(saved_shape, saved_strides, compute) if has_mean else None
-            variance = allocate(saved_shape, saved_strides, compute) if has_variance else None
-            start(
-                input, weight, bias, scale, shift, mean, var, output.data_ptr(),
-                0 if mean_out is None else mean_out.data_ptr(), rstd.data_ptr(),
-                0 if variance is None else variance.data_ptr(),
-            )  # fmt: skip
-            return output, mean_out, rstd, variance
-
-        return run, save
+        return run
 
 
 class BackwardPlan(Plan):
@@ -320,33 +313,32 @@ class BackwardPlan(Plan):
         return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
 
     def short(self, operands: BackwardOperands, wanted: Wanted) -> Callable[..., tuple[Tensor | None, ...]] | None:
-        """A backward of tensors with the metadata of these, which gives the gradients of the five operands and a None
-        for the rest of autograd's call; None as for :meth:`ForwardPlan.short`."""
+        """A backward of tensors with the metadata of these, whose statistics a short forward saved; it gives the
+        gradients as autograd's Function returns them. None as there."""
         o = operands
-        if not self.is_short((o.mean, o.rstd, o.weight, o.bias, o.scale, o.shift)):
+        if not self.is_short((o.weight, o.bias, o.scale, o.shift)) or o.rstd.dtype is not self.compute:
             return None
-        idle, new_frame = self.idle, self.frame
+        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
         run_serially, loops = self.program.run_serially, self.program.whole_address
         shape, strides, dtype, wants_input = tuple(self.shape), self.strides, self.dtype, self.wants_input
-        mean_code = 0 if o.mean is None or not self.problem.norm.has_mean else CODES[o.mean.dtype]
-        has_mean, rstd_code = self.problem.norm.has_mean and o.mean is not None, CODES[o.rstd.dtype]
-        _, wants_weight, wants_bias, wants_scale, wants_shift = wanted if self.sums_parameters else NOTHING
-        allocate = empty_strided_cpu
-
-        def like(operand: Tensor | None, wants: bool) -> tuple[Any, ...] | None:
-            return (tuple(operand.shape), operand.stride(), operand.dtype) if operand is not None and wants else None
-
-        weight_like, bias_like = like(o.weight, wants_weight), like(o.bias, wants_bias)
-        scale_like, shift_like = like(o.scale, wants_scale), like(o.shift, wants_shift)
+        code = CODES[self.compute]
+        has_mean = self.problem.norm.has_mean
+        to_rstd = o.rstd.numel() * self.compute.itemsize if has_mean else 0
+        _, *wants = wanted if self.sums_parameters else NOTHING
+        like_weight, like_bias, like_scale, like_shift = (
+            (tuple(operand.shape), operand.stride(), operand.dtype) if operand is not None and wants_it else None
+            for operand, wants_it in zip((o.weight, o.bias, o.scale, o.shift), wants, strict=True)
+        )
 
         def run(
-            grad_output: Tensor, input: Tensor, mean: Any, rstd: Tensor, weight: Any, bias: Any, scale: Any, shift: Any
+            grad_output: Tensor, input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, statistics: Tensor
         ) -> tuple[Tensor | None, ...]:
             grad_input = allocate(shape, strides, dtype) if wants_input else None
-            grad_weight = allocate(*weight_like) if weight_like else None
-            grad_bias = allocate(*bias_like) if bias_like else None
-            grad_scale = allocate(*scale_like) if scale_like else None
-            grad_shift = allocate(*shift_like) if shift_like else None
+            grad_weight = None if like_weight is None else allocate(*like_weight)
+            grad_bias = None if like_bias is None else allocate(*like_bias)
+            grad_scale = None if like_scale is None else allocate(*like_scale)
+            grad_shift = None if like_shift is None else allocate(*like_shift)
+            saved = statistics.data_ptr()
             try:
                 frame = idle.pop()
             except IndexError:
@@ -355,7 +347,7 @@ class BackwardPlan(Plan):
                 frame.words, BACKWARD_PLACE, input.data_ptr(),
                 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
                 0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
-                mean.data_ptr() if has_mean else 0, mean_code, rstd.data_ptr(), rstd_code,
+                saved if has_mean else 0, code, saved + to_rstd, code,
                 grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
                 0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
                 0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
