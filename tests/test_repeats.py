@@ -160,19 +160,50 @@ def test_an_evaluation_that_repeats(batch: bool, differentiable: bool, taken: Ta
     assert taken.backwards == (2 if differentiable else 0)
 
 
-def test_a_training_that_repeats(taken: Taken) -> None:
-    running = [data(8), data(8).abs()]
-    theirs = [tensor.clone() for tensor in running]
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("differentiable", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_training_that_repeats(
+    dtype: torch.dtype, differentiable: bool, momentum: float | None, taken: Taken
+) -> None:
+    ours = fusednorm.nn.BatchNorm1d(8, momentum=momentum, dtype=dtype)
+    theirs = torch.nn.BatchNorm1d(8, momentum=momentum, dtype=dtype)
+    for _ in range(5):
+        x, dy = data(8, 8, 5, dtype=dtype), data(8, 8, 5, dtype=dtype)
+        with torch.set_grad_enabled(differentiable):
+            got, wanted = ours(x), theirs(x)
+        tolerance = {"rtol": 3e-2, "atol": 3e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(got, wanted, **tolerance)
+        torch.testing.assert_close(list(ours.buffers()), list(theirs.buffers()), **tolerance)
+        if differentiable:
+            got, wanted = torch.autograd.grad(got, ours.weight, dy), torch.autograd.grad(wanted, theirs.weight, dy)
+            torch.testing.assert_close(got, wanted, **tolerance)
+    assert (taken.forwards, taken.backwards) == (3, 2 if differentiable else 0)
+
+
+def test_a_training_without_running_statistics_that_repeats(taken: Taken) -> None:
     for _ in range(4):
-        x = data(3, 8, 5, requires_grad=True)
-        got = fusednorm.batch_norm(x, *running, training=True)
-        torch.testing.assert_close(got, F.batch_norm(x, *theirs, training=True))
-        torch.testing.assert_close(running, theirs)
+        x, dy = data(3, 8, 5, requires_grad=True), data(3, 8, 5)
         got, wanted = fusednorm.batch_norm(x, None, None, training=True), F.batch_norm(x, None, None, training=True)
         torch.testing.assert_close(got, wanted)
-        dy = data(3, 8, 5)
         torch.testing.assert_close(torch.autograd.grad(got, x, dy), torch.autograd.grad(wanted, x, dy))
     assert (taken.forwards, taken.backwards) == (2, 1)
+
+
+def test_running_statistics_are_checked_in_a_call_that_is_known() -> None:
+    x, mean, var = data(3, 8, 5), data(8), data(8).abs()
+    for _ in range(3):
+        fusednorm.batch_norm(x, mean, var, training=True)
+    with pytest.raises(ValueError, match="running_var is None"):
+        fusednorm.batch_norm(x, mean, None, training=True)
+    with pytest.raises(ValueError, match="running_mean is None"):
+        fusednorm.batch_norm(x, None, var, training=True)
+    with pytest.raises(ValueError, match="requires grad"):
+        fusednorm.batch_norm(x, mean.clone().requires_grad_(), var, training=True)
+    with pytest.raises(TypeError, match="momentum is a str"):
+        fusednorm.batch_norm(x, mean, var, training=True, momentum="0.1")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="running_mean has shape"):
+        fusednorm.batch_norm(x, mean[:4], var, training=True)
 
 
 def test_every_operand_that_may_be_absent_has_a_place_in_the_key(taken: Taken) -> None:
@@ -686,3 +717,18 @@ def test_the_trial_of_guards_in_every_mode(mode: Callable[[], Any]) -> None:
     torch_names._guards_work.cache_clear()
     with mode():
         assert torch_names._guards_work()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+def test_compiled_autograd_of_a_call_that_is_known() -> None:
+    weight = data(8, requires_grad=True)
+    known(data(5, 8, requires_grad=True), weight)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        for _ in range(4):
+            x = data(5, 8, requires_grad=True)
+            weight.grad = None
+            layer(x, weight).square().sum().backward()
+            y, other = x.detach().requires_grad_(), weight.detach().requires_grad_()
+            with torch._dynamo.compiled_autograd._disable():
+                wanted = torch.autograd.grad(plain(y, other).square().sum(), (y, other))
+            torch.testing.assert_close((x.grad, weight.grad), wanted)

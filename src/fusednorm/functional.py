@@ -13,6 +13,7 @@ float64 input. The output has the input's dtype, under autocast too, and its mem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -389,12 +390,16 @@ def batch_norm_results(
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
-    # Statistics that the call updates or returns are the way of a first call.
-    short = not wants_statistics and (not training or (running_mean is None and running_var is None))
-    call = ("batch_norm", bool(training), momentum, channel_dim, eps)
-    if short:
-        output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var)
+    call = ("batch_norm", bool(training), Tensor if isinstance(momentum, Tensor) else momentum, channel_dim, eps)
+    if not wants_statistics:
+        moments: list[tuple[Tensor, Tensor]] | None = [] if training and running_mean is not None else None
+        output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var, moments)
         if output is not None:
+            if moments:
+                assert running_mean is not None and running_var is not None
+                mean, var = moments[0]
+                elements = input.numel() // input.shape[channel_dim]
+                update_running(running_mean, running_var, mean, var, elements, momentum)
             return Results(output)
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
@@ -406,7 +411,7 @@ def batch_norm_results(
     if not training:
         operands.mean, operands.var = running_mean, running_var
         results = normalize(norm, operands, wants_statistics)
-        if short:
+        if not wants_statistics:
             keep(call, activation, norm, operands)
         return results
     numel = input.numel()
@@ -418,6 +423,6 @@ def batch_norm_results(
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
-    if short:
-        keep(call, activation, norm, operands)
+    if not wants_statistics and (moves or running_mean is None):
+        keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var))
     return results

@@ -55,17 +55,18 @@ def _never(*tensors: Tensor) -> bool:
 class Forward(Guarded):
     """A forward that was made before.
 
-    ``run(*operands)`` gives the output, and with ``saves=True`` the output and the statistics, in the form that
-    ``split`` makes mean and rstd of. ``backwards`` are the backwards of such forwards, by the gradients that are
+    ``run(*operands)`` gives the output, and with ``saves=True`` the output and the statistics, in a form that ``split``
+    and ``moments`` read. ``backwards`` are the backwards of such forwards, by the gradients that are
     needed. ``activation`` keeps alive what the call's key names by its identity.
     """
 
-    __slots__ = ("activation", "backwards", "differentiable", "norm", "run", "selected", "short", "tuned")
+    __slots__ = ("activation", "backwards", "differentiable", "given", "norm", "run", "selected", "short", "tuned")
 
     def __init__(self, norm: Norm, operands: Operands, activation: str | Activation | None) -> None:
         tensors = operands.tensors()
         super().__init__(tensors)
         self.norm, self.activation, self.selected, self.tuned = norm, activation, selection(), tuned_file()
+        self.given = not norm.training
         self.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
         self.backwards: dict[tuple[bool, ...], tuple[Backward, ...]] = {}
         plan = dispatch.forward_plan(norm, operands)
@@ -76,8 +77,13 @@ class Forward(Guarded):
     def split(self, statistics: Any) -> tuple[Tensor | None, Tensor]:
         """mean and rstd."""
         if not self.short:
-            return statistics
+            mean, rstd, _ = statistics
+            return mean, rstd
         return (statistics[0], statistics[1]) if self.norm.has_mean else (None, statistics[0])
+
+    def moments(self, statistics: Any) -> tuple[Tensor, Tensor]:
+        """mean and variance, of a norm that has both."""
+        return statistics[0], statistics[2]
 
     def keep_backward(self, needed: tuple[bool, ...], operands: BackwardOperands) -> None:
         """Keep a backward that was made, if it went straight to its backend."""
@@ -91,7 +97,9 @@ class Forward(Guarded):
 def _forward_of(plan: Any, has_mean: bool) -> Callable[..., Any]:
     def run(*tensors: Any, saves: bool = False) -> Any:
         results = plan(Operands(*tensors), saves)
-        return (results.output, (results.mean if has_mean else None, results.rstd)) if saves else results.output
+        if not saves:
+            return results.output
+        return results.output, (results.mean if has_mean else None, results.rstd, results.var)
 
     return run
 
@@ -128,8 +136,8 @@ def _backward_of(plan: Any, forward: Forward, wanted: Wanted) -> Callable[..., t
 
 
 class KnownNormalization(torch.autograd.Function):
-    """The Function of a forward that was made before, where no hook sees what is saved. ``known`` is the forward, with
-    the given mean and variance where there are any.
+    """The Function of a forward that was made before, where no hook sees what is saved. ``known`` is the forward, or
+    it with the given mean and variance, if any, and the list, if any, that gets the input's own.
 
     The statistics lie in ``ctx`` itself: to save a tensor and to have it back takes 0.6 us. They live as long as the
     graph, and a hook or a checkpoint never sees them.
@@ -143,14 +151,16 @@ class KnownNormalization(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         shift: Tensor | None,
-        known: Forward | tuple[Forward, Tensor, Tensor],
+        known: Forward | tuple[Forward, Tensor | None, Tensor | None, list[tuple[Tensor, Tensor]] | None],
     ) -> Tensor:
-        mean = var = None
+        mean = var = moments = None
         if isinstance(known, tuple):
-            known, mean, var = known
+            known, mean, var, moments = known
         output: Tensor
         output, ctx.statistics = known.run(input, weight, bias, scale, shift, mean, var, saves=True)
         ctx.known = known
+        if moments is not None:
+            moments.append(known.moments(ctx.statistics))
         ctx.save_for_backward(input, weight, bias, scale, shift)
         return output
 
@@ -191,12 +201,14 @@ def repeated(
     shift: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
+    moments: list[tuple[Tensor, Tensor]] | None = None,
 ) -> Tensor | None:
     """The output of a call with arguments and tensors like those of an earlier one; None where there was none, or where
     something watches this one.
 
     ``call`` is the function's name and all arguments that are neither tensors nor the activation, whose identity is
-    cheaper to hash than its value.
+    cheaper to hash than its value. ``mean`` and ``var`` are given, or are running ones that the caller updates: the
+    list ``moments`` then gets the input's own.
     """
     if _is_compiling() or type(input) is not Tensor:
         return None
@@ -216,11 +228,18 @@ def repeated(
     tensors = (input, weight, bias, scale, shift, mean, var)
     for forward in forwards:
         if forward.check(*forward.select(tensors)):
+            if not forward.given:
+                mean = var = None
             if not (forward.differentiable and _grad_enabled()):
-                return forward.run(input, weight, bias, scale, shift, mean, var)
+                if moments is None:
+                    return forward.run(input, weight, bias, scale, shift, mean, var)
+                output, statistics = forward.run(input, weight, bias, scale, shift, mean, var, saves=True)
+                moments.append(forward.moments(statistics))
+                return output
             if saved_tensors_hooks(False) is not None:
                 return None
-            return _apply(input, weight, bias, scale, shift, forward if mean is None else (forward, mean, var))
+            known = forward if mean is None and moments is None else (forward, mean, var, moments)
+            return _apply(input, weight, bias, scale, shift, known)
     return None
 
 

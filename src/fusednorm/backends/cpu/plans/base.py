@@ -205,16 +205,17 @@ class ForwardPlan(Plan):
 
     def short(self, operands: Operands) -> Callable[..., Any] | None:
         """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, and with ``saves`` the
-        output and one tensor with the mean, if there is one, and rstd. None where a call does more than allocate and
-        run its kernels in one thread."""
+        output and one tensor of mean, rstd and variance, without those that the norm does not have. None where a call
+        does more than allocate and run its kernels in one thread."""
         if not self.few or not self.is_short(operands.tensors()[1:]):
             return None
         allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
         run_serially, loops = self.program.run_serially, self.program.whole_address
         shape, strides, dtype, eps, given = tuple(self.shape), self.strides, self.dtype, self.eps, self.given
-        saved_shape, compute = (1 + self.has_mean, *self.statistics_shape), self.compute
+        saved_shape, compute = (self.has_mean + 1 + self.has_variance, *self.statistics_shape), self.compute
         saved_strides = packed_strides(saved_shape)
-        to_rstd = saved_strides[0] * compute.itemsize if self.has_mean else 0
+        row = saved_strides[0] * compute.itemsize
+        to_rstd, has_variance = row if self.has_mean else 0, self.has_variance
         no_mean, no_rstd, no_variance = self.discard
         mean_code = var_code = 0
         if given:
@@ -227,16 +228,17 @@ class ForwardPlan(Plan):
             output = allocate(shape, strides, dtype)
             if saves:
                 statistics = allocate(saved_shape, saved_strides, compute)
-                to_mean = statistics.data_ptr()
-                rstd = to_mean + to_rstd
+                mean_out = statistics.data_ptr()
+                rstd = mean_out + to_rstd
+                variance = rstd + row if has_variance else no_variance
             else:
-                to_mean, rstd = no_mean, no_rstd
+                mean_out, rstd, variance = no_mean, no_rstd, no_variance
             try:
                 frame = idle.pop()
             except IndexError:
                 frame = new_frame(1)
             FORWARD(
-                frame.words, FORWARD_PLACE, output.data_ptr(), to_mean, rstd, no_variance, eps, input.data_ptr(),
+                frame.words, FORWARD_PLACE, output.data_ptr(), mean_out, rstd, variance, eps, input.data_ptr(),
                 0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
                 0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
             )  # fmt: skip
