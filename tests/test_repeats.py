@@ -467,7 +467,9 @@ def test_hooks_see_what_a_call_that_is_known_saves() -> None:
     saved: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
         output = layer(x, weight)
-    assert len(saved) == 4
+        layer(x, weight)
+    assert len(saved) == 2 * 4
+    assert [len(forwards) for forwards in repeats._calls.values()] == [1]
     (got,) = torch.autograd.grad(output.sum(), x)
     torch.testing.assert_close(got, torch.autograd.grad(plain(x, weight).sum(), x)[0])
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor[:2]):

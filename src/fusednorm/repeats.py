@@ -259,4 +259,6 @@ def keep(call: tuple[object, ...], activation: str | Activation | None, norm: No
             _calls.clear()
         _calls[key] = ()
     elif len(forwards) < MOST_GUARDS and straight_forward(operands) and not batched(operands):
-        _calls[key] = (*forwards, Forward(norm, operands, activation))
+        tensors = operands.tensors()
+        if not any(forward.check(*forward.select(tensors)) for forward in forwards):  # known, but hooks saw this one
+            _calls[key] = (*forwards, Forward(norm, operands, activation))

@@ -100,8 +100,8 @@ is_batched: Callable[[Tensor], bool] = find("torch._C._functorch", "is_legacy_ba
 #: of its memory tells.
 is_zerotensor: Callable[[Tensor], bool] = find("torch", "Tensor._is_zerotensor", _without_memory)
 
-#: ``check(*tensors)`` of an object of this class compares tensors with those that it was made for. Since 2.1. Without:
-#: None, and every call is checked anew.
+#: ``check(*tensors)`` of an object of this class compares tensors with those that it was made for. In 2.11 and
+#: 2.13. Without: None, and every call is checked anew.
 _guards: Any = find("torch._C._dynamo.guards", "TensorGuards", None)
 
 
@@ -201,8 +201,8 @@ def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torc
     return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
 
 
-#: torch.empty_strided(shape, strides, dtype) on the CPU, in 0.4 us and not 1.5: what Inductor's code calls. Since 2.4.
-#: Without: torch.empty_strided.
+#: torch.empty_strided(shape, strides, dtype) on the CPU, in 0.4 us and not 1.5: what Inductor's code calls. In 2.11
+#: and 2.13. Without: torch.empty_strided.
 empty_strided_cpu: Callable[..., Tensor] = find("torch._C._dynamo.guards", "_empty_strided_cpu", _empty_strided)
 
 
