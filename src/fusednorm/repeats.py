@@ -210,7 +210,7 @@ def repeated(
     cheaper to hash than its value. ``mean`` and ``var`` are given, or are running ones that the caller updates: the
     list ``moments`` then gets the input's own.
     """
-    if _is_compiling() or type(input) is not Tensor:
+    if _is_compiling() or type(input) is not Tensor or watched():  # first: a function mode sees the reads below
         return None
     try:
         forwards = _calls.get(
@@ -223,7 +223,7 @@ def repeated(
         )  # fmt: skip
     except (TypeError, AttributeError, RuntimeError):  # unhashable, not a tensor, or nested: the checks have the words
         return None
-    if not forwards or watched():
+    if not forwards:
         return None
     tensors = (input, weight, bias, scale, shift, mean, var)
     for forward in forwards:
@@ -246,8 +246,10 @@ def repeated(
 def keep(call: tuple[object, ...], activation: str | Activation | None, norm: Norm, operands: Operands) -> None:
     """Keep a call that was made: its key the first time, its plan the second time."""
     o = operands
-    if _is_compiling() or type(o.input) is not Tensor or any(isinstance(each, Tensor) for each in call):
-        return  # an eps that is a tensor may hold another value the next time
+    if _is_compiling() or type(o.input) is not Tensor or watched():
+        return
+    if any(isinstance(each, Tensor) for each in call):  # an eps, which may hold another value the next time
+        return
     nested = tuple(None if each is None else each.is_nested for each in operands.tensors()[1:])
     key = (call, id(activation), o.input.shape, selection(), *nested)
     try:
