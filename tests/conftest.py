@@ -68,6 +68,18 @@ def poisoned_empty(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
+@pytest.fixture(autouse=True)
+def first_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test takes a call for one that an earlier test made, with plans that it has replaced since."""
+    from fusednorm import repeats
+    from fusednorm.backends.cpu.plans import base
+    from fusednorm.private import torch_names
+
+    monkeypatch.setattr(repeats, "_calls", {})
+    if not request.node.get_closest_marker("timing"):
+        monkeypatch.setattr(base, "empty_strided_cpu", torch_names._empty_strided)  # the short way fills nothing
+
+
 def poison_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton's plans allocate by torch.empty_strided: the short way that they take otherwise fills nothing."""
     from fusednorm import dispatch

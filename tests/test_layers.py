@@ -42,6 +42,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("library",),
     ("gate",),
     ("autograd",),
+    ("repeats",),
     ("running",),
     ("functional",),
     ("interop", "rewriting", "tolerance"),

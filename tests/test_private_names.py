@@ -554,6 +554,49 @@ def test_the_library_starts_its_function_the_short_way() -> None:
     assert (autograd._apply != autograd.Normalization.apply) is OWN_APPLY
 
 
+# --- torch: calls that repeat ---
+
+
+def test_guards_are_torchs_own_and_pass_their_trial() -> None:
+    assert torch_names._guards is torch._C._dynamo.guards.TensorGuards
+    check = torch_names.guard([torch.zeros(2, 3), torch.zeros(3)])
+    assert check is not None
+    assert check(torch.ones(2, 3), torch.ones(3))
+    assert not check(torch.ones(3, 2), torch.ones(3))
+    assert not check(torch.ones(2, 3), torch.ones(3, dtype=torch.float64))
+
+
+def test_without_guards_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert names_without(monkeypatch, "torch._C._dynamo.guards:TensorGuards").guard([torch.zeros(3)]) is None
+
+
+def test_what_no_guard_sees_is_seen() -> None:
+    assert not torch_names.watched()
+    with TorchDispatchMode():
+        assert torch_names.watched()
+    with TorchFunctionMode():
+        assert torch_names.watched()
+    with torch.autograd.forward_ad.dual_level():
+        assert torch_names.watched()
+    with torch.autograd.profiler.profile():
+        assert torch_names.watched()
+    assert not torch_names.watched()
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_the_short_allocation_on_a_cpu(missing: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "torch._C._dynamo.guards:_empty_strided_cpu"
+    names = names_without(monkeypatch, path) if missing else torch_names
+    assert (names.empty_strided_cpu is torch._C._dynamo.guards._empty_strided_cpu) is not missing
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        empty = names.empty_strided_cpu((2, 3), (1, 2), dtype)
+        assert (empty.shape, empty.stride(), empty.dtype) == ((2, 3), (1, 2), dtype)
+        assert empty.device.type == "cpu"
+        assert not empty.is_inference()
+    with torch.inference_mode():
+        assert names.empty_strided_cpu((2, 3), (1, 2), torch.float32).is_inference()
+
+
 # --- torch: CUDA ---
 
 CUDA_NAMES = (

@@ -24,12 +24,14 @@ from fusednorm.op_arguments import backward_norm, check_backward, forward_norm
 from fusednorm.op_results import FiveTensors, FourTensors, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import below_autograd, saved_tensors_hooks, short_apply, transformed
+from fusednorm.tuning import TunedFile
 
 _grad_enabled = torch.is_grad_enabled
 
 
 class Normalization(torch.autograd.Function):
     """One Function for the straight way and the op's. ``run`` computes; the list ``kept``, if given, gets the results.
+    Calls that repeat have a Function of their own (repeats.py).
 
     mean, rstd and var leave through ``kept``: they carry no gradient, and as outputs would cost 3 µs of wrapping. Both
     ways save the same tensors, since a checkpoint may see the op in one pass and not in the other. Every tensor is
@@ -67,27 +69,29 @@ class Normalization(torch.autograd.Function):
         if ctx.hooked and not torch.compiler.is_dynamo_compiling():  # under which the op's fake checks
             # Hooks can give back other shapes and dtypes than were saved, and a kernel would go past a tensor's end.
             check_backward(f"the backward of {norm.family} under saved_tensors_hooks", norm, operands)
-        if norm.training and _grad_enabled():
-            # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
-            operands.mean, operands.rstd = reference.saved_statistics(norm, input)
-        wanted = ctx.needs_input_grad[:5]
-        if lost(ctx.tuned) and not torch.compiler.is_dynamo_compiling():
-            with as_selected(Selection(None, ctx.tuned)):
-                found = gradients(norm, operands, wanted)
-        else:
+        return (*saved_backward(norm, ctx.tuned, operands, ctx.needs_input_grad[:5]), None, None, None, None)
+
+
+def saved_backward(
+    norm: Norm, tuned: TunedFile | None, operands: BackwardOperands, wanted: Wanted
+) -> tuple[Tensor | None, ...]:
+    """The gradients of five operands for autograd, from what a forward under ``tuned`` saved; None where unwanted."""
+    if norm.training and _grad_enabled():
+        # create_graph: the saved statistics are constants to autograd, so the second derivative needs new ones.
+        operands.mean, operands.rstd = reference.saved_statistics(norm, operands.input)
+    if lost(tuned) and not torch.compiler.is_dynamo_compiling():
+        with as_selected(Selection(None, tuned)):
             found = gradients(norm, operands, wanted)
-        a, b, c, d, e = wanted
-        return (
-            found.input if a else None,
-            found.weight if b else None,
-            found.bias if c else None,
-            found.scale if d else None,
-            found.shift if e else None,
-            None,
-            None,
-            None,
-            None,
-        )
+    else:
+        found = gradients(norm, operands, wanted)
+    a, b, c, d, e = wanted
+    return (
+        found.input if a else None,
+        found.weight if b else None,
+        found.bias if c else None,
+        found.scale if d else None,
+        found.shift if e else None,
+    )
 
 
 # Function.apply spends 2 of its 5 µs on torch.func, whose calls the gate keeps out, and on binding default arguments.

@@ -51,8 +51,8 @@ def _keep(key: tuple[object, ...], problem: Problem) -> Any:
     return plan
 
 
-def forward(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
-    """Run a forward of checked operands; without ``wants_statistics`` every result but the output may be None."""
+def forward_plan(norm: Norm, operands: Operands) -> Any:
+    """The ForwardPlan of checked operands."""
     selected = selection()
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     key = (
@@ -63,12 +63,17 @@ def forward(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Re
     plan = _plans.get(key)
     if plan is None:
         plan = _keep(key, forward_problem(norm, operands))
-    results: Results = plan(operands, wants_statistics)
+    return plan
+
+
+def forward(norm: Norm, operands: Operands, wants_statistics: bool = True) -> Results:
+    """Run a forward of checked operands; without ``wants_statistics`` every result but the output may be None."""
+    results: Results = forward_plan(norm, operands)(operands, wants_statistics)
     return results
 
 
-def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradients:
-    """Run a backward of checked operands."""
+def backward_plan(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Any:
+    """The BackwardPlan of checked operands."""
     selected = selection()
     direction = backward_direction(wanted)
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
@@ -80,5 +85,10 @@ def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradient
     plan = _plans.get(key)
     if plan is None:
         plan = _keep(key, backward_problem(norm, operands, direction))
-    gradients: Gradients = plan(operands, wanted)
+    return plan
+
+
+def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradients:
+    """Run a backward of checked operands."""
+    gradients: Gradients = backward_plan(norm, operands, wanted)(operands, wanted)
     return gradients

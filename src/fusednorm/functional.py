@@ -13,6 +13,7 @@ float64 input. The output has the input's dtype, under autocast too, and its mem
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import no_torch_function
+from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
 
 _PLAIN = (None, no_torch_function)
@@ -101,10 +103,18 @@ def group_norm(
                 group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
             )  # fmt: skip
+    # The type too: True is equal to 1, and is no number of groups.
+    call = ("group_norm", num_groups, type(num_groups), channel_dim, eps)
+    output = repeated(call, activation, input, weight, bias, scale, shift)
+    if output is not None:
+        return output
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("group_norm", operands, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
-    return normalize(call_norm("group_norm", num_groups, channel_dim, eps, activation), operands, False).output
+    norm = call_norm("group_norm", num_groups, channel_dim, eps, activation)
+    output = normalize(norm, operands, False).output
+    keep(call, activation, norm, operands)
+    return output
 
 
 def instance_norm(
@@ -151,20 +161,34 @@ def instance_norm(
                 instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
             )  # fmt: skip
+    given = not use_input_stats
+    updates = not given and (running_mean is not None or running_var is not None)
+    call = ("instance_norm", given, momentum, channel_dim, eps)
+    if not updates:
+        mean, var = (running_mean, running_var) if given else (None, None)
+        output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
+        if output is not None:
+            return output
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("instance_norm", operands, eps, channel_dim)
     arguments.check_running("instance_norm", input, running_mean, running_var, channels, use_input_stats)
     arguments.check_momentum("instance_norm", momentum)
-    if not use_input_stats:
+    if given:
         operands.mean, operands.var = running_mean, running_var
-        return normalize(call_norm("batch_norm", 0, channel_dim, eps, activation, False), operands, False).output
+        norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
+        output = normalize(norm, operands, False).output
+        keep(call, activation, norm, operands)
+        return output
     positions = arguments.check_positions("instance_norm", input, channel_dim)
-    moves = running_mean is not None and running_var is not None and input.numel() > 0
-    results = normalize(call_norm("instance_norm", 0, channel_dim, eps, activation), operands, moves)
+    moves = updates and input.numel() > 0
+    norm = call_norm("instance_norm", 0, channel_dim, eps, activation)
+    results = normalize(norm, operands, moves)
     if moves:
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean.mean(0), results.var.mean(0), positions, momentum)
+    if not updates:
+        keep(call, activation, norm, operands)
     return results.output
 
 
@@ -202,9 +226,16 @@ def layer_norm(
             return handle_torch_function(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
             )
+    call = ("layer_norm", normalized_shape, eps)
+    output = repeated(call, activation, input, weight, bias)
+    if output is not None:
+        return output
     operands = Operands(input, weight, bias)
     num_dims = arguments.check_trailing("layer_norm", operands, normalized_shape, eps)
-    return normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands, False).output
+    norm = call_norm("layer_norm", num_dims, 1, eps, activation)
+    output = normalize(norm, operands, False).output
+    keep(call, activation, norm, operands)
+    return output
 
 
 def rms_norm(
@@ -241,10 +272,17 @@ def rms_norm(
         tensors = (input, weight)
         if _overloaded(*tensors):
             return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation)
+    call = ("rms_norm", normalized_shape, eps)
+    output = repeated(call, activation, input, weight)
+    if output is not None:
+        return output
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
     num_dims = arguments.check_trailing("rms_norm", operands, normalized_shape, eps)
-    return normalize(call_norm("rms_norm", num_dims, 1, eps, activation), operands, False).output
+    norm = call_norm("rms_norm", num_dims, 1, eps, activation)
+    output = normalize(norm, operands, False).output
+    keep(call, activation, norm, operands)
+    return output
 
 
 def batch_norm(
@@ -351,7 +389,18 @@ def batch_norm_results(
 ) -> Results:
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
-    input = operands.input
+    input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
+    call = ("batch_norm", bool(training), Tensor if isinstance(momentum, Tensor) else momentum, channel_dim, eps)
+    if not wants_statistics:
+        moments: list[tuple[Tensor, Tensor]] | None = [] if training and running_mean is not None else None
+        output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var, moments)
+        if output is not None:
+            if moments:
+                assert running_mean is not None and running_var is not None
+                mean, var = moments[0]
+                elements = input.numel() // input.shape[channel_dim]
+                update_running(running_mean, running_var, mean, var, elements, momentum)
+            return Results(output)
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
     arguments.check_momentum("batch_norm", momentum)
@@ -361,7 +410,10 @@ def batch_norm_results(
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, bool(training))
     if not training:
         operands.mean, operands.var = running_mean, running_var
-        return normalize(norm, operands, wants_statistics)
+        results = normalize(norm, operands, wants_statistics)
+        if not wants_statistics:
+            keep(call, activation, norm, operands)
+        return results
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
@@ -371,4 +423,6 @@ def batch_norm_results(
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
+    if not wants_statistics and (moves or running_mean is None):
+        keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var))
     return results

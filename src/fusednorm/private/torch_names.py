@@ -8,8 +8,9 @@ bound to a constant, and costs what it costs in torch.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,6 +78,13 @@ def undisturbed(tensor: Tensor) -> bool:
     )
 
 
+def watched() -> bool:
+    """True where a mode, a level of forward-mode AD or a profiler waits for a call: what no :func:`guard` sees."""
+    return (
+        bool(dispatch_modes()) or function_modes() or _forward_ad._current_level >= 0 or _profiler._is_profiler_enabled
+    )
+
+
 def transformed() -> bool:
     """True under torch.func's transforms and forward-mode AD, which work on the reference's torch operators."""
     return transforms_active() or _forward_ad._current_level >= 0
@@ -91,6 +99,52 @@ is_batched: Callable[[Tensor], bool] = find("torch._C._functorch", "is_legacy_ba
 #: Whether a gradient is a zero without memory, as some derivatives of torch hand down. Since 2.0. Without: the address
 #: of its memory tells.
 is_zerotensor: Callable[[Tensor], bool] = find("torch", "Tensor._is_zerotensor", _without_memory)
+
+#: ``check(*tensors)`` of an object of this class compares tensors with those that it was made for. In 2.11 and
+#: 2.13. Without: None, and every call is checked anew.
+_guards: Any = find("torch._C._dynamo.guards", "TensorGuards", None)
+
+
+def _guard_of(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    sizes = [list(tensor.shape) for tensor in tensors]
+    strides = [list(tensor.stride()) for tensor in tensors]
+    check: Callable[..., bool] = _guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+@cache
+def _guards_work() -> bool:
+    """Whether a trial shows that a guard takes the like of its tensor and nothing else."""
+
+    def dense(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+        return torch.zeros(shape, dtype=dtype, device=device)
+
+    like = dense(2, 3, 2)[..., 0]
+    others = [
+        dense(2, 4, 2)[..., 0],
+        dense(2, 3),
+        dense(2, 3, 2, dtype=torch.float64)[..., 0],
+        dense(2, 3, 2, device="meta")[..., 0],
+        dense(2, 3, 2)[..., 0].requires_grad_(),
+        nn.Parameter(dense(2, 3, 2)[..., 0], requires_grad=False),
+        dense(2, 3, dtype=torch.complex64).conj().imag,  # which is negated lazily
+    ]
+    try:
+        check = _guard_of([like])
+        return check(dense(2, 3, 2)[..., 0]) and not any(map(check, others))
+    except (TypeError, RuntimeError):
+        return False
+
+
+def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """``check(*others)``: whether others have the class, dtype, device, sizes, strides, requires_grad and dispatch keys
+    of these, under the thread's present keys; None where torch offers none, or where it does not take even these, as
+    when one tensor is given twice. A nested tensor of torch's class makes it abort the process."""
+    if _guards is None or not _guards_work():
+        return None
+    check = _guard_of(tensors)
+    return check if check(*tensors) else None
+
 
 #: The ``__torch_function__`` of a subclass that wants to be treated as a plain tensor. Since 2.0. Without: Parameter's,
 #: which is the same object.
@@ -138,6 +192,18 @@ current_raw_stream: Callable[[int], int] = find("torch._C", "_cuda_getCurrentRaw
 #: torch.empty_strided(shape, strides, dtype) on the current device, in 0.8 us of the host and not 2.2: what Inductor's
 #: code calls. Since 2.4. Without: None, and torch.empty_strided is called.
 empty_strided_cuda: Callable[..., Tensor] | None = find("torch._C._dynamo.guards", "_empty_strided_cuda", None)
+
+
+# --- the CPU ---
+
+
+def _empty_strided(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
+
+
+#: torch.empty_strided(shape, strides, dtype) on the CPU, in 0.4 us and not 1.5: what Inductor's code calls. In 2.11
+#: and 2.13. Without: torch.empty_strided.
+empty_strided_cpu: Callable[..., Tensor] = find("torch._C._dynamo.guards", "_empty_strided_cpu", _empty_strided)
 
 
 # --- storages, for the memory of dead outputs (backends/cpu/memory.py); without any of the three no memory is kept ---

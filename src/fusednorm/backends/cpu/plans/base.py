@@ -6,6 +6,9 @@ and called many times from any thread; what a call does in Python is its host co
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,8 +19,9 @@ from fusednorm.backends.cpu.geometry import DTYPE_CODES, SHARED, WANT_VARIANCE, 
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.private.torch_names import empty_strided_cpu
 from fusednorm.problem import DTYPE_BYTES, Problem
-from fusednorm.strides import contiguous
+from fusednorm.strides import contiguous, packed_strides
 
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
@@ -35,6 +39,7 @@ class Plan:
     """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
     module: str
+    program: Program
 
     def __init__(
         self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
@@ -103,6 +108,11 @@ class Plan:
         if frame.room > KEPT_ROOM:
             frame.drop_room()
         self.idle.append(frame)
+
+    def is_short(self, operands: Sequence[Tensor | None]) -> bool:
+        """True where a call with operands like these only allocates and runs its kernels in one thread."""
+        small = 0 < self.tensor_bytes < SMALLEST and self.room + self.room_per_thread <= KEPT_ROOM
+        return small and self.program.serial and all(each is None or each.is_contiguous() for each in operands)
 
     def output(self, input: Tensor) -> Tensor:
         if self.like_input:
@@ -193,6 +203,54 @@ class ForwardPlan(Plan):
         self.release(frame)
         return Results(output, mean_out, rstd_out, variance)
 
+    def short(self, operands: Operands) -> Callable[..., Any] | None:
+        """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, and with ``saves`` the
+        output and one tensor of mean, rstd and variance, without those that the norm does not have. None where a call
+        does more than allocate and run its kernels in one thread."""
+        if not self.few or not self.is_short(operands.tensors()[1:]):
+            return None
+        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
+        run_serially, loops = self.program.run_serially, self.program.whole_address
+        shape, strides, dtype, eps, given = tuple(self.shape), self.strides, self.dtype, self.eps, self.given
+        saved_shape, compute = (self.has_mean + 1 + self.has_variance, *self.statistics_shape), self.compute
+        saved_strides = packed_strides(saved_shape)
+        row = saved_strides[0] * compute.itemsize
+        to_rstd, has_variance = row if self.has_mean else 0, self.has_variance
+        no_mean, no_rstd, no_variance = self.discard
+        mean_code = var_code = 0
+        if given:
+            assert operands.mean is not None and operands.var is not None
+            mean_code, var_code = CODES[operands.mean.dtype], CODES[operands.var.dtype]
+
+        def run(
+            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, saves: bool = False
+        ) -> Any:
+            output = allocate(shape, strides, dtype)
+            if saves:
+                statistics = allocate(saved_shape, saved_strides, compute)
+                mean_out = statistics.data_ptr()
+                rstd = mean_out + to_rstd
+                variance = rstd + row if has_variance else no_variance
+            else:
+                mean_out, rstd, variance = no_mean, no_rstd, no_variance
+            try:
+                frame = idle.pop()
+            except IndexError:
+                frame = new_frame(1)
+            FORWARD(
+                frame.words, FORWARD_PLACE, output.data_ptr(), mean_out, rstd, variance, eps, input.data_ptr(),
+                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+            )  # fmt: skip
+            if given:
+                GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), mean_code)
+                GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), var_code)
+            run_serially(frame.address, loops)
+            idle.append(frame)
+            return (output, statistics) if saves else output
+
+        return run
+
 
 class BackwardPlan(Plan):
     """A :class:`~fusednorm.instance.BackwardPlan`."""
@@ -255,3 +313,49 @@ class BackwardPlan(Plan):
         self.program.run(frame, threads)
         self.release(frame)
         return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
+
+    def short(self, operands: BackwardOperands, wanted: Wanted) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """A backward of tensors with the metadata of these, whose statistics a short forward saved; it gives the
+        gradients as autograd's Function returns them. None as there."""
+        o = operands
+        if not self.is_short((o.weight, o.bias, o.scale, o.shift)) or o.rstd.dtype is not self.compute:
+            return None
+        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
+        run_serially, loops = self.program.run_serially, self.program.whole_address
+        shape, strides, dtype, wants_input = tuple(self.shape), self.strides, self.dtype, self.wants_input
+        code = CODES[self.compute]
+        has_mean = self.problem.norm.has_mean
+        to_rstd = o.rstd.numel() * self.compute.itemsize if has_mean else 0
+        _, *wants = wanted if self.sums_parameters else NOTHING
+        like_weight, like_bias, like_scale, like_shift = (
+            (tuple(operand.shape), operand.stride(), operand.dtype) if operand is not None and wants_it else None
+            for operand, wants_it in zip((o.weight, o.bias, o.scale, o.shift), wants, strict=True)
+        )
+
+        def run(
+            grad_output: Tensor, input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, statistics: Tensor
+        ) -> tuple[Tensor | None, ...]:
+            grad_input = allocate(shape, strides, dtype) if wants_input else None
+            grad_weight = None if like_weight is None else allocate(*like_weight)
+            grad_bias = None if like_bias is None else allocate(*like_bias)
+            grad_scale = None if like_scale is None else allocate(*like_scale)
+            grad_shift = None if like_shift is None else allocate(*like_shift)
+            saved = statistics.data_ptr()
+            try:
+                frame = idle.pop()
+            except IndexError:
+                frame = new_frame(1)
+            BACKWARD(
+                frame.words, BACKWARD_PLACE, input.data_ptr(),
+                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+                saved if has_mean else 0, code, saved + to_rstd, code,
+                grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
+                0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
+                0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
+            )  # fmt: skip
+            run_serially(frame.address, loops)
+            idle.append(frame)
+            return grad_input, grad_weight, grad_bias, grad_scale, grad_shift, None
+
+        return run
