@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
+from fusednorm.backends.cpu.geometry import ROWS_FLUSHED
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
-from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward, RowsBackward, RowsForward
 from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -25,6 +26,8 @@ SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 4, 512, 128
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
+FEW_SEGMENTS = 12
+ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -232,15 +235,24 @@ class RowsInstance:
         return _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
-        if not problem.backward:
+        if not problem.backward or self._few(problem):
             return (None,)
         return _distinct(SEGMENTS, lambda config: min(config.size(problem), problem.view.samples))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if not problem.backward:
             return RowsForward(problem)
+        if self._few(problem):
+            pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
+            return FewRowsBackward(problem, pieces, ROW_PIECE)
         rows = (config or SEGMENTS[0]).size(problem)
         return RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
+
+    @staticmethod
+    def _few(problem: Problem) -> bool:
+        """Whether segments of the rows would be too few for equal shares."""
+        few = problem.view.samples <= ROWS_FLUSHED and problem.direction != "backward_gamma_beta"
+        return few and problem.view.samples < FEW_SEGMENTS * SEGMENTS[0].size(problem)
 
 
 def _needs(problem: Problem, order: str) -> str | None:

@@ -22,6 +22,7 @@ from fusednorm.strides import contiguous
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
+COSTLY_FLOPS = 8  # a derivative of more operations has an exponential
 NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import TILE_UNITS, in_tiles
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.plans.base import COSTLY_FLOPS, BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -19,7 +19,7 @@ def _keeping_pays(problem: Problem, short: bool) -> bool:
     of short planes.
     """
     activation = problem.norm.activation
-    costly = activation is not None and activation.derivative_flops > 8
+    costly = activation is not None and activation.derivative_flops > COSTLY_FLOPS
     return costly and (short or DTYPE_BYTES[problem.dtype] == 2)
 
 
