@@ -66,6 +66,22 @@ def normalized(deviation, a, b):
 
 
 @cache
+def dz_of(element: Element, pullback, kept: bool):
+    """dz of an element: computed from grad_output and z, or what was ``kept`` of it."""
+    load, recall = element.load, element.recall
+
+    @exact
+    def made(grad, g, kept, r, z, alpha):
+        return pullback(load(grad, g), z, alpha)
+
+    @exact
+    def recalled(grad, g, kept, r, z, alpha):
+        return recall(kept, r)
+
+    return recalled if kept else made
+
+
+@cache
 def publish(element: Element):
     """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) stores a unit's statistics, and returns mean and
     rstd as stored."""

@@ -30,7 +30,7 @@ from fusednorm.backends.cpu.geometry import (
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import normalized, reduced_count
+from fusednorm.backends.cpu.kernels.affine import dz_of, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
@@ -97,21 +97,6 @@ def _keep_group(element: Element, pullback):
 
 
 @cache
-def _dz(element: Element, pullback, keeps: bool):
-    load, recall = element.load, element.recall
-
-    @exact
-    def made(grad, g, kept, r, z, alpha):
-        return pullback(load(grad, g), z, alpha)
-
-    @exact
-    def recalled(grad, g, kept, r, z, alpha):
-        return recall(kept, r)
-
-    return recalled if keeps else made
-
-
-@cache
 def _group_sums(element: Element, make, accumulate: bool):
     """P and Q of one group of one row; with ``accumulate`` the parameters' gradients are summed too."""
     load, read, T = element.load, element.read, element.compute
@@ -163,7 +148,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
     Where dz is kept, ``kept`` has room for a group per worker.
     """
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    make, keep_group = _dz(element, pullback, keeps), _keep_group(element, pullback)
+    make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback)
     group_sums, gradient_group = _group_sums(element, make, accumulate), _gradient_group(element, make, False)
 
     def backward(
@@ -221,7 +206,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
 def build_reduce(element: Element, value, pullback):
     """P and Q of pieces start to stop, each of one group of one row."""
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    group_sums = _group_sums(element, _dz(element, pullback, False), False)
+    group_sums = _group_sums(element, dz_of(element, pullback, kept=False), False)
 
     def reduce(
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
@@ -248,7 +233,7 @@ def build_columns(element: Element, value, pullback, accumulate=True):
     """Blocks start to stop of COLUMNS channels in all rows: the input's gradient, and with ``accumulate`` the
     parameters'."""
     T, rounded, as_read, read = element.compute, rounded_number(element), widened(element), element.read
-    gradient_group = _gradient_group(element, _dz(element, pullback, False), accumulate)
+    gradient_group = _gradient_group(element, dz_of(element, pullback, kept=False), accumulate)
 
     @exact
     def mean_of_pieces(partials, unit, pieces, count):

@@ -38,7 +38,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized, publish, publish_units, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, uncontracted
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
 from fusednorm.backends.cpu.kernels.operands import number, rounded_number
@@ -395,10 +395,12 @@ def _apply_slab(element: Element, value):
             r = first + row * geometry[REPEAT]
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for c in range(min(width, (first + positions - r) * channels)):
-                deviation = load(x, i + c) - read(coefficients, centre + c)
-                z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
-                store(y, j + c, value(z, alpha))
+            for part in range(2):
+                start, stop = span(part, min(width, (first + positions - r) * channels))
+                for c in range(start, stop):
+                    deviation = load(x, i + c) - read(coefficients, centre + c)
+                    z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
+                    store(y, j + c, value(z, alpha))
 
     return apply_slab
 

@@ -28,7 +28,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, TOGETHER, channel_count, locate, row_width, rows_of
@@ -168,18 +168,20 @@ def _gradient_slab(element: Element, pullback):
             g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             width = min(plane, (first + positions - r) * channels)
-            if training:
-                for c in range(width):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                    xhat = deviation * read(coefficients, k + 3 * plane + c)
-                    c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
-            else:  # 0 times an infinite xhat would be NaN
-                for c in range(width):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
+            for part in range(2):
+                start, stop = span(part, width)
+                if training:
+                    for c in range(start, stop):
+                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
+                        xhat = deviation * read(coefficients, k + 3 * plane + c)
+                        c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
+                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
+                else:  # 0 times an infinite xhat would be NaN
+                    for c in range(start, stop):
+                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
+                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
 
     return gradient_slab
 
