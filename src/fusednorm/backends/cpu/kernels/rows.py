@@ -16,6 +16,7 @@ import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
+    COLUMN_ROWS,
     COLUMNS,
     GRAD_SAMPLE,
     GROUP_CHANNELS,
@@ -34,7 +35,7 @@ from fusednorm.backends.cpu.kernels.affine import dz_of, normalized, reduced_cou
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
-from fusednorm.backends.cpu.kernels.operands import narrow, put_number, rounded_number, wanted, widened, widening
+from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, widened, widening
 
 
 @exact
@@ -232,7 +233,7 @@ def build_reduce(element: Element, value, pullback):
 def build_columns(element: Element, value, pullback, accumulate=True):
     """Blocks start to stop of COLUMNS channels in all rows: the input's gradient, and with ``accumulate`` the
     parameters'."""
-    T, rounded, as_read, read = element.compute, rounded_number(element), widened(element), element.read
+    T, rounded, as_read = element.compute, rounded_number(element), widened(element)
     gradient_group = _gradient_group(element, dz_of(element, pullback, kept=False), accumulate)
 
     @exact
@@ -244,14 +245,14 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         return total_p / count, total_q / count
 
     @exact
-    def put_gradient(running, first, gradient, dtype, start, stop):
-        if wanted(gradient):
-            for c in range(start, stop):
-                put_number(gradient, c, np.float64(read(running, first + c)), dtype)
+    def flush(running, totals, first, last):
+        for c in range(first, last):
+            totals[c] += np.float64(running[c])
+            running[c] = T(0)
 
     def columns(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        running, partials, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
+        running, partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
@@ -262,6 +263,7 @@ def build_columns(element: Element, value, pullback, accumulate=True):
             if accumulate:
                 for c in range(first, last):
                     running[c] = running[channels + c] = T(0)
+                    totals[c] = totals[channels + c] = 0.0
             for n in range(geometry[SAMPLES]):
                 c = first
                 while c < last:
@@ -276,9 +278,12 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                         alpha, 0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels,
                     )  # fmt: skip
                     c += width
+                if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SAMPLES]):
+                    flush(running, totals, first, last)
+                    flush(running, totals, channels + first, channels + last)
             if accumulate:
-                put_gradient(running, 0, grad_bias, geometry[BIAS_DTYPE], first, last)
-                put_gradient(running, channels, grad_weight, geometry[WEIGHT_DTYPE], first, last)
+                narrow(totals, 0, grad_bias, geometry[BIAS_DTYPE], first, last)
+                narrow(totals, channels, grad_weight, geometry[WEIGHT_DTYPE], first, last)
 
     return columns
 

@@ -65,7 +65,7 @@ class FewRowsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = _widening(self)
         pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
-        self.reserve(partials=2 * pieces, running=self.channels * 2)
+        self.reserve(partials=2 * pieces, running=2 * self.channels, totals=2 * self.channels)
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
         return [
