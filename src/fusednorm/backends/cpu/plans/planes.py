@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import TILE_UNITS, in_tiles
-from fusednorm.backends.cpu.plans.base import COSTLY_FLOPS, BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
-
-#: Units of at most so many elements keep dz between the two passes.
-KEPT_ELEMENTS = 1 << 20
-
-
-def _keeping_pays(problem: Problem) -> bool:
-    """Whether to keep dz instead of computing it twice: to keep it moves 8 bytes per element in cache."""
-    activation = problem.norm.activation
-    return activation is not None and activation.derivative_flops > COSTLY_FLOPS
 
 
 def _module(problem: Problem) -> str:
@@ -52,7 +43,7 @@ class PlanesBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         together = self.problem.view.numel // max(1, self.num_statistics) * int(self.geometry[TILE_UNITS])
         module = _module(self.problem)
-        keeps = self.wants_input and together <= KEPT_ELEMENTS and _keeping_pays(self.problem)
+        keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together if keeps else 0
         kernel = self.kernel("backward_kept" if keeps else "backward", module=module)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.cpu.geometry import COLUMNS, PIECE, PIECES, ROWS_FLUSHED
-from fusednorm.backends.cpu.plans.base import COSTLY_FLOPS, CPU, BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES
 
@@ -39,9 +39,8 @@ class RowsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         segments = self.tasks // max(1, self.samples)
         widening, self.constant_operands = _widening(self)
-        activation = self.problem.norm.activation
-        keeps = activation is not None and activation.derivative_flops > COSTLY_FLOPS
         length = self.problem.view.group_channels
+        keeps = self.keeps(length)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps else 0
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(f"{name}_kept" if keeps else name)
