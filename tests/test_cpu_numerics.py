@@ -56,6 +56,7 @@ ROW_WORKLOADS = (
     Workload("layer_norm", (3, 2, 3, 2, 1, 5), 2),
     Workload("layer_norm", (7,), 1),
     Workload("layer_norm", (2, 4100), 1),
+    Workload("layer_norm", (400, 35), 1),  # segments of 33 rows
     Workload("rms_norm", (37, 65), 1),
     Workload("rms_norm", (5, 4, 6, 30), 2),
     Workload("rms_norm", (2, 4100), 1),

@@ -90,14 +90,16 @@ def bfloat() -> Any:
 
 
 @contextmanager
-def own_settings() -> Iterator[None]:
+def own_settings(features: str | None = None) -> Iterator[None]:
     """Numba as the kernels need it, whatever NUMBA_OPT and its like say for the program's own functions.
 
+    Code is made for a processor with these ``features`` in LLVM's terms, by default for this one.
     Numba's own lock keeps other threads from compiling the program's functions meanwhile, so these keep its settings.
     """
     config = find("numba.core", "config")
     with _compiler_lock():
-        pinned = {name: value for name, value in SETTINGS.items() if hasattr(config, name)}
+        settings = SETTINGS | {"CPU_FEATURES": features}
+        pinned = {name: value for name, value in settings.items() if hasattr(config, name)}
         if hasattr(config, OPTIMIZATION):
             pinned[OPTIMIZATION] = type(getattr(config, OPTIMIZATION))(3)
         talk = [name for name in vars(config) if name.startswith(TALK)]

@@ -31,6 +31,9 @@ SHARED = 22
 TILE_PLANES, TILE_UNITS = 23, 24
 #: Rows that a backward sums in the compute dtype before the sums go to float64.
 ROWS_FLUSHED = 64
+#: Channels that a backward of few rows takes together, whose parameters and sums fit the L1 cache, and rows that it
+#: sums in the compute dtype.
+COLUMNS, COLUMN_ROWS = 1024, 32
 FIELDS = 25
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512

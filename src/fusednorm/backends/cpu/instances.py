@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
-from fusednorm.backends.cpu.plans.rows import RowsBackward, RowsForward
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward, RowsBackward, RowsForward
 from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -21,10 +22,13 @@ SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: batch_norm's planes of so many elements, in a backward of half as many, over so many samples are taken in slabs: a
 #: loop over each alone would start for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at
 #: least.
-SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 4, 512, 128
+SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 4, 512, 16
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
+#: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
+ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
+ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -40,13 +44,16 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Slabs:
-    """channels_last is cut into slabs of about so many elements, in whole rows, a multiple of 64 of them."""
+    """channels_last is cut into equal slabs of at most about so many elements, in whole rows, 64 of them at least."""
 
     elements: int
 
     def rows(self, problem: Problem) -> int:
-        rows = max(64, self.elements // max(1, problem.view.channels) // 64 * 64)
-        return min(rows, problem.view.spatial)
+        view = problem.view
+        rows = max(64, self.elements // max(1, view.channels) // 64 * 64)
+        equal = -(-view.spatial // max(1, -(-view.spatial // rows)))
+        together = 64 if view.channels <= FEW_CHANNELS else 4  # a multiple of geometry.REPEAT, and rows summed together
+        return min(-(-equal // together) * together, view.spatial)
 
 
 def slabs_for(problem: Problem) -> Slabs:
@@ -188,7 +195,9 @@ class SlabsInstance:
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
-        return make(seen, *pieces, whole=True, made_for=problem)
+        # Few blocks of channels would leave threads idle: all slabs are taken at once.
+        whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
+        return make(seen, *pieces, whole=whole, made_for=problem)
 
     @staticmethod
     def _seen(problem: Problem) -> Problem:
@@ -232,15 +241,24 @@ class RowsInstance:
         return _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
-        if not problem.backward:
+        if not problem.backward or self._few(problem):
             return (None,)
         return _distinct(SEGMENTS, lambda config: min(config.size(problem), problem.view.samples))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if not problem.backward:
             return RowsForward(problem)
+        if self._few(problem):
+            pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
+            return FewRowsBackward(problem, pieces, ROW_PIECE)
         rows = (config or SEGMENTS[0]).size(problem)
         return RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
+
+    @staticmethod
+    def _few(problem: Problem) -> bool:
+        """Whether segments of the rows would be too few for equal shares."""
+        few = problem.view.samples <= ROWS_FLUSHED and problem.direction != "backward_gamma_beta"
+        return few and problem.view.samples < ENOUGH_SEGMENTS * SEGMENTS[0].size(problem)
 
 
 def _needs(problem: Problem, order: str) -> str | None:

@@ -19,7 +19,7 @@ from fusednorm.backends.cpu.geometry import (
     WANT_VARIANCE,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.device import exact
+from fusednorm.backends.cpu.kernels.device import exact, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import number, put_number, rounded_number, wanted
 
@@ -37,7 +37,7 @@ def affine(element: Element):
     channel c in sample n, in float64, from operands rounded to the compute dtype."""
     rounded = rounded_number(element)
 
-    @exact
+    @uncontracted
     def affine(weight, bias, scale, shift, geometry, n, c):
         gain, offset = 1.0, 0.0
         if geometry[WEIGHT_DTYPE]:
@@ -66,6 +66,22 @@ def normalized(deviation, a, b):
 
 
 @cache
+def dz_of(element: Element, pullback, kept: bool):
+    """dz of an element: computed from grad_output and z, or what was ``kept`` of it."""
+    load, recall = element.load, element.recall
+
+    @exact
+    def made(grad, g, kept, r, z, alpha):
+        return pullback(load(grad, g), z, alpha)
+
+    @exact
+    def recalled(grad, g, kept, r, z, alpha):
+        return recall(kept, r)
+
+    return recalled if kept else made
+
+
+@cache
 def publish(element: Element):
     """publish(mean, rstd, variance, geometry, eps, unit, centre, M2) stores a unit's statistics, and returns mean and
     rstd as stored."""
@@ -83,6 +99,31 @@ def publish(element: Element):
         return np.float64(kept_mean), np.float64(kept_rstd)
 
     return publish
+
+
+@cache
+def publish_units(element: Element):
+    """publish_units(stats, mean, rstd, variance, geometry, eps, start, stop) publishes the statistics of units, whose
+    mean and M2 ``stats`` holds, and puts mean and rstd as stored in their place. A loop for each makes vector code."""
+    T = element.compute
+
+    @exact
+    def publish_units(stats, mean, rstd, variance, geometry, eps, start, stop):
+        count, rms, wants_variance = reduced_count(geometry), geometry[RMS], geometry[WANT_VARIANCE]
+        if wants_variance:
+            for unit in range(start, stop):
+                variance[unit] = T(stats[2 * unit + 1] / count)
+        for unit in range(start, stop):
+            kept_rstd = T(1.0 / np.sqrt(stats[2 * unit + 1] / count + eps))
+            rstd[unit] = kept_rstd
+            stats[2 * unit + 1] = np.float64(kept_rstd)
+        if not rms:
+            for unit in range(start, stop):
+                kept_mean = T(stats[2 * unit])
+                mean[unit] = kept_mean
+                stats[2 * unit] = np.float64(kept_mean)
+
+    return publish_units
 
 
 def build_given(element: Element, value, pullback):

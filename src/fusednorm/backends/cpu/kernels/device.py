@@ -13,6 +13,7 @@ from functools import partial
 
 from numba import njit
 
+from fusednorm.backends.cpu.geometry import VECTOR
 from fusednorm.private.numba_names import INLINED, UNWRAPPED
 
 _compile = partial(njit, error_model="numpy", **UNWRAPPED)
@@ -23,8 +24,20 @@ exact = _compile(fastmath={"contract"})
 #: The same for the functions of activations, always inlined: a call would end all vector code around it.
 inlined = _compile(fastmath={"contract"}, **INLINED)
 
+#: For the coefficients of channels, which several kernels make and all must round alike: nothing is contracted.
+uncontracted = _compile()
+
 #: For the values of activations, which are well conditioned: z * (1 / d) becomes z / d.
 rewritten = _compile(fastmath={"reassoc", "arcp", "contract"}, **INLINED)
 
 #: For sums: they may be reassociated, which is what makes vector code of them. NaN and Inf stay exact.
 reassociated = _compile(fastmath={"reassoc", "contract", "nsz"})
+
+
+@exact
+def span(part, n):
+    """The bounds of the two parts in which element-wise loops take a row of n elements: all whole vectors, and the last
+    vector, some of whose elements come twice. The rest of a row in scalar code took longer than the row."""
+    if part == 0:
+        return 0, n - n % VECTOR
+    return (max(n - VECTOR, 0) if n % VECTOR else n), n

@@ -29,8 +29,8 @@ from fusednorm.backends.cpu.geometry import (
     TRAINING,
     WANT_INPUT_GRAD,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
@@ -67,33 +67,30 @@ def _apply_row(element: Element, value):
     def apply_row(x, i, y, j, n, mean, rstd, gain, offset, activation_parameter):
         centre, a, b = T(mean), T(gain * rstd), T(offset)
         alpha = T(activation_parameter)
-        for k in range(n):
-            store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), alpha))
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), alpha))
 
     return apply_row
 
 
 @cache
-def _pullbacks(element: Element, pullback, kept: bool):
-    """The functions by which the two passes over a row get dz: the second computes dz again, or reads what the first
-    kept."""
-    load, keep, recall = element.load, element.keep, element.recall
+def _keep_row(element: Element, pullback):
+    load, keep, T = element.load, element.keep, element.compute
 
     @exact
-    def made(grad, g, k, r, z, alpha):
-        return pullback(load(grad, g), z, alpha)
+    def keep_row(grad, g, x, i, kept, r, n, centre, rstd, gain, offset, activation_parameter):
+        """dz of one row, put into ``kept`` from r on: the sums of a row's last elements are scalar code, in which no
+        exponential should be."""
+        a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                z = normalized(load(x, i + k) - centre, a, b)
+                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
 
-    @exact
-    def made_and_kept(grad, g, k, r, z, alpha):
-        dz = pullback(load(grad, g), z, alpha)
-        keep(k, r, dz)
-        return dz
-
-    @exact
-    def recalled(grad, g, k, r, z, alpha):
-        return recall(k, r)
-
-    return (made_and_kept, recalled) if kept else (made, made)
+    return keep_row
 
 
 #: Elements that are summed in the compute dtype. A processor with short vectors has few partial sums, each of which
@@ -147,15 +144,17 @@ def _gradient_row(element: Element, make):
         a, b = T(gain * inverse), T(offset)
         c2, c3 = T(-inverse * mean_q), T(-inverse * mean_p)
         alpha = T(activation_parameter)
-        if training:
-            for k in range(n):
-                deviation = load(x, i + k) - centre
-                dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
-                store(dx, o + k, a * dz + (c2 * (deviation * rstd) + c3))
-        else:
-            for k in range(n):
-                z = normalized(load(x, i + k) - centre, a, b)
-                store(dx, o + k, a * make(grad, g + k, keep, r + k, z, alpha))
+        for part in range(2):
+            start, stop = span(part, n)
+            if training:
+                for k in range(start, stop):
+                    deviation = load(x, i + k) - centre
+                    dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
+                    store(dx, o + k, a * dz + (c2 * (deviation * rstd) + c3))
+            else:
+                for k in range(start, stop):
+                    z = normalized(load(x, i + k) - centre, a, b)
+                    store(dx, o + k, a * make(grad, g + k, keep, r + k, z, alpha))
 
     return gradient_row
 
@@ -273,8 +272,8 @@ def build_backward(element: Element, value, pullback, keeps=False):
 
     Where dz is kept, ``kept`` has room for a unit per worker.
     """
-    first, second = _pullbacks(element, pullback, keeps)
-    row_sums, gradient_row = _row_sums(element, first), _gradient_row(element, second)
+    make, keep_row = dz_of(element, pullback, keeps), _keep_row(element, pullback)
+    row_sums, gradient_row = _row_sums(element, make), _gradient_row(element, make)
     channel_affine, saved = affine(element), saved_statistics(element)
 
     def backward(
@@ -289,14 +288,16 @@ def build_backward(element: Element, value, pullback, keeps=False):
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
                 gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
+                g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
+                i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                r = slot + row * length
+                if keeps:
+                    keep_row(grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter)
                 p, q = row_sums(
-                    grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
-                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
-                    kept, slot + row * length,
-                    length, centre, inverse, gain, offset, activation_parameter,
+                    grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter
                 )  # fmt: skip
-                i = 2 * (n * channels + c)
-                sums[i], sums[i + 1] = p, q
+                s = 2 * (n * channels + c)
+                sums[s], sums[s + 1] = p, q
                 total_p += gain * p
                 total_q += gain * q
             if not geometry[WANT_INPUT_GRAD]:
@@ -320,7 +321,7 @@ def build_backward(element: Element, value, pullback, keeps=False):
 
 def build_reduce(element: Element, value, pullback):
     """p and q of pieces start to stop."""
-    make, _ = _pullbacks(element, pullback, kept=False)
+    make = dz_of(element, pullback, kept=False)
     row_sums, channel_affine, saved = _row_sums(element, make), affine(element), saved_statistics(element)
 
     def reduce(
@@ -368,7 +369,7 @@ def build_combine(element: Element, value, pullback):
 
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of pieces start to stop."""
-    _, make = _pullbacks(element, pullback, kept=False)
+    make = dz_of(element, pullback, kept=False)
     gradient_row, channel_affine, saved = _gradient_row(element, make), affine(element), saved_statistics(element)
 
     def input_gradient(

@@ -4,7 +4,8 @@ layer_norm and rms_norm are this case, and any norm of a 2-D input, without modu
 Operands of the compute dtype are read where they lie. Others are read from ``wide_weight`` and ``wide_bias``, where
 ``widen`` has put the converted numbers, or the plan ones and zeros for an absent operand. The forward takes each row
 from its statistics to its output. The backward takes each row from its sums to its gradient, and sums the parameters'
-gradients over fixed segments of rows.
+gradients over fixed segments of rows. Few rows would make few segments: first the sums of all pieces of them are taken,
+then, a block of channels at a time, all gradients.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
+    COLUMN_ROWS,
+    COLUMNS,
     GRAD_SAMPLE,
     GROUP_CHANNELS,
     GROUPS,
@@ -28,8 +31,8 @@ from fusednorm.backends.cpu.geometry import (
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import normalized, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.affine import dz_of, normalized, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, widened, widening
@@ -50,9 +53,11 @@ def build_forward(element: Element, value, pullback):
     def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, activation_parameter):
         """y = value(weight xhat + bias)."""
         centre, inverse, alpha = T(mean), T(rstd), T(activation_parameter)
-        for k in range(n):
-            z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
-            store(y, j + k, value(z, alpha))
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
+                store(y, j + k, value(z, alpha))
 
     def forward(
         x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
@@ -75,18 +80,36 @@ def build_forward(element: Element, value, pullback):
 
 
 @cache
-def _group_sums(element: Element, pullback, accumulate: bool):
+def _keep_group(element: Element, pullback):
+    load, read, keep = element.load, element.read, element.keep
+
+    @exact
+    def keep_group(grad, g, x, i, kept, r, n, centre, inverse, weight, bias, first, alpha):
+        """dz of one group of one row, put into ``kept`` from r on: the sums of its last elements are scalar code, in
+        which no exponential should be."""
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                gain = read(weight, first + k)
+                z = normalized(load(x, i + k) - centre, scaled(gain, inverse), read(bias, first + k))
+                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
+
+    return keep_group
+
+
+@cache
+def _group_sums(element: Element, make, accumulate: bool):
     """P and Q of one group of one row; with ``accumulate`` the parameters' gradients are summed too."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second = element.add_first, element.add_second
 
     @reassociated
-    def group_sums(grad, g, x, i, n, centre, inverse, weight, bias, first, alpha, sums, ps, qs):
+    def group_sums(grad, g, x, i, kept, r, n, centre, inverse, weight, bias, first, alpha, sums, ps, qs):
         total_p, total_q = T(0), T(0)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
             xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
-            dz = pullback(load(grad, g + k), z, alpha)
+            dz = make(grad, g + k, kept, r + k, z, alpha)
             if accumulate:
                 add_first(sums, ps + first + k, dz)
                 add_second(sums, qs + first + k, dz * xhat)
@@ -98,35 +121,45 @@ def _group_sums(element: Element, pullback, accumulate: bool):
 
 
 @cache
-def _gradient_group(element: Element, pullback):
+def _gradient_group(element: Element, make, accumulate: bool):
     load, read, store, T = element.load, element.read, element.store, element.compute
+    add_first, add_second = element.add_first, element.add_second
 
     @exact
-    def gradient_group(grad, g, x, i, dx, o, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q):
-        """dx = rstd (weight dz - (P + xhat Q) / K)."""
+    def gradient_group(
+        grad, g, x, i, dx, o, kept, r, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q, sums, ps, qs
+    ):
+        """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` the parameters' gradients are summed too."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
             xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
-            dz = pullback(load(grad, g + k), z, alpha)
+            dz = make(grad, g + k, kept, r + k, z, alpha)
+            if accumulate:
+                add_first(sums, ps + first + k, dz)
+                add_second(sums, qs + first + k, dz * xhat)
             store(dx, o + k, inverse * (gain * dz - (p + xhat * q)))
 
     return gradient_group
 
 
-def build_backward(element: Element, value, pullback, accumulate=True):
-    """The input's gradient, and with ``accumulate`` the parameters' per segment, of segments of PIECE rows each."""
+def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
+    """The input's gradient, and with ``accumulate`` the parameters' per segment, of segments of PIECE rows each.
+
+    Where dz is kept, ``kept`` has room for a group per worker.
+    """
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    group_sums, gradient_group = _group_sums(element, pullback, accumulate), _gradient_group(element, pullback)
+    make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback)
+    group_sums, gradient_group = _group_sums(element, make, accumulate), _gradient_group(element, make, False)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        running, partials, geometry, activation_parameter, start, stop,
+        running, partials, kept, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
-        channels, alpha = groups * length, T(activation_parameter)
+        channels, alpha, slot = groups * length, T(activation_parameter), worker * length if keeps else 0
         flushed = geometry[PIECE] > ROWS_FLUSHED
         for segment in range(start, stop):
             # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them, if any.
@@ -144,10 +177,12 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                     inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
                     i, g = n * geometry[INPUT_SAMPLE] + first, n * geometry[GRAD_SAMPLE] + first
                     total_p, total_q = 0.0, 0.0
+                    if keeps:
+                        keep_group(grad, g, x, i, kept, slot, length, centre, inverse, gains, offsets, first, alpha)
                     for k in range(0, length, CHUNK):
                         chunk_p, chunk_q = group_sums(
-                            grad, g + k, x, i + k, min(CHUNK, length - k), centre, inverse, gains, offsets,
-                            first + k, alpha, running, ps, qs,
+                            grad, g + k, x, i + k, kept, slot + k, min(CHUNK, length - k), centre, inverse, gains,
+                            offsets, first + k, alpha, running, ps, qs,
                         )  # fmt: skip
                         total_p += chunk_p
                         total_q += chunk_q
@@ -157,8 +192,9 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                     for chunk in range(chunks):
                         k = (chunks - 1 - chunk) * CHUNK
                         gradient_group(
-                            grad, g + k, x, i + k, dx, n * geometry[OUTPUT_SAMPLE] + first + k, min(CHUNK, length - k),
-                            centre, inverse, gains, offsets, first + k, alpha, mean_p, mean_q,
+                            grad, g + k, x, i + k, dx, n * geometry[OUTPUT_SAMPLE] + first + k, kept, slot + k,
+                            min(CHUNK, length - k), centre, inverse, gains, offsets, first + k, alpha, mean_p, mean_q,
+                            running, ps, qs,
                         )  # fmt: skip
                 if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
                     for c in range(2 * channels):
@@ -166,6 +202,90 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                         running[ps + c] = T(0)
 
     return backward
+
+
+def build_reduce(element: Element, value, pullback):
+    """P and Q of pieces start to stop, each of one group of one row."""
+    T, rounded, as_read = element.compute, rounded_number(element), widened(element)
+    group_sums = _group_sums(element, dz_of(element, pullback, kept=False), False)
+
+    def reduce(
+        grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
+        running, partials, geometry, activation_parameter, start, stop,
+    ):  # fmt: skip
+        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        groups, length, pieces = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[PIECES]
+        for task in range(start, stop):
+            unit, k = task // pieces, task % pieces * geometry[PIECE]
+            n, first = unit // groups, unit % groups * length + k
+            centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
+            inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
+            partials[2 * task], partials[2 * task + 1] = group_sums(
+                grad, n * geometry[GRAD_SAMPLE] + first, x, n * geometry[INPUT_SAMPLE] + first, running, 0,
+                min(geometry[PIECE], length - k), centre, inverse, gains, offsets, first, T(activation_parameter),
+                running, 0, 0,
+            )  # fmt: skip
+
+    return reduce
+
+
+def build_columns(element: Element, value, pullback, accumulate=True):
+    """Blocks start to stop of COLUMNS channels in all rows: the input's gradient, and with ``accumulate`` the
+    parameters'."""
+    T, rounded, as_read = element.compute, rounded_number(element), widened(element)
+    gradient_group = _gradient_group(element, dz_of(element, pullback, kept=False), accumulate)
+
+    @exact
+    def mean_of_pieces(partials, unit, pieces, count):
+        total_p, total_q = 0.0, 0.0
+        for task in range(unit * pieces, (unit + 1) * pieces):
+            total_p += partials[2 * task]
+            total_q += partials[2 * task + 1]
+        return total_p / count, total_q / count
+
+    @exact
+    def flush(running, totals, first, last):
+        for c in range(first, last):
+            totals[c] += np.float64(running[c])
+            running[c] = T(0)
+
+    def columns(
+        grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
+        running, partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
+    ):  # fmt: skip
+        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        channels, alpha = groups * length, T(activation_parameter)
+        for block in range(start, stop):
+            first, last = block * COLUMNS, min((block + 1) * COLUMNS, channels)
+            if accumulate:
+                for c in range(first, last):
+                    running[c] = running[channels + c] = T(0)
+                    totals[c] = totals[channels + c] = 0.0
+            for n in range(geometry[SAMPLES]):
+                c = first
+                while c < last:
+                    unit = n * groups + c // length
+                    width = min(last, (c // length + 1) * length) - c
+                    centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
+                    inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
+                    mean_p, mean_q = mean_of_pieces(partials, unit, geometry[PIECES], count)
+                    gradient_group(
+                        grad, n * geometry[GRAD_SAMPLE] + c, x, n * geometry[INPUT_SAMPLE] + c,
+                        dx, n * geometry[OUTPUT_SAMPLE] + c, running, 0, width, centre, inverse, gains, offsets, c,
+                        alpha, 0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels,
+                    )  # fmt: skip
+                    c += width
+                if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SAMPLES]):
+                    flush(running, totals, first, last)
+                    flush(running, totals, channels + first, channels + last)
+            if accumulate:
+                narrow(totals, 0, grad_bias, geometry[BIAS_DTYPE], first, last)
+                narrow(totals, channels, grad_weight, geometry[WEIGHT_DTYPE], first, last)
+
+    return columns
 
 
 def build_widen(element: Element, value, pullback):
@@ -222,6 +342,11 @@ BUILDERS = {
     "forward": build_forward,
     "backward": build_backward,
     "backward_data": partial(build_backward, accumulate=False),
+    "backward_kept": partial(build_backward, keeps=True),
+    "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
+    "reduce": build_reduce,
+    "columns": build_columns,
+    "columns_data": partial(build_columns, accumulate=False),
     "widen": build_widen,
     "parameter_gradients": build_parameter_gradients,
 }

@@ -37,8 +37,8 @@ from fusednorm.backends.cpu.geometry import (
     SPATIAL,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.affine import normalized, publish, publish_units, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
 from fusednorm.backends.cpu.kernels.operands import number, rounded_number
@@ -46,6 +46,7 @@ from fusednorm.backends.cpu.kernels.operands import number, rounded_number
 TILE = SCRATCH  # channels summed at a time
 FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
+TOGETHER = 256  # single channels whose statistics are merged together: 4 KB of ``stats``
 
 
 @exact
@@ -181,38 +182,21 @@ def _total_m2(partials, means, m2s, n, rows, centre):
 
 @cache
 def _unit_statistics(element: Element):
-    keep, wide = publish(element), element.compute is np.float64
+    keep = publish(element)
 
     @exact
     def unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit):
         """Combine the channels and slabs under one statistic: the mean of means, then M2 about it."""
-        channels, pieces = channel_count(geometry), geometry[PIECES]
-        if geometry[PER_BATCH]:
-            tasks, first, width = (0, geometry[SAMPLES] * pieces), unit, 1
-        else:
-            n, width = unit // geometry[GROUPS], geometry[GROUP_CHANNELS]
-            tasks, first = (n * pieces, (n + 1) * pieces), (unit % geometry[GROUPS]) * width
-        if width == 1 and tasks[1] - tasks[0] == 1:
-            means = 2 * tasks[0] * channels + first
-            centre, m2 = partials[means], partials[means + channels]
-            stats[2 * unit], stats[2 * unit + 1] = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-            return
+        channels, pieces, width = channel_count(geometry), geometry[PIECES], geometry[GROUP_CHANNELS]
+        tasks, first = unit // geometry[GROUPS] * pieces, (unit % geometry[GROUPS]) * width
         total = 0.0
-        for task in range(tasks[0], tasks[1]):
+        for task in range(tasks, tasks + pieces):
             _, _, rows = locate(geometry, task)
             total += rows * _total(partials, 2 * task * channels + first, width)
         # About zero, M2 is the sum of squares.
         centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
-        if wide and width == 1 and not geometry[RMS]:
-            # The sum's roundings grow with the number of slabs; those of the distances from a centre nearby do not.
-            rest = 0.0
-            for task in range(tasks[0], tasks[1]):
-                _, _, rows = locate(geometry, task)
-                rest += rows * (partials[2 * task * channels + first] - centre)
-            if rest - rest == 0.0:  # finite
-                centre += rest / reduced_count(geometry)
         m2 = 0.0
-        for task in range(tasks[0], tasks[1]):
+        for task in range(tasks, tasks + pieces):
             _, _, rows = locate(geometry, task)
             means = 2 * task * channels + first
             m2 += _total_m2(partials, means, means + channels, width, rows, centre)
@@ -221,27 +205,89 @@ def _unit_statistics(element: Element):
     return unit_statistics
 
 
+@exact
+def _start_sums(stats, i, partials, means, channels, n):
+    for k in range(n):
+        stats[i + 2 * k], stats[i + 2 * k + 1] = partials[means + k], partials[means + channels + k]
+
+
+@exact
+def _add_means(stats, i, partials, means, n, rows):
+    for k in range(n):
+        stats[i + 2 * k] += rows * partials[means + k]
+
+
+@exact
+def _add_distances(stats, i, partials, means, n, rows):
+    for k in range(n):
+        stats[i + 2 * k + 1] += rows * (partials[means + k] - stats[i + 2 * k])
+
+
+@exact
+def _add_m2(stats, i, partials, means, channels, n, rows):
+    for k in range(n):
+        delta = partials[means + k] - stats[i + 2 * k]
+        stats[i + 2 * k + 1] += partials[means + channels + k] + rows * (delta * delta)
+
+
+@cache
+def _channel_statistics(element: Element):
+    keep, wide = publish_units(element), element.compute is np.float64
+
+    @exact
+    def channel_statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
+        """The same where a statistic has one channel, of units of one sample: loops along channels, not along slabs."""
+        channels, pieces, rms, count = channel_count(geometry), geometry[PIECES], geometry[RMS], reduced_count(geometry)
+        first = 0 if geometry[PER_BATCH] else start // channels * pieces
+        last = geometry[SAMPLES] * pieces if geometry[PER_BATCH] else first + pieces
+        i, c, n = 2 * start, start % channels, stop - start
+        if last - first == 1:
+            _start_sums(stats, i, partials, 2 * first * channels + c, channels, n)
+        else:
+            for k in range(i, i + 2 * n):
+                stats[k] = 0.0
+            for task in range(first, first if rms else last):
+                _, _, rows = locate(geometry, task)
+                _add_means(stats, i, partials, 2 * task * channels + c, n, rows)
+            for k in range(n):
+                stats[i + 2 * k] /= count
+            if wide and not rms:
+                # The sum's roundings grow with the number of slabs; those of the distances from a centre nearby do not.
+                for task in range(first, last):
+                    _, _, rows = locate(geometry, task)
+                    _add_distances(stats, i, partials, 2 * task * channels + c, n, rows)
+                for k in range(n):
+                    rest = stats[i + 2 * k + 1] / count
+                    stats[i + 2 * k] += rest if rest - rest == 0.0 else 0.0  # finite
+                    stats[i + 2 * k + 1] = 0.0
+            for task in range(first, last):
+                _, _, rows = locate(geometry, task)
+                _add_m2(stats, i, partials, 2 * task * channels + c, channels, n, rows)
+        keep(stats, mean, rstd, variance, geometry, eps, start, stop)
+
+    return channel_statistics
+
+
 @cache
 def _parameter_row(element: Element):
     T = element.compute
 
     @exact
-    def parameter_row(operand, dtype, absent, coefficients, first, n):
-        """The n elements of weight or bias in the compute dtype, ``absent`` where there is none."""
+    def parameter_row(operand, dtype, start, absent, coefficients, first, n):
+        """The n elements of an operand from ``start`` on in the compute dtype, ``absent`` where there is none."""
         if dtype == 0:
             for c in range(n):
                 coefficients[first + c] = absent
         else:
             for c in range(n):
-                coefficients[first + c] = T(number(operand, c, dtype))
+                coefficients[first + c] = T(number(operand, start + c, dtype))
 
     return parameter_row
 
 
 @cache
 def _sample_coefficients(element: Element):
-    channel_affine, parameter_row, T = affine(element), _parameter_row(element), element.compute
-    rounded = rounded_number(element)
+    parameter_row, rounded, T = _parameter_row(element), rounded_number(element), element.compute
 
     @exact
     def of_shared(stats, coefficients, weight, bias, geometry, unit, i, width):
@@ -254,16 +300,6 @@ def _sample_coefficients(element: Element):
         for c in range(i, i + n):
             coefficients[c], coefficients[c + width] = mean, a
             coefficients[c + 2 * width], coefficients[c + 3 * width] = b, inverse
-
-    @exact
-    def of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width):
-        for c in range(channel_count(geometry)):
-            unit = statistic_unit(geometry, n, c)
-            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-            coefficients[base + c] = T(stats[2 * unit])
-            coefficients[base + width + c] = T(gain * stats[2 * unit + 1])
-            coefficients[base + 2 * width + c] = T(offset)
-            coefficients[base + 3 * width + c] = T(stats[2 * unit + 1])
 
     @exact
     def of_unit(coefficients, mean, rstd, i, width, n):
@@ -280,6 +316,42 @@ def _sample_coefficients(element: Element):
             coefficients[i + width + c] = T(np.float64(coefficients[i + width + c]) * rstd)
             coefficients[i + 3 * width + c] = T(rstd)
 
+    @uncontracted
+    def modulate(coefficients, i, width, rstd, c):
+        """a and b of a channel, as :func:`affine` rounds them, from weight, bias, scale and shift in their places."""
+        factor = 1.0 + np.float64(coefficients[i + c])
+        gain, offset = np.float64(coefficients[i + width + c]), np.float64(coefficients[i + 2 * width + c])
+        coefficients[i + width + c] = T(gain * factor * rstd)
+        coefficients[i + 2 * width + c] = T(offset * factor + np.float64(coefficients[i + 3 * width + c]))
+
+    @uncontracted
+    def modulate_unit(coefficients, rstd, i, width, n):
+        for c in range(n):
+            modulate(coefficients, i, width, rstd, c)
+
+    @uncontracted
+    def modulate_single_channels(stats, first, coefficients, i, width, n):
+        for c in range(n):
+            modulate(coefficients, i, width, stats[2 * (first + c) + 1], c)
+
+    @exact
+    def of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, i, width):
+        channels, size, first = channel_count(geometry), geometry[GROUP_CHANNELS], statistic_unit(geometry, n, 0)
+        parameter_row(scale, geometry[SCALE_DTYPE], n * channels, T(0), coefficients, i, channels)
+        # To add -0 changes nothing, a bias of -0 included.
+        parameter_row(shift, geometry[SHIFT_DTYPE], n * channels, T(-0.0), coefficients, i + 3 * width, channels)
+        if size == 1:
+            modulate_single_channels(stats, first, coefficients, i, width, channels)
+            for c in range(channels):
+                coefficients[i + c] = T(stats[2 * (first + c)])
+                coefficients[i + 3 * width + c] = T(stats[2 * (first + c) + 1])
+        else:
+            for g in range(geometry[GROUPS]):
+                mean, rstd, k = stats[2 * (first + g)], stats[2 * (first + g) + 1], i + g * size
+                modulate_unit(coefficients, rstd, k, width, size)
+                for c in range(k, k + size):
+                    coefficients[c], coefficients[c + 3 * width] = T(mean), T(rstd)
+
     @exact
     def sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n):
         """mean, a, b and rstd of each channel of a sample."""
@@ -289,13 +361,13 @@ def _sample_coefficients(element: Element):
             for g in range(geometry[GROUPS]):
                 i = base + g * geometry[GROUP_CHANNELS]
                 of_shared(stats, coefficients, weight, bias, geometry, n * geometry[GROUPS] + g, i, width)
-        elif geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE]:
-            of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width)
         else:
-            parameter_row(weight, geometry[WEIGHT_DTYPE], T(1), coefficients, base + width, channels)
-            parameter_row(bias, geometry[BIAS_DTYPE], T(0), coefficients, base + 2 * width, channels)
+            parameter_row(weight, geometry[WEIGHT_DTYPE], 0, T(1), coefficients, base + width, channels)
+            parameter_row(bias, geometry[BIAS_DTYPE], 0, T(0), coefficients, base + 2 * width, channels)
             first, size = statistic_unit(geometry, n, 0), geometry[GROUP_CHANNELS]
-            if size == 1:
+            if geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE]:
+                of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width)
+            elif size == 1:
                 of_single_channels(stats, first, coefficients, base, width, channels)
             else:
                 for g in range(geometry[GROUPS]):
@@ -323,10 +395,12 @@ def _apply_slab(element: Element, value):
             r = first + row * geometry[REPEAT]
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for c in range(min(width, (first + positions - r) * channels)):
-                deviation = load(x, i + c) - read(coefficients, centre + c)
-                z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
-                store(y, j + c, value(z, alpha))
+            for part in range(2):
+                start, stop = span(part, min(width, (first + positions - r) * channels))
+                for c in range(start, stop):
+                    deviation = load(x, i + c) - read(coefficients, centre + c)
+                    z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
+                    store(y, j + c, value(z, alpha))
 
     return apply_slab
 
@@ -344,11 +418,17 @@ def build_moments(element: Element, value, pullback):
 
 def build_statistics(element: Element, value, pullback):
     """The statistics of units start to stop from those of the slabs."""
-    unit_statistics = _unit_statistics(element)
+    unit_statistics, channel_statistics = _unit_statistics(element), _channel_statistics(element)
 
     def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
-        for unit in range(start, stop):
-            unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit)
+        unit = start
+        if geometry[GROUP_CHANNELS] == 1:
+            while unit < stop:
+                last = min(unit + TOGETHER, stop, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
+                channel_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit, last)
+                unit = last
+        for u in range(unit, stop):
+            unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, u)
 
     return statistics
 

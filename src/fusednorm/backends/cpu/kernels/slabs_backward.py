@@ -28,10 +28,10 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of
+from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, TOGETHER, channel_count, locate, row_width, rows_of
 
 
 @cache
@@ -86,8 +86,9 @@ def _sample_sums(partials, sums, geometry, n):
     """p and q of each channel of a sample, from its slabs in order."""
     channels, pieces = channel_count(geometry), geometry[PIECES]
     for c in range(channels):
-        sums[2 * (n * channels + c)] = sums[2 * (n * channels + c) + 1] = 0.0
-    for task in range(n * pieces, (n + 1) * pieces):
+        i, task = 2 * (n * channels + c), n * pieces
+        sums[i], sums[i + 1] = partials[2 * task * channels + c], partials[(2 * task + 1) * channels + c]
+    for task in range(n * pieces + 1, (n + 1) * pieces):
         for c in range(channels):
             i = 2 * (n * channels + c)
             sums[i] += partials[2 * task * channels + c]
@@ -124,24 +125,17 @@ def _unit_gradient(element: Element):
     @exact
     def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
         """c2 and c3 of each channel under one statistic, from P and Q."""
-        channels = channel_count(geometry)
-        if geometry[PER_BATCH]:
-            n0, n1, c0, c1 = 0, geometry[SAMPLES], unit, unit + 1
-        else:
-            n0, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * geometry[GROUP_CHANNELS]
-            n1, c1 = n0 + 1, c0 + geometry[GROUP_CHANNELS]
+        channels, size = channel_count(geometry), geometry[GROUP_CHANNELS]
+        n, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * size
         total_p, total_q = 0.0, 0.0
-        for n in range(n0, n1):
-            if geometry[SCALE_DTYPE]:
-                for c in range(c0, c1):
-                    gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                    total_p += gain * sums[2 * (n * channels + c)]
-                    total_q += gain * sums[2 * (n * channels + c) + 1]
-            else:
-                dtype = 0 if geometry[SHARED] else geometry[WEIGHT_DTYPE]
-                p, q = weighted_sums(sums, 2 * (n * channels + c0), weight, dtype, c0, c1 - c0)
-                total_p += p
-                total_q += q
+        if geometry[SCALE_DTYPE]:
+            for c in range(c0, c0 + size):
+                gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
+                total_p += gain * sums[2 * (n * channels + c)]
+                total_q += gain * sums[2 * (n * channels + c) + 1]
+        else:
+            dtype = 0 if geometry[SHARED] else geometry[WEIGHT_DTYPE]
+            total_p, total_q = weighted_sums(sums, 2 * (n * channels + c0), weight, dtype, c0, size)
         if geometry[SHARED] and geometry[WEIGHT_DTYPE]:
             gain = rounded(weight, unit, geometry[WEIGHT_DTYPE])
             total_p, total_q = gain * total_p, gain * total_q
@@ -150,11 +144,10 @@ def _unit_gradient(element: Element):
         if geometry[RMS]:
             c3 = 0.0
         width = row_width(geometry)
-        for n in range(n0, n1):
-            base = (n * COEFFICIENTS + 4) * width
-            for k in range(geometry[REPEAT]):
-                for i in range(base + k * channels + c0, base + k * channels + c1):
-                    coefficients[i], coefficients[i + width] = T(c2), T(c3)
+        base = (n * COEFFICIENTS + 4) * width
+        for k in range(geometry[REPEAT]):
+            for i in range(base + k * channels + c0, base + k * channels + c0 + size):
+                coefficients[i], coefficients[i + width] = T(c2), T(c3)
 
     return unit_gradient
 
@@ -175,18 +168,20 @@ def _gradient_slab(element: Element, pullback):
             g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             width = min(plane, (first + positions - r) * channels)
-            if training:
-                for c in range(width):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                    xhat = deviation * read(coefficients, k + 3 * plane + c)
-                    c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
-            else:  # 0 times an infinite xhat would be NaN
-                for c in range(width):
-                    deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                    z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                    store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
+            for part in range(2):
+                start, stop = span(part, width)
+                if training:
+                    for c in range(start, stop):
+                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
+                        xhat = deviation * read(coefficients, k + 3 * plane + c)
+                        c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
+                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
+                else:  # 0 times an infinite xhat would be NaN
+                    for c in range(start, stop):
+                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
+                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
+                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
 
     return gradient_slab
 
@@ -196,8 +191,13 @@ def build_recall(element: Element, value, pullback):
     rounded = rounded_number(element)
 
     def recall(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, stats, geometry, start, stop):
+        if geometry[RMS]:
+            for unit in range(start, stop):
+                stats[2 * unit] = 0.0
+        else:
+            for unit in range(start, stop):
+                stats[2 * unit] = rounded(given_mean, unit, given_mean_dtype)
         for unit in range(start, stop):
-            stats[2 * unit] = 0.0 if geometry[RMS] else rounded(given_mean, unit, given_mean_dtype)
             stats[2 * unit + 1] = rounded(given_rstd, unit, given_rstd_dtype)
 
     return recall
@@ -229,19 +229,45 @@ def build_gradient_coefficients(element: Element, value, pullback):
     unit_gradient, T = _unit_gradient(element), element.compute
 
     @exact
-    def of_single_channels(sums, coefficients, channels, count, start, stop):
-        """Of batch_norm's channels in one sample, whose coefficients hold A rstd already."""
-        for c in range(start, stop):
-            a = -np.float64(coefficients[channels + c])
-            coefficients[4 * channels + c] = T(a * (sums[2 * c + 1] / count))
-            coefficients[5 * channels + c] = T(a * (sums[2 * c] / count))
+    def add_channels(sums, i, stats, u, coefficients, a, n):
+        """Add a p and a q of n channels, where a is A rstd, to the P and Q of their units."""
+        for k in range(n):
+            gain = np.float64(coefficients[a + k])
+            stats[u + 2 * k] += gain * sums[i + 2 * k]
+            stats[u + 2 * k + 1] += gain * sums[i + 2 * k + 1]
+
+    @exact
+    def put_channels(stats, u, coefficients, c2s, width, n, count, rms):
+        for k in range(n):
+            coefficients[c2s + k] = T(-stats[u + 2 * k + 1] / count)
+            coefficients[c2s + width + k] = T(0) if rms else T(-stats[u + 2 * k] / count)
+
+    @exact
+    def of_single_channels(sums, stats, coefficients, geometry, start, stop):
+        """Of units of one channel each in one sample, or of batch_norm; ``stats``, read no more, take P and Q."""
+        channels, width = channel_count(geometry), row_width(geometry)
+        n0 = 0 if geometry[PER_BATCH] else start // channels
+        n1 = geometry[SAMPLES] if geometry[PER_BATCH] else n0 + 1
+        c, u = start % channels, 2 * start
+        for k in range(u, 2 * stop):
+            stats[k] = 0.0
+        for n in range(n0, n1):
+            i, a = 2 * (n * channels + c), (n * COEFFICIENTS + 1) * width + c
+            add_channels(sums, i, stats, u, coefficients, a, stop - start)
+        for n in range(n0, n1):
+            for k in range(geometry[REPEAT]):
+                c2s = (n * COEFFICIENTS + 4) * width + k * channels + c
+                put_channels(stats, u, coefficients, c2s, width, stop - start, reduced_count(geometry), geometry[RMS])
 
     def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
-        if geometry[PER_BATCH] and geometry[SAMPLES] == 1 and geometry[REPEAT] == 1:
-            of_single_channels(sums, coefficients, channel_count(geometry), reduced_count(geometry), start, stop)
-            return
-        for unit in range(start, stop):
-            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit)
+        unit = start
+        if geometry[GROUP_CHANNELS] == 1:
+            while unit < stop:
+                last = min(unit + TOGETHER, stop, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
+                of_single_channels(sums, stats, coefficients, geometry, unit, last)
+                unit = last
+        for u in range(unit, stop):
+            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, u)
 
     return gradient_coefficients
 

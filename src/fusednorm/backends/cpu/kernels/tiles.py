@@ -33,7 +33,7 @@ from fusednorm.backends.cpu.geometry import (
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.moments import FEWEST
@@ -180,17 +180,7 @@ def _gradient_tile(element: Element, pullback, keeps: bool):
     With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
     """
-    load, read, store, recall = element.load, element.read, element.store, element.recall
-
-    @exact
-    def made(grad, g, dzs, r, z, alpha):
-        return pullback(load(grad, g), z, alpha)
-
-    @exact
-    def recalled(grad, g, dzs, r, z, alpha):
-        return recall(dzs, r)
-
-    make = recalled if keeps else made
+    load, read, store, make = element.load, element.read, element.store, dz_of(element, pullback, keeps)
 
     @exact
     def gradient_tile(grad, g, x, i, dx, o, n, means, gains, offsets, rstds, c2s, c3s, dzs, r, alpha, training):

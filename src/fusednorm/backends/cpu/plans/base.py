@@ -26,6 +26,8 @@ from fusednorm.strides import contiguous, packed_strides
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
+#: A derivative of more operations has an exponential, and units of at most so many elements keep dz then.
+COSTLY_FLOPS, KEPT_ELEMENTS = 8, 1 << 20
 NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
 
@@ -267,6 +269,11 @@ class BackwardPlan(Plan):
     def loops(self) -> list[Loop]:
         """The loops of a call, with their workspace reserved."""
         raise NotImplementedError
+
+    def keeps(self, elements: int) -> bool:
+        """Whether units of so many elements keep dz between two passes: that moves 8 bytes per element in cache."""
+        activation = self.problem.norm.activation
+        return activation is not None and activation.derivative_flops > COSTLY_FLOPS and elements <= KEPT_ELEMENTS
 
     def parameter_loops(self) -> list[Loop]:
         """The loop, if any, that makes the parameters' gradients from p and q per (n, c)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusednorm.backends.cpu.geometry import PIECE, ROWS_FLUSHED
+from fusednorm.backends.cpu.geometry import COLUMNS, PIECE, PIECES, ROWS_FLUSHED
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES
@@ -39,7 +39,11 @@ class RowsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         segments = self.tasks // max(1, self.samples)
         widening, self.constant_operands = _widening(self)
-        backward = self.kernel("backward" if self.sums_parameters else "backward_data")
+        length = self.problem.view.group_channels
+        keeps = self.keeps(length)
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps else 0
+        name = "backward" if self.sums_parameters else "backward_data"
+        backward = self.kernel(f"{name}_kept" if keeps else name)
         loops = [*widening, self.loop(backward, segments, 2 * self.tensor_bytes)]
         if self.sums_parameters:
             count = 2 * segments * self.channels
@@ -48,4 +52,23 @@ class RowsBackward(BackwardPlan):
             self.reserve(partials=count if flushed else 2 * self.channels, running=running)
             finish = self.kernel("parameter_gradients", activated=False)
             loops.append(self.loop(finish, self.channels, 8 * count))
+        self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
+
+
+class FewRowsBackward(BackwardPlan):
+    """P and Q of the pieces of all rows, then the gradients of all rows, a block of channels at a time."""
+
+    module = "rows"
+
+    def loops(self) -> list[Loop]:
+        widening, self.constant_operands = _widening(self)
+        pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
+        self.reserve(partials=2 * pieces, running=2 * self.channels, totals=2 * self.channels)
+        reduce = self.kernel("reduce")
+        columns = self.kernel("columns" if self.sums_parameters else "columns_data")
+        return [
+            *widening,
+            self.loop(reduce, pieces, 2 * self.tensor_bytes),
+            self.loop(columns, blocks, 3 * self.tensor_bytes),
+        ]
