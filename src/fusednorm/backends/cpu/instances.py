@@ -21,8 +21,8 @@ MINIMUM_UNITS = 16  # units below which one kernel per unit would leave threads 
 SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: batch_norm's planes of so many elements, in a backward of half as many, over so many samples are taken in slabs: a
 #: loop over each alone would start for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at
-#: least.
-SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW = 128, 4, 512, 16
+#: least, or SHORTEST_ROW where it is the whole sample.
+SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 4, 512, 128, 16
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
@@ -169,7 +169,8 @@ def _spread(problem: Problem) -> Problem | None:
     long = [size for size in sizes if WIDE_ROW <= size * view.spatial <= 8 * WIDE_ROW]
     short = [size for size in sizes if size * view.spatial < WIDE_ROW]
     size = (long or short[::-1] or [1])[0]
-    return problem.spread_over(view.channels // size) if size * view.spatial >= SHORT_ROW else None
+    least = SHORTEST_ROW if size == view.channels else SHORT_ROW
+    return problem.spread_over(view.channels // size) if size * view.spatial >= least else None
 
 
 @dataclass(frozen=True, slots=True)
