@@ -5,9 +5,9 @@ restores a part of it that no crop has shown. Both trainings start from the same
 their loss curves lie on one another; only the time differs. The second network is the first one after one line,
 ``fusednorm.convert_(model)``.
 
-    python examples/photo_unet.py --steps 150 --output photo_unet.png
+    python examples/photo_unet.py --steps 300 --output photo_unet.png
 
-On a GPU it computes in bfloat16 and channels_last. It ends with exit code 1 if either network does not restore the
+It computes in channels_last, on a GPU in bfloat16. It ends with exit code 1 if either network does not restore the
 photograph, or if the two restore it differently well.
 """
 
@@ -45,8 +45,9 @@ BARS = " ▁▂▃▄▅▆▇█"
 
 
 def block(inputs: int, outputs: int) -> nn.Module:
+    """A separable convolution, each of its two parts with a norm and an activation."""
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.Conv2d(inputs, outputs, 1, bias=False),
         nn.GroupNorm(4, outputs),
         nn.SiLU(),
         nn.Conv2d(outputs, outputs, 3, padding=1, groups=outputs, bias=False),
@@ -124,9 +125,8 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=2e-3)
 
     def forward(self, images: Tensor) -> Tensor:
-        layout = torch.channels_last if self.device == "cuda" else torch.contiguous_format
         with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            output: Tensor = self.network(images.to(self.device, memory_format=layout))
+            output: Tensor = self.network(images.to(self.device, memory_format=torch.channels_last))
         return output
 
     def step(self, images: Tensor, target: Tensor) -> float:
@@ -165,7 +165,7 @@ def progress(trainings: list[Training], steps: int) -> Group:
         loss = f"{sum(last) / len(last):.4f}" if last else ""
         table.add_row(one.name, f"{done} of {steps}", loss, pace, f"{one.seconds:.1f}")
     curves = [Text(f"{one.name:>13} {curve(one.losses, 60)}") for one in trainings]
-    return Group(table, *curves)
+    return Group(table, *curves, Text())
 
 
 def picture(path: Path, panels: dict[str, Tensor]) -> None:
@@ -183,7 +183,7 @@ def picture(path: Path, panels: dict[str, Tensor]) -> None:
 
 
 def main(
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 150,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of each training.")] = 300,
     seed: Annotated[int, typer.Option(help="Of the weights, the crops and the noise.")] = 0,
     output: Annotated[Path, typer.Option(help="Where to write the picture.")] = Path("photo_unet.png"),
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where torch has one.")] = "auto",
@@ -199,8 +199,7 @@ def main(
 
     def network() -> nn.Module:
         torch.manual_seed(seed)
-        model = UNet().to(device)
-        return model.to(memory_format=torch.channels_last) if device == "cuda" else model  # type: ignore[call-overload]
+        return UNet().to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     plain, converted = network(), network()
     print(fusednorm.convert_(converted))
@@ -240,9 +239,9 @@ def main(
     panels["their difference, 20 times"] = 20 * difference[0]
     picture(output, panels)
     console.print(
-        f"{output}: the input ({before:.2f} dB), both results ({after[0]:.2f} and {after[1]:.2f} dB), and their"
+        f"{output} shows the input ({before:.2f} dB), both results ({after[0]:.2f} and {after[1]:.2f} dB) and their "
+        f"difference, {difference.mean():.4f} in the mean of pixels from 0 to 1."
     )
-    console.print(f"difference, at most {difference.max():.3f} and {difference.mean():.4f} in the mean.")
     ratio = trainings[0].seconds / trainings[1].seconds
     console.print(f"The whole training step runs {ratio:.2f} times as fast after fusednorm.convert_(model).")
     if min(after) < before + LEAST_GAIN or abs(after[0] - after[1]) > MOST_DIFFERENCE:
