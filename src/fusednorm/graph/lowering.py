@@ -222,9 +222,17 @@ class Lowering:
 
             used += reads
         elif set(results) <= {"y"}:
+            shorts: list[Any] = []  # the plan's short form or None, once a call has had tensors
 
             def run(values: Values) -> None:
-                plan(Operands(values[x], values[weight], values[bias]), False, values[y])
+                if not shorts:
+                    operands = Operands(values[x], values[weight], values[bias])
+                    shorts.append(plan.short(operands) if hasattr(plan, "short") else None)
+                (short,) = shorts
+                if short is None:
+                    plan(Operands(values[x], values[weight], values[bias]), False, values[y])
+                else:
+                    short(values[x], values[weight], values[bias], None, None, None, None, out=values[y])
 
         else:
             mean, rstd, keep, writes = self.bind_kept_statistics(operation, found.problem)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -13,9 +13,12 @@ from torch.nn import Parameter
 from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import VariantPackError
 from fusednorm.graph.tensors import TensorAttributes, extent, same_strides
+from fusednorm.private.torch_names import guard
 from fusednorm.strides import is_dense
 
 VariantPack = Mapping[Any, Tensor]
+
+MOST_GUARDS = 8  # that one reader makes; of tensors in more forms each is checked in Python
 
 
 class PackReader:
@@ -32,6 +35,9 @@ class PackReader:
         ]
         self.empty: list[Any] = [None] * len(self.tensors)
         self.outputs = range(len(self.tensors) - outputs, len(self.tensors))
+        #: Whether tensors have the metadata of those that were found right, in one call; None before.
+        self.known: Callable[..., bool] | None = None
+        self.guards = MOST_GUARDS
         self.apart: list[int] = []  # addresses of the last tensors found apart; their sizes never change
         self.bytes = [
             extent(tensor.dims or (), tensor.strides or ()) * (tensor.dtype.itemsize if tensor.dtype else 0)
@@ -41,14 +47,37 @@ class PackReader:
     def read(self, pack: VariantPack, *, outputs: bool = True) -> list[Any]:
         """The tensors by slot; without ``outputs`` the outputs may be absent, as None."""
         values = self.empty.copy()
-        slots, device = self.slots, self.device
+        slots = self.slots
         try:
             for key, value in pack.items():
                 values[slots[key]] = value
         except (KeyError, TypeError, AttributeError):
             self.refuse_keys(pack)
         complete = len(pack) == len(values)
-        slot = 0
+        if not (outputs and complete and self.knows(values)):
+            self.check(pack, values, complete, outputs)
+        if outputs:
+            addresses = [tensor.data_ptr() for tensor in values]
+            if addresses != self.apart:
+                self.check_apart(values)
+                self.apart = addresses
+        return values
+
+    def knows(self, values: Sequence[Any]) -> bool:
+        """Whether the tensors are like those of an earlier call: classes, sizes, strides, dtypes, devices, dispatch
+        keys, and whether they require gradients."""
+        known = self.known
+        if known is None:
+            return False
+        for tensor in values:
+            # A guard aborts the process for a nested tensor.
+            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or tensor.is_nested:
+                return False
+        return known(*values)
+
+    def check(self, pack: VariantPack, values: Sequence[Any], complete: bool, outputs: bool) -> None:
+        """Every tensor is what was declared, and all are there; without ``outputs`` these may be absent."""
+        device, slot = self.device, 0
         try:
             for slot, dims, strides, dtype in self.expected:
                 tensor = values[slot]
@@ -75,11 +104,9 @@ class PackReader:
             for slot in self.outputs:
                 if values[slot].requires_grad:
                     self.refuse_gradient(slot)
-            addresses = [tensor.data_ptr() for tensor in values]
-            if addresses != self.apart:
-                self.check_apart(values)
-                self.apart = addresses
-        return values
+            if self.guards:  # each takes as long as some calls
+                self.guards -= 1
+                self.known = guard(values)
 
     def check_apart(self, values: Sequence[Tensor]) -> None:
         """No output shares memory with another tensor."""

@@ -206,9 +206,9 @@ class ForwardPlan(Plan):
         return Results(output, mean_out, rstd_out, variance)
 
     def short(self, operands: Operands) -> Callable[..., Any] | None:
-        """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, and with ``saves`` the
-        output and one tensor of mean, rstd and variance, without those that the norm does not have. None where a call
-        does more than allocate and run its kernels in one thread."""
+        """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, which is ``out`` if that
+        is given, and with ``saves`` the output and one tensor of mean, rstd and variance, without those that the norm
+        does not have. None where a call does more than allocate and run its kernels in one thread."""
         if not self.few or not self.is_short(operands.tensors()[1:]):
             return None
         allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
@@ -225,9 +225,10 @@ class ForwardPlan(Plan):
             mean_code, var_code = CODES[operands.mean.dtype], CODES[operands.var.dtype]
 
         def run(
-            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, saves: bool = False
-        ) -> Any:
-            output = allocate(shape, strides, dtype)
+            input: Tensor, weight: Any, bias: Any, scale: Any, shift: Any, mean: Any, var: Any, saves: bool = False,
+            out: Tensor | None = None,
+        ) -> Any:  # fmt: skip
+            output = allocate(shape, strides, dtype) if out is None else out
             if saves:
                 statistics = allocate(saved_shape, saved_strides, compute)
                 mean_out = statistics.data_ptr()
