@@ -15,6 +15,7 @@ from fusednorm.backends.triton.config.rows import by_columns, columns_backward_f
 from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.runs import (
+    grouped,
     layouts_of,
     load_bytes,
     power_of_two,
@@ -548,3 +549,12 @@ def test_a_backward_of_long_rows_goes_by_columns(rows: int, length: int, dtype: 
         config = columns_backward_for(problem)
         assert 1 <= config.steps <= 32
         assert config.stages in (1, 3)
+
+
+def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_positions() -> None:
+    x = torch.empty(2, 8, 6, 6, device="meta").to(memory_format=torch.channels_last)
+    wide = torch.empty(2, 12, 6, 6, device="meta").to(memory_format=torch.channels_last)
+    for given, groups, channels in ((x, 1, 1), (x, 2, 4), (wide[:, :8], 1, 8)):
+        problem = forward_problem(norm_of("group_norm", groups), Operands(given))
+        assert problem.layout.order == "channels_last"
+        assert grouped(problem).view.group_channels == channels

@@ -222,17 +222,17 @@ class Lowering:
 
             used += reads
         elif set(results) <= {"y"}:
-            shorts: list[Any] = []  # the plan's short form or None, once a call has had tensors
+            short: Any = None  # the plan's short form, once a call has had tensors, or the plan itself
+
+            def whole(*tensors: Any, out: Tensor | None) -> None:
+                plan(Operands(*tensors), False, out)
 
             def run(values: Values) -> None:
-                if not shorts:
-                    operands = Operands(values[x], values[weight], values[bias])
-                    shorts.append(plan.short(operands) if hasattr(plan, "short") else None)
-                (short,) = shorts
+                nonlocal short
+                given = values[x], values[weight], values[bias], None, None, None, None
                 if short is None:
-                    plan(Operands(values[x], values[weight], values[bias]), False, values[y])
-                else:
-                    short(values[x], values[weight], values[bias], None, None, None, None, out=values[y])
+                    short = (plan.short(Operands(*given)) if hasattr(plan, "short") else None) or whole
+                short(*given, out=values[y])
 
         else:
             mean, rstd, keep, writes = self.bind_kept_statistics(operation, found.problem)
