@@ -47,9 +47,10 @@ run: setup
 	$(BIN)/fusednorm bench --suite quick
 	$(BIN)/python examples/photo_unet.py
 
+# A crash ends the run: xdist 3.8 can wait for ever for a worker that took a crashed one's place.
 # Tests that measure time come second, on a machine that is theirs, and again where a neighbour spoiled an attempt.
 test: setup
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m 'not timing and not exhaustive'
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 -m 'not timing and not exhaustive'
 	$(BIN)/python -m pytest -m timing --reruns 2
 
 # Each version in an environment of its own, .venv-3.12 for one. A version that is not installed is named at the end, and fails nothing; a version that fails fails the whole.
@@ -81,7 +82,7 @@ test-versions:
 	test -z "$$failed" || { echo "== failed:$$failed"; exit 1; }
 
 test-exhaustive: setup
-	$(BIN)/python -m pytest -n $(WORKERS) -m exhaustive
+	$(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 -m exhaustive
 
 # What is changed, and the tests that should notice, stand in pyproject.toml; a run goes on where the last one stopped.
 # One thread each: what torch starts for more does not survive the fork for a mutant.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -105,3 +106,33 @@ def test_a_kernel_whose_linking_was_interrupted_is_linked_by_the_next_call(
     expected = torch.nn.functional.gelu(torch.nn.functional.group_norm(x, 2))
     torch.testing.assert_close(fusednorm.group_norm(x, 2, activation="gelu"), expected)
     assert name in compiler._libraries
+
+
+SCATTERED = """
+    import json, mmap, torch, fusednorm
+    from fusednorm.backends.cpu import compiler
+    x = torch.randn(2, 4, 50)
+    fusednorm.rms_norm(x, (50,))  # LLVM is ready
+    def reserved(size):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+    kept = [reserved(pages * mmap.PAGESIZE) for pages in (1, 8) for _ in range(2000)]  # no gap is left
+    comb = [reserved(mmap.PAGESIZE) for _ in range(2000)]
+    kept.append(reserved(6 << 30))
+    for page in comb[::2]:
+        page.close()  # room for a page of constants here, and for code only far below
+    close = []
+    for name in ("gelu", "gelu_tanh", "tanh", "sigmoid"):
+        for dtype in (torch.float32, torch.float64):
+            case = x.to(dtype)
+            y = fusednorm.group_norm(case, 2, activation=name)
+            with fusednorm.use_instance("reference"):
+                expected = fusednorm.group_norm(case, 2, activation=name)
+            close.append(torch.allclose(y, expected, atol=1e-5))
+    print(json.dumps(close))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mmap's flags are Linux's")
+def test_code_is_linked_where_free_memory_is_scattered() -> None:
+    """As in long processes with many threads: constants must not end up further from their code than 2 GB."""
+    assert fresh_process(SCATTERED) == [True] * 8

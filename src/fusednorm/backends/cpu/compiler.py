@@ -166,7 +166,9 @@ def target_machine() -> Any:
 
 @cache
 def _jit() -> Any:
-    return llvm.create_lljit_compiler(target_machine())
+    # JITLink lays code and constants side by side. LLVM's other linker takes memory for each where the system has some,
+    # and aborts the process where that is more than 2 GB apart.
+    return llvm.create_lljit_compiler(target_machine(), use_jit_link=True)
 
 
 def _cpu_features() -> str:
