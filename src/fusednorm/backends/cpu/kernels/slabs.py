@@ -37,7 +37,7 @@ from fusednorm.backends.cpu.geometry import (
     SPATIAL,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import normalized, publish, publish_units, reduced_count
+from fusednorm.backends.cpu.kernels.affine import normalized, publish_units, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import HEAD
@@ -50,10 +50,16 @@ TOGETHER = 256  # single channels whose statistics are merged together: 4 KB of 
 
 
 @exact
+def piece_size(geometry, piece):
+    """The positions of a sample's piece, which is a slab."""
+    return min(geometry[PIECE], geometry[SPATIAL] - piece * geometry[PIECE])
+
+
+@exact
 def locate(geometry, task):
     """The sample, first position and number of positions of a slab."""
-    n, first = task // geometry[PIECES], (task % geometry[PIECES]) * geometry[PIECE]
-    return n, first, min(geometry[PIECE], geometry[SPATIAL] - first)
+    n, piece = task // geometry[PIECES], task % geometry[PIECES]
+    return n, piece * geometry[PIECE], piece_size(geometry, piece)
 
 
 @exact
@@ -76,6 +82,12 @@ def rows_of(geometry, positions):
 @exact
 def statistic_unit(geometry, n, c):
     return c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
+
+
+@exact
+def next_group(geometry, n, g):
+    """The sample and group of the next unit; to divide a unit's number takes as long as a small unit."""
+    return (n, g + 1) if g + 1 < geometry[GROUPS] else (n + 1, 0)
 
 
 @cache
@@ -180,29 +192,21 @@ def _total_m2(partials, means, m2s, n, rows, centre):
     return m2 + rows * spread
 
 
-@cache
-def _unit_statistics(element: Element):
-    keep = publish(element)
-
-    @exact
-    def unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit):
-        """Combine the channels and slabs under one statistic: the mean of means, then M2 about it."""
-        channels, pieces, width = channel_count(geometry), geometry[PIECES], geometry[GROUP_CHANNELS]
-        tasks, first = unit // geometry[GROUPS] * pieces, (unit % geometry[GROUPS]) * width
-        total = 0.0
-        for task in range(tasks, tasks + pieces):
-            _, _, rows = locate(geometry, task)
-            total += rows * _total(partials, 2 * task * channels + first, width)
-        # About zero, M2 is the sum of squares.
-        centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
-        m2 = 0.0
-        for task in range(tasks, tasks + pieces):
-            _, _, rows = locate(geometry, task)
-            means = 2 * task * channels + first
-            m2 += _total_m2(partials, means, means + channels, width, rows, centre)
-        stats[2 * unit], stats[2 * unit + 1] = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-
-    return unit_statistics
+@exact
+def _unit_moments(partials, stats, geometry, n, g):
+    """Combine the channels and slabs under the statistic of a group: the mean of means, then M2 about it."""
+    channels, pieces, width = channel_count(geometry), geometry[PIECES], geometry[GROUP_CHANNELS]
+    unit, slabs, stride = n * geometry[GROUPS] + g, 2 * n * pieces * channels + g * width, 2 * channels
+    total = 0.0
+    for piece in range(pieces):
+        total += piece_size(geometry, piece) * _total(partials, slabs + piece * stride, width)
+    # About zero, M2 is the sum of squares.
+    centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
+    m2 = 0.0
+    for piece in range(pieces):
+        means, rows = slabs + piece * stride, piece_size(geometry, piece)
+        m2 += _total_m2(partials, means, means + channels, width, rows, centre)
+    stats[2 * unit], stats[2 * unit + 1] = centre, m2
 
 
 @exact
@@ -418,7 +422,7 @@ def build_moments(element: Element, value, pullback):
 
 def build_statistics(element: Element, value, pullback):
     """The statistics of units start to stop from those of the slabs."""
-    unit_statistics, channel_statistics = _unit_statistics(element), _channel_statistics(element)
+    channel_statistics, keep = _channel_statistics(element), publish_units(element)
 
     def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
         unit = start
@@ -427,8 +431,11 @@ def build_statistics(element: Element, value, pullback):
                 last = min(unit + TOGETHER, stop, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
                 channel_statistics(partials, stats, mean, rstd, variance, geometry, eps, unit, last)
                 unit = last
-        for u in range(unit, stop):
-            unit_statistics(partials, stats, mean, rstd, variance, geometry, eps, u)
+        n, g = unit // geometry[GROUPS], unit % geometry[GROUPS]
+        for _ in range(unit, stop):
+            _unit_moments(partials, stats, geometry, n, g)
+            n, g = next_group(geometry, n, g)
+        keep(stats, mean, rstd, variance, geometry, eps, unit, stop)
 
     return statistics
 

@@ -31,7 +31,16 @@ from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_co
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, TOGETHER, channel_count, locate, row_width, rows_of
+from fusednorm.backends.cpu.kernels.slabs import (
+    FLUSH,
+    TILE,
+    TOGETHER,
+    channel_count,
+    locate,
+    next_group,
+    row_width,
+    rows_of,
+)
 
 
 @cache
@@ -123,10 +132,10 @@ def _unit_gradient(element: Element):
     rounded = rounded_number(element)
 
     @exact
-    def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, unit):
-        """c2 and c3 of each channel under one statistic, from P and Q."""
+    def unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, n, g):
+        """c2 and c3 of each channel of a group, from P and Q."""
         channels, size = channel_count(geometry), geometry[GROUP_CHANNELS]
-        n, c0 = unit // geometry[GROUPS], (unit % geometry[GROUPS]) * size
+        unit, c0 = n * geometry[GROUPS] + g, g * size
         total_p, total_q = 0.0, 0.0
         if geometry[SCALE_DTYPE]:
             for c in range(c0, c0 + size):
@@ -266,8 +275,10 @@ def build_gradient_coefficients(element: Element, value, pullback):
                 last = min(unit + TOGETHER, stop, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
                 of_single_channels(sums, stats, coefficients, geometry, unit, last)
                 unit = last
-        for u in range(unit, stop):
-            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, u)
+        n, g = unit // geometry[GROUPS], unit % geometry[GROUPS]
+        for _ in range(unit, stop):
+            unit_gradient(sums, stats, coefficients, weight, bias, scale, shift, geometry, n, g)
+            n, g = next_group(geometry, n, g)
 
     return gradient_coefficients
 
