@@ -90,6 +90,22 @@ def test_strides(order: Callable[[Tensor], Tensor]) -> None:
     same_gradients(torch.compile(call, fullgraph=True), call, [x, weight, bias])
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_between_convolutions_nothing_is_copied_into_another_order(dynamic: bool | None) -> None:
+    """Inductor has convolutions write channels_last, whatever the order of the trace, and calls take it as it is."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 16, 3), nn.GroupNorm(4, 16, activation="silu"), torch.nn.Conv2d(16, 16, 3)
+    )
+    x = torch.randn(2, 8, 16, 16)
+    result, (forward, backward) = codes_of(network, x, dynamic=dynamic)
+    torch.testing.assert_close(result, network(x))
+    for code in (forward, backward):
+        calls = [line for line in code.splitlines() if "fusednorm.compiled.call_" in line]
+        copies = [line for line in code.splitlines() if "cpp_fused" in line and "norm" in line]
+        assert len(calls) == 1
+        assert copies == []
+
+
 def test_statistics_are_asked_for_where_a_backward_needs_them() -> None:
     call, tensors = case("group_norm")
     (forward, _) = codes_of(call, *tensors)[1]

@@ -123,7 +123,7 @@ class Lowering:
             if forced() is not None:  # an instance that the program asks for by name never falls back
                 raise
             logger.warning("%s is a call in the compiled graph: %s", self.direction.op, error, exc_info=True)
-        return self.nodes.call(self.op, arguments)
+        return self.nodes.call(self.op, (*self.settled(operands), text, last))
 
     def inlined(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
         """The launches of the plan, among the graph's nodes."""
@@ -167,15 +167,21 @@ class Lowering:
         graph = self.nodes.trace(formula, [fake for fake in fakes if fake is not None])
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
-    def placed(self, norm: Norm, operands: Sequence[Any], last: Any) -> Placed:
+    def settled(self, operands: Sequence[Any]) -> list[Any]:
         """The operands in strides that stay. The input comes first: a gradient whose strides are free takes its
         order."""
+        input = self.nodes.settled(operands[self.direction.input])
+        settled = [None if operand is None else self.nodes.settled(operand, input) for operand in operands]
+        settled[self.direction.input] = input
+        return settled
+
+    def placed(self, norm: Norm, operands: Sequence[Any], last: Any) -> Placed:
+        """The operands in memory, in an order that kernels read."""
         nodes, direction = self.nodes, self.direction
-        input = nodes.settled(operands[direction.input])
-        settled = [None if operand is None else nodes.settled(operand, input) for operand in operands]
-        settled[direction.input] = input
+        settled = self.settled(operands)
         problem = direction.problem(norm, nodes.fakes(settled), last)
         if "input" in problem.copies:  # an input in no memory order that kernels read is computed in another one
+            input = settled[direction.input]
             settled[direction.input] = nodes.ordered(input, range(len(input.get_size()) - 1, -1, -1))
             problem = direction.problem(norm, nodes.fakes(settled), last)
         return Placed(settled, problem)

@@ -89,7 +89,6 @@ class Nodes:
         #: What is being compiled: its graph, and the mode of its fake tensors.
         self.current = find("torch._inductor.virtualized", "V")
         self.register_lowering = find(lowering, "register_lowering")
-        self.with_traced_strides = find(lowering, "constrain_to_fx_strides")
         self.process = find("torch._inductor.codegen.subgraph", "inline_subgraph_to_ir_nodes")
         self.decompositions = find("torch._inductor.decomposition", "select_decomp_table")
         external = find(ir, "FallbackKernel")
@@ -139,7 +138,8 @@ class Nodes:
         found = self.realized(node)
         if isinstance(found, self.storage_box) and isinstance(found.get_layout(), self.flexible):
             if like is not None and list(like.get_size()) == list(found.get_size()):
-                found.data.freeze_layout_with_stride_order(self.stride_order(like.get_stride()))
+                shapes = self.current.graph.sizevars.shape_env  # which compares strides that are symbols
+                found.data.freeze_layout_with_stride_order(self.stride_order(like.get_stride(), shapes))
             else:
                 found.data.decide_layout()
         return self.tensor_box(found)
@@ -170,6 +170,5 @@ class Nodes:
             current.module = around
 
     def call(self, op: Any, arguments: tuple[Any, ...]) -> list[Any]:
-        """The results of one call, of arguments with the strides that the trace saw."""
-        arguments, _ = self.with_traced_strides(self.current.graph.current_node, *arguments)
+        """The results of one call of these arguments, in the strides that they have."""
         return [self.tensor_box.create(result) for result in self.call_of.create(op, *arguments)]
