@@ -21,6 +21,7 @@ from fusednorm.norm import Norm
 from fusednorm.op_arguments import forward_norm
 from fusednorm.op_results import FourTensors, four_tensors
 from fusednorm.operands import Operands, Results
+from fusednorm.private.inductor_names import batch_norm_of_given
 from fusednorm.private.torch_names import offer_decomposition
 from fusednorm.problem import statistics_shape, view_of
 from fusednorm.strides import output_order, reordered
@@ -121,12 +122,16 @@ def _normalized(
     if norm.family == "rms_norm":
         if weight is None and torch.onnx.is_in_onnx_export():  # which would make one of the input's size
             weight = x.new_ones(trailing)
-        y = torch.rms_norm(x, trailing, weight, norm.eps)
-        return y if bias is None else y + bias
+        z = torch.rms_norm(x, trailing, weight, norm.eps)
+        return z if bias is None else z + bias
     if norm.family == "instance_norm":
         return torch.instance_norm(x, weight, bias, None, None, True, 0.0, norm.eps, False)
     if norm.family == "batch_norm":
-        return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, norm.eps, False)
+        assert mean is not None and var is not None
+        if batch_norm_of_given is None:
+            return torch.batch_norm(x, weight, bias, mean, var, False, 0.0, norm.eps, False)
+        found: tuple[Tensor, ...] = batch_norm_of_given(x, weight, bias, mean, var, 0.0, norm.eps)
+        return found[0]
     if x.dim() == 2:  # ONNX's node wants positions
         return torch.group_norm(x.unsqueeze(-1), norm.num_groups, weight, bias, norm.eps).squeeze(-1)
     return torch.group_norm(x, norm.num_groups, weight, bias, norm.eps)
