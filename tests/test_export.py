@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 import fusednorm
-from fusednorm import nn, ops
+from fusednorm import export, nn, ops
 from fusednorm.activations import FORMULAS
 from fusednorm.tolerance import PEER, judge
 
@@ -241,6 +241,12 @@ def test_fakes_of_symbolic_sizes_come_from_the_op_and_not_from_its_decomposition
     (output,) = [node for node in program.graph.nodes if node.target is torch.ops.fusednorm.norm_forward.default]
     assert output.meta["val"][0].stride() == x.stride()
     assert output.meta["val"][3].numel() == 0  # the decomposition would have no other
+
+
+def test_batch_norm_without_the_core_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "batch_norm_of_given", None)
+    model, x = nn.BatchNorm1d(8, activation="relu").eval(), torch.randn(4, 8, 5)
+    torch.testing.assert_close(decomposed(model, x).module()(x), model(x))
 
 
 # --- AOTInductor ---

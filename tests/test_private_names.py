@@ -554,6 +554,24 @@ def test_the_library_starts_its_function_the_short_way() -> None:
     assert (autograd._apply != autograd.Normalization.apply) is OWN_APPLY
 
 
+# --- torch: export ---
+
+
+def test_both_tables_hold_the_op() -> None:
+    op = torch.ops.fusednorm.norm_forward.default
+    assert torch._decomp.decomposition_table[op] is fusednorm.decompositions()[op]
+    assert op in torch._decomp.meta_table
+
+
+@pytest.mark.parametrize("missing", ["decomposition_table", "meta_table"])
+def test_without_one_of_the_tables_the_other_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    op = object()
+    take_away(monkeypatch, f"torch._decomp:{missing}")
+    torch_names.offer_decomposition(op, lambda: None, lambda: None)
+    assert op not in torch._decomp.decomposition_table
+    assert op not in torch._decomp.meta_table
+
+
 # --- torch: calls that repeat ---
 
 
