@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import os
 import subprocess
 import sys
@@ -247,6 +248,12 @@ def test_batch_norm_without_the_core_op(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(export, "batch_norm_of_given", None)
     model, x = nn.BatchNorm1d(8, activation="relu").eval(), torch.randn(4, 8, 5)
     torch.testing.assert_close(decomposed(model, x).module()(x), model(x))
+
+
+def test_the_example_of_the_docstring() -> None:
+    results = doctest.testmod(export)
+    assert results.attempted
+    assert not results.failed
 
 
 # --- AOTInductor ---
