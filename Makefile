@@ -12,7 +12,7 @@ PYTHONS := 3.11 3.12 3.13
 VERSIONS := torch==2.11.*,triton==3.6.*,numba==0.63.*,llvmlite==0.46.* torch==2.15.*
 # The tests that need each private name of these libraries (src/fusednorm/private), and what is built on them.
 CORE := $(addprefix tests/test_,$(addsuffix .py,private_names ops autograd checkpoint interop nn compile compiled \
-  inductor neighbours rewriting cpu_compiler cpu_threads cpu_outputs triton_launch triton_driver triton_plans \
+  export inductor neighbours rewriting cpu_compiler cpu_threads cpu_outputs triton_launch triton_driver triton_plans \
   triton_interpreter))
 
 # pip reads the first for what it installs and, before pip 25.3, for its build environments too; since then the second.
@@ -21,7 +21,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test test-pythons test-versions test-exhaustive mutants lint types format clean
+.PHONY: help setup run test test-pythons test-versions test-exhaustive mutants lint types format dist clean
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
@@ -34,6 +34,7 @@ help:
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'
+	@echo 'make dist    sdist and wheel in dist/, and what an installed wheel has to do, in an environment of its own'
 	@echo 'make clean   remove .venv and what tools left behind'
 
 setup: $(INSTALLED)
@@ -102,6 +103,18 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+# The wheel is built from the sdist, so that the sdist is known to be whole. Python ignores the folder that it is called
+# in and PYTHONPATH (-I), and tests/installed.py sees that the package comes from the environment.
+DIST := .venv-dist
+dist: setup
+	rm -rf dist $(DIST)
+	$(BIN)/python -m hatchling build -t sdist -d dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist dist/fusednorm-*.tar.gz
+	$(PYTHON) -m venv $(DIST)
+	$(DIST)/bin/python -m pip install --quiet dist/fusednorm-*.whl
+	$(DIST)/bin/python -I tests/installed.py
+	ls -l dist
 
 clean:
 	rm -rf .venv .venv-* mutants .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -337,10 +337,18 @@ def test_a_second_process_starts_warm_and_changed_sources_never_find_old_code(tm
 
 
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")  # of torch's own
-def test_a_package_of_aot_inductor_with_a_dynamic_batch(tmp_path: Path) -> None:
+def test_a_package_of_aot_inductor_with_a_dynamic_batch_runs_in_another_process(tmp_path: Path) -> None:
     network = torch.nn.Sequential(nn.GroupNorm(4, 8, activation="silu"), nn.BatchNorm2d(8)).eval()
     shapes = ({0: torch.export.Dim("batch", min=1, max=64)},)
     program = torch.export.export(network, (torch.randn(2, 8, 4, 6),), dynamic_shapes=shapes)
     path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "network.pt2"))
     x = torch.randn(5, 8, 4, 6)
     torch.testing.assert_close(torch._inductor.aoti_load_package(path)(x), network(x))
+    torch.save((x, network(x).detach()), tmp_path / "tensors.pt")
+    other = f"""
+import torch, fusednorm
+x, expected = torch.load({str(tmp_path / "tensors.pt")!r})
+torch.testing.assert_close(torch._inductor.aoti_load_package({path!r})(x), expected)
+"""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, "-c", other], check=True, capture_output=True, env=environment)

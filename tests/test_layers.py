@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("distributed",),
     ("nn",),
     ("ops",),
+    ("export",),
     ("convert",),
     ("inspection",),
     ("graph",),
@@ -61,10 +62,11 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 # The layers that few may import, and who.
 IMPORTERS: dict[str, set[str]] = {
-    "backends.reference": {"choice", "dispatch", "autograd", "graph", "bench"},
+    "backends.reference": {"choice", "dispatch", "autograd", "export", "graph", "bench"},
     "backends.cpu": {"choice"},
     "backends.triton": {"choice", "inductor"},
     "tolerance": {"graph", "bench"},
+    "export": {"__init__"},
     "convert": {"__init__"},
     "inspection": {"__init__"},
     "rewriting": {"__init__"},

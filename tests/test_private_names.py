@@ -123,7 +123,7 @@ def test_the_search_for_private_names_sees(line: str) -> None:
 def test_no_library_that_is_loaded_late_comes_with_the_names() -> None:
     program = (
         "import sys\nfrom fusednorm.private import numba_names, torch_names, triton_names\n"
-        "print(sorted({'triton', 'numba', 'llvmlite'} & set(sys.modules)))"
+        "print(sorted({'triton', 'numba', 'llvmlite', 'onnx', 'onnxscript', 'typer'} & set(sys.modules)))"
     )
     assert run(program).stdout.strip() == "[]"
 
@@ -552,6 +552,24 @@ def test_the_short_apply_computes_what_apply_does(monkeypatch: pytest.MonkeyPatc
 def test_the_library_starts_its_function_the_short_way() -> None:
     assert autograd._apply == torch_names.short_apply(autograd.Normalization)
     assert (autograd._apply != autograd.Normalization.apply) is OWN_APPLY
+
+
+# --- torch: export ---
+
+
+def test_both_tables_hold_the_op() -> None:
+    op = torch.ops.fusednorm.norm_forward.default
+    assert torch._decomp.decomposition_table[op] is fusednorm.decompositions()[op]
+    assert op in torch._decomp.meta_table
+
+
+@pytest.mark.parametrize("missing", ["decomposition_table", "meta_table"])
+def test_without_one_of_the_tables_the_other_stays_as_it_is(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    op = object()
+    take_away(monkeypatch, f"torch._decomp:{missing}")
+    torch_names.offer_decomposition(op, lambda: None, lambda: None)
+    assert op not in torch._decomp.decomposition_table
+    assert op not in torch._decomp.meta_table
 
 
 # --- torch: calls that repeat ---

@@ -5,10 +5,11 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fusednorm import distributed, functional, nn, ops
+from fusednorm import distributed, export, functional, nn, ops
 from fusednorm.activations import Activation
 from fusednorm.choice import use_instance, use_tuned
 from fusednorm.distributed import convert_sync_batchnorm_
+from fusednorm.export import decompositions
 from fusednorm.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 
 if TYPE_CHECKING:
@@ -26,8 +27,10 @@ __all__ = [
     "compile_pass",
     "convert_",
     "convert_sync_batchnorm_",
+    "decompositions",
     "distributed",
     "explain",
+    "export",
     "functional",
     "graph",
     "group_norm",

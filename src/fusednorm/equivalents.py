@@ -1,4 +1,4 @@
-"""torch's activations, and those of other packages, as the activations that a norm can take in.
+"""torch's activations, and those of other packages, as the activations that a norm can take in, and the way back.
 
 Names and parameters are those of :mod:`fusednorm.activations`; a parameter is read under its own name there.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fusednorm.activations import FORMULAS, Activation
 
@@ -57,6 +57,23 @@ FUNCTIONS: dict[Callable[..., Any], str] = {
     F.leaky_relu: "leaky_relu",
     F.leaky_relu_: "leaky_relu",
 }
+
+#: What each activation is in torch, of z and its parameter.
+TORCH_FUNCTIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "silu": lambda z, beta: F.silu(z) if beta == 1.0 else z * torch.sigmoid(beta * z),
+    "relu": lambda z, _: F.relu(z),
+    "gelu": lambda z, _: F.gelu(z),
+    "gelu_tanh": lambda z, _: F.gelu(z, approximate="tanh"),
+    "sigmoid": lambda z, _: torch.sigmoid(z),
+    "tanh": lambda z, _: torch.tanh(z),
+    "hardswish": lambda z, _: F.hardswish(z),
+    "leaky_relu": lambda z, slope: F.leaky_relu(z, slope),
+}
+
+
+def activated(z: Tensor, activation: Activation) -> Tensor:
+    """An activation by torch's functions."""
+    return TORCH_FUNCTIONS[activation.name](z, activation.parameter or 0.0)
 
 
 def qualified_name(kind: type) -> str:

@@ -76,7 +76,7 @@ library.impl("norm_backward", _backward_kernel, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake(FORWARD, lib=library)
-def _forward_fake(*arguments: Any) -> FourTensors:
+def forward_fake(*arguments: Any) -> FourTensors:
     prepare()
     operands = Operands(*arguments[:7])
     return empty_results(forward_norm(FORWARD, operands, *arguments[7:]), operands.input)

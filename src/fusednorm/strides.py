@@ -67,10 +67,22 @@ def empty_output(norm: Norm, input: torch.Tensor) -> torch.Tensor:
     if is_dense(input):
         # Not empty_like: of a fake tensor it has other strides along dimensions of one element.
         return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device=input.device)
-    rank = input.dim()
-    order = tuple(range(rank))
-    if not norm.row_family:
-        layout = layout_of(norm, input.shape, input.stride())
-        if layout is not None:
-            order = _memory_order(input, layout.order, norm.channel_dim)
-    return _empty_in_order(input, order)
+    return _empty_in_order(input, output_order(norm, input))
+
+
+def output_order(norm: Norm, input: torch.Tensor) -> tuple[int, ...]:
+    """The dimensions of an output from the slowest to the fastest, as :func:`empty_output` has them."""
+    axes = range(input.dim())
+    if is_dense(input):
+        strides = input.stride()
+        return tuple(sorted(axes, key=lambda axis: -strides[axis]))
+    layout = None if norm.row_family else layout_of(norm, input.shape, input.stride())
+    return tuple(axes) if layout is None else _memory_order(input, layout.order, norm.channel_dim)
+
+
+def reordered(tensor: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
+    """The tensor with its dimensions in this order of memory: itself where they are in it, or else a copy."""
+    permuted = tensor.permute(*order)
+    if permuted.is_contiguous():
+        return tensor
+    return permuted.contiguous().permute([order.index(axis) for axis in range(tensor.dim())])

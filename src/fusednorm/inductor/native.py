@@ -5,29 +5,16 @@ Inductor makes of it what it makes of those functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
-from fusednorm.activations import Activation
+from fusednorm.equivalents import activated
 from fusednorm.operands import Operands, Results
 from fusednorm.private.inductor_names import batch_norm_of_given, rms_norm_with_rstd
 from fusednorm.problem import Problem
 
 aten = torch.ops.aten
-
-_ACTIVATIONS: dict[str, Callable[[Tensor, float], Tensor]] = {
-    "relu": lambda z, _: F.relu(z),
-    "gelu": lambda z, _: F.gelu(z),
-    "gelu_tanh": lambda z, _: F.gelu(z, approximate="tanh"),
-    "sigmoid": lambda z, _: torch.sigmoid(z),
-    "tanh": lambda z, _: torch.tanh(z),
-    "hardswish": lambda z, _: F.hardswish(z),
-    "leaky_relu": lambda z, slope: F.leaky_relu(z, slope),
-}
 
 
 def has_formula(problem: Problem, statistics: bool) -> bool:
@@ -71,10 +58,3 @@ def run(problem: Problem, operands: Operands) -> Results:
         None if mean is None else mean.reshape(shape),
         None if rstd is None else rstd.reshape(shape),
     )
-
-
-def activated(z: Tensor, activation: Activation) -> Tensor:
-    parameter = activation.parameter or 0.0
-    if activation.name == "silu":
-        return F.silu(z) if parameter == 1.0 else z * torch.sigmoid(parameter * z)
-    return _ACTIVATIONS[activation.name](z, parameter)

@@ -42,7 +42,8 @@ FORGETS = TorchVersion(torch.__version__) < TorchVersion("2.13")
 EXACT_ARGUMENTS = "eager_input_vals"
 
 #: torch's rms_norm with its inverse deviation, and its batch_norm with given statistics, as torch's functions decompose
-#: into them. Without: None, and those norms are ours in every compiled graph.
+#: into them. Without: None, and those norms are ours in every compiled graph; a decomposed program has
+#: torch.batch_norm.
 rms_norm_with_rstd: Any = find("torch", "ops.aten._fused_rms_norm.default", None)
 batch_norm_of_given: Any = find("torch", "ops.aten._native_batch_norm_legit_no_training.default", None)
 

@@ -176,6 +176,23 @@ def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply if short is None else short
 
 
+# --- export ---
+
+
+def offer_decomposition(op: Any, decomposition: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Tell torch's exporters what an op is in torch's own: ``torch.onnx.export`` decomposes each op that it has no node
+    for and that stands in ``torch._decomp.decomposition_table``.
+
+    A fake tensor whose size is a symbol would go to the decomposition as well; an op in ``torch._decomp.meta_table``
+    goes to its fake. Both since 2.0, and the exporter reads the first in 2.11 and 2.13. Without one of the two: the
+    exporter does not know the op, and a program has to be decomposed before it is given to the exporter.
+    """
+    tables: list[Any] = [find("torch._decomp", name, None) for name in ("decomposition_table", "meta_table")]
+    if all(isinstance(table, dict) for table in tables):
+        for table, function in zip(tables, (decomposition, fake), strict=True):
+            table[op] = function
+
+
 # --- CUDA; a build of torch without CUDA has none of these ---
 
 #: The index of the current device. Since 2.0. Without: torch.cuda.current_device, which also starts CUDA.
