@@ -100,7 +100,7 @@ def named(problem: Problem, name: str) -> Instance:
 
 def default(problem: Problem) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem."""
-    if problem.constant:
+    if problem.constant or problem.norm.per_position:
         return reference.INSTANCE
     if problem.device == "cpu":
         from fusednorm.backends.cpu import instances as cpu

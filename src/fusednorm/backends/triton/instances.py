@@ -70,6 +70,8 @@ def _interpreted() -> bool:
 
 
 def _common(problem: Problem) -> str | None:
+    if problem.norm.per_position:
+        return "the channels of each position have statistics of their own, and do not follow one another"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):
