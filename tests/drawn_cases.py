@@ -23,7 +23,7 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "leaky_re
 PARAMETERS = {"silu": (1.702, 0.5, -1.0, 0.0, 3.0), "leaky_relu": (0.2, 0.0, -0.5, 1.0)}
 DEFAULTS = {"silu": 1.0, "leaky_relu": 0.01}
 INSTANCES = {
-    "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "reference"),
+    "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "cpu.columns", "reference"),
     "cuda": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "reference"),
     "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows"),
 }

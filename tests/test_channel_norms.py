@@ -17,6 +17,7 @@ from torch import Tensor
 import fusednorm
 from fusednorm import Activation, nn, ops
 from fusednorm.activations import FORMULAS
+from fusednorm.backends.cpu.instances import COLUMNS
 from fusednorm.backends.reference import VALUES
 from fusednorm.norm import norm_of, norm_of_text
 from fusednorm.operands import BackwardOperands, Operands
@@ -323,7 +324,7 @@ def test_calls_that_repeat_are_of_one_channel_dim() -> None:
 
 def test_instances_and_explain() -> None:
     x = drawn(2, 24, 5, 7)
-    for tensor, name in ((last(x), "cpu.rows"), (drawn(4, 24), "cpu.rows")):
+    for tensor, name in ((x, "cpu.columns"), (last(x), "cpu.rows"), (drawn(4, 24), "cpu.rows")):
         found = fusednorm.explain(fusednorm.layer_norm, tensor, (24,), channel_dim=1)
         assert (found.instance, found.copies) == (name, ())
     assert fusednorm.explain(fusednorm.rms_norm, last(x), (24,), channel_dim=1).instance == "cpu.rows"
@@ -338,7 +339,31 @@ def test_instances_and_explain() -> None:
                 for one in fusednorm.instances(fusednorm.layer_norm, tensor, (24,), channel_dim=1, direction=direction)
                 if one.reason is None
             ]
-            assert "reference" in able
+            assert able == (["cpu.columns"] if tensor is x else ["cpu.slabs", "cpu.slabs_split", "cpu.rows"]) + [
+                "reference"
+            ]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_configurations_of_the_cpu_are_right(direction: str) -> None:
+    """Of every size of blocks, in a sample that is cut unevenly."""
+    tensors = operands("layer_norm", (3, 96, 9, 211), torch.float32, Tensor.contiguous)
+    x, dy, weight, bias = (tensors[name] for name in ("input", "grad_output", "weight", "bias"))
+    norm = norm_of("layer_norm", 0)
+    y, mean, rstd = ops.layer_norm_forward(x, (96,), weight, bias, 1e-5, channel_dim=1)
+    forward, backward = Operands(x, weight, bias), BackwardOperands(dy, x, mean, rstd, weight, bias)
+    problem = forward_problem(norm, forward) if direction == "forward" else backward_problem(norm, backward)
+    configs = COLUMNS.configs(problem)
+    assert len({config.positions(problem) for config in configs}) == len(configs) > 2
+    for config in configs:
+        plan: Any = COLUMNS.plan(problem, config)
+        if direction == "forward":
+            found = {"output": plan(forward).output}
+        else:
+            gradients = plan(backward, (True, True, True, False, False))
+            found = {f"grad_{name}": getattr(gradients, name) for name in ("input", "weight", "bias")}
+        assert faults("layer_norm", tensors, found, None) == []
+    del y
 
 
 def test_keys_of_tuned_choices_tell_the_norms_apart() -> None:

@@ -100,7 +100,7 @@ def named(problem: Problem, name: str) -> Instance:
 
 def default(problem: Problem) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem."""
-    if problem.constant or problem.norm.per_position:
+    if problem.constant:
         return reference.INSTANCE
     if problem.device == "cpu":
         from fusednorm.backends.cpu import instances as cpu
@@ -111,7 +111,7 @@ def default(problem: Problem) -> Instance:
     elif problem.device == "cuda":
         from fusednorm.backends.triton import instances as triton
 
-        if triton.unavailable() is None:
+        if triton.unavailable() is None and not problem.norm.per_position:
             chosen = triton.choose(problem)
             return chosen
     return reference.INSTANCE
