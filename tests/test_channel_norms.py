@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from drawn_formulas import Spec
 from drawn_judge import Judge, same_bits
+from interpreter_support import interpreted
 from torch import Tensor
 
 import fusednorm
@@ -364,6 +365,45 @@ def test_configurations_of_the_cpu_are_right(direction: str) -> None:
             found = {f"grad_{name}": getattr(gradients, name) for name in ("input", "weight", "bias")}
         assert faults("layer_norm", tensors, found, None) == []
     del y
+
+
+INTERPRETED = """
+import json
+import torch
+from test_channel_norms import faults, operands
+from fusednorm.backends.triton.config.kinds import PositionsConfig
+from fusednorm.backends.triton.instances import COLUMNS
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
+
+found = []
+cases = [("layer_norm", torch.float32, "silu"), ("rms_norm", torch.float16, None), ("layer_norm", torch.float64, None)]
+for family, dtype, activation in cases:
+    norm = norm_of(family, 0, activation=activation)
+    for shape, config in (
+        ((2, 12, 3, 5), None), ((2, 12, 3, 5), PositionsConfig(8, 8, 1)), ((1, 5, 2), None),
+    ):
+        for offset in (0.0, 1000.0):
+            given = operands(family, shape, dtype, torch.Tensor.contiguous, offset)
+            x, dy, weight, bias = (given.get(name) for name in ("input", "grad_output", "weight", "bias"))
+            forward = Operands(x, weight, bias)
+            made = COLUMNS.plan(forward_problem(norm, forward), config)(forward)
+            backward = BackwardOperands(dy, x, made.mean, made.rstd, weight, bias)
+            plan = COLUMNS.plan(backward_problem(norm, backward), config)
+            gradients = plan(backward, (True, True, True, False, False))
+            results = {"output": made.output, "grad_input": gradients.input, "grad_weight": gradients.weight}
+            if bias is not None:
+                results["grad_bias"] = gradients.bias
+            found += [f"{family} {shape} {config}: {one}" for one in faults(family, given, results, activation)]
+print(json.dumps(found))
+"""
+
+
+def test_triton_columns_in_the_interpreter() -> None:
+    """With all channels in a tile, and in steps over them."""
+    pytest.importorskip("triton")
+    assert interpreted(INTERPRETED) == []
 
 
 def test_keys_of_tuned_choices_tell_the_norms_apart() -> None:

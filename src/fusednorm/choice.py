@@ -111,7 +111,7 @@ def default(problem: Problem) -> Instance:
     elif problem.device == "cuda":
         from fusednorm.backends.triton import instances as triton
 
-        if triton.unavailable() is None and not problem.norm.per_position:
+        if triton.unavailable() is None:
             chosen = triton.choose(problem)
             return chosen
     return reference.INSTANCE
