@@ -34,14 +34,17 @@ from fusednorm.bench.workloads import EPS, Inputs, LayoutName, Workload
 from fusednorm.choice import use_instance
 from fusednorm.problem import DTYPE_BYTES
 
-INSTANCES = tuple(instance.name for instance in CPU_INSTANCES)
+#: But that of norms with statistics for each position, whose tests are in test_channel_norms.py.
+INSTANCES = tuple(instance.name for instance in CPU_INSTANCES if instance.name != "cpu.columns")
 CHANNELS_FIRST = ("cpu.planes", "cpu.planes_split")
 CHANNELS_LAST = ("cpu.slabs", "cpu.slabs_split")
 DTYPES = tuple(DTYPE_BYTES)
 #: The smooth ones first: those are what most tests run, since a kink turns a rounding of z into a jump of a gradient.
 ACTIVATIONS = (None, "silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "leaky_relu", "hardswish")
 #: Instances of one column share the kernels that an activation enters.
-_COLUMN = {"cpu.planes": 0, "cpu.planes_split": 1, "cpu.slabs": 2, "cpu.slabs_split": 2, "cpu.rows": 3}
+_COLUMN = {
+    "cpu.planes": 0, "cpu.planes_split": 1, "cpu.slabs": 2, "cpu.slabs_split": 2, "cpu.rows": 3, "cpu.columns": 3,
+}  # fmt: skip
 _ROW = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")

@@ -220,7 +220,9 @@ def forward_arguments(spec: Spec, tensors: Mapping[str, Tensor | None]) -> dict[
     arguments: dict[str, Any] = {"weight": tensors.get("weight"), "eps": spec.eps, "activation": activation_of(spec)}
     if spec.family != "rms_norm":
         arguments["bias"] = tensors.get("bias")
-    if not spec.rows:
+    if spec.per_position:
+        arguments["channel_dim"] = 1
+    elif not spec.rows:
         arguments |= {"channel_dim": spec.channel_dim, "scale": tensors.get("scale"), "shift": tensors.get("shift")}
     return arguments
 
@@ -244,6 +246,8 @@ def call_module(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) ->
     keywords: dict[str, Any] = {"eps": spec.eps, "activation": activation_of(spec)}
     affine, tracked = tensors.get("weight") is not None, tensors.get("running_mean") is not None
     module: Any
+    if spec.per_position:
+        keywords["channel_dim"] = 1
     if spec.family == "layer_norm":
         module = nn.LayerNorm(spec.parameter_shape, elementwise_affine=affine, **keywords)
     elif spec.family == "rms_norm":
@@ -313,7 +317,9 @@ def call_backward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None
         shape = (spec.groups,)
     affine = (weight,) if spec.family == "rms_norm" else (weight, bias)
     keywords: dict[str, Any] = {"activation": activation_of(spec)}
-    if not spec.rows:
+    if spec.per_position:
+        keywords["channel_dim"] = 1
+    elif not spec.rows:
         keywords |= {"channel_dim": spec.channel_dim, "scale": scale, "shift": shift}
     if spec.family == "batch_norm":
         keywords["training"] = spec.training

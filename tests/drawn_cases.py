@@ -23,9 +23,9 @@ ACTIVATIONS = ("silu", "gelu", "gelu_tanh", "relu", "sigmoid", "tanh", "leaky_re
 PARAMETERS = {"silu": (1.702, 0.5, -1.0, 0.0, 3.0), "leaky_relu": (0.2, 0.0, -0.5, 1.0)}
 DEFAULTS = {"silu": 1.0, "leaky_relu": 0.01}
 INSTANCES = {
-    "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "reference"),
-    "cuda": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "reference"),
-    "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows"),
+    "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "cpu.columns", "reference"),
+    "cuda": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns", "reference"),
+    "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns"),
 }
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 257)
 _GRADIENTS = ("input", "weight", "bias", "scale", "shift")
@@ -185,7 +185,7 @@ def _geometry(draw: Draw, device: str) -> tuple[Spec, torch.dtype, Placement]:
     training = family not in ("batch_norm", "instance_norm") or draw.chance(0.75)
     groups = 0
     if rows:
-        groups = draw.among({1: 6, 2: 2, 3: 1, rank: 1})
+        groups = draw.among({0: 5 if rank > 1 else 0, 1: 6, 2: 2, 3: 1, rank: 1})
         groups = min(groups, rank)
     elif family == "group_norm":
         channels = shape[1 if channel_dim == 1 else -1]
@@ -198,7 +198,7 @@ def _geometry(draw: Draw, device: str) -> tuple[Spec, torch.dtype, Placement]:
             parameter = draw.choice(PARAMETERS[activation])
     dtype = draw.among({torch.float32: 40, torch.bfloat16: 20, torch.float16: 20, torch.float64: 20})
     spec = Spec(family, shape, groups, channel_dim, training, 1e-5, activation, parameter)
-    return spec, dtype, _placement(draw, shape, spec.channel_axis if not rows and rank > 2 else None)
+    return spec, dtype, _placement(draw, shape, spec.channel_axis if _has_channels(spec) and rank > 2 else None)
 
 
 def _shape(draw: Draw, rows: bool, device: str) -> tuple[int, ...]:
@@ -258,6 +258,10 @@ def _placement(draw: Draw, shape: Sequence[int], channel: int | None) -> Placeme
     return Placement(tuple(order), tuple(steps), tuple(before), tuple(after), offset, overlap)
 
 
+def _has_channels(spec: Spec) -> bool:
+    return not spec.rows or spec.per_position
+
+
 def _has_module(spec: Spec) -> bool:
     if spec.rows or spec.family == "group_norm":
         return True
@@ -285,7 +289,7 @@ def _operands(
         gradient = draw.among({"same": 45, "any": 30, "dense": 15, "scalar": 10})
         placement = memory
         if gradient == "any":
-            placement = _placement(draw, spec.shape, None if spec.rows else spec.channel_axis)
+            placement = _placement(draw, spec.shape, spec.channel_axis if _has_channels(spec) else None)
         elif gradient != "same":
             placement = plain_placement(len(spec.shape))
         if gradient == "scalar":

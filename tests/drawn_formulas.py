@@ -25,7 +25,8 @@ Tensors = Mapping[str, Tensor | None]
 
 @dataclass(frozen=True)
 class Spec:
-    """One call: ``groups`` is the number of groups, or for rows that of the normalized trailing dimensions."""
+    """One call: ``groups`` is the number of groups, or for rows that of the normalized trailing dimensions, where 0
+    stands for the channels of each position."""
 
     family: str
     shape: tuple[int, ...]
@@ -41,8 +42,14 @@ class Spec:
         return self.family in ROW_FAMILIES
 
     @property
+    def per_position(self) -> bool:
+        return self.rows and self.groups == 0
+
+    @property
     def dims(self) -> tuple[int, int, int, int]:
-        """(N, G, D, S)."""
+        """(N, G, D, S); positions with statistics of their own are samples."""
+        if self.per_position:
+            return self.shape[0] * prod(self.shape[2:]), 1, self.shape[1], 1
         if self.rows:
             split = len(self.shape) - self.groups
             return prod(self.shape[:split]), 1, prod(self.shape[split:]), 1
@@ -64,17 +71,24 @@ class Spec:
     @property
     def statistics_shape(self) -> tuple[int, ...]:
         samples, groups, _, _ = self.dims
+        if self.per_position:
+            return self.shape[0], prod(self.shape[2:])
         return (groups,) if self.family == "batch_norm" else (samples, groups)
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        return self.shape[-self.groups :] if self.rows else (self.shape[self.channel_axis],)
+        trailing = self.rows and not self.per_position
+        return self.shape[-self.groups :] if trailing else (self.shape[self.channel_axis],)
 
     def to_view(self, tensor: Tensor) -> Tensor:
         """(N, G, D, S) of a tensor of the input's shape."""
+        if self.per_position:
+            return tensor.movedim(1, -1).reshape(self.dims)
         return (tensor if self.rows else tensor.movedim(self.channel_axis, 1)).reshape(self.dims)
 
     def from_view(self, tensor: Tensor) -> Tensor:
+        if self.per_position:
+            return tensor.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
         if self.rows:
             return tensor.reshape(self.shape)
         moved = [self.shape[0], self.shape[self.channel_axis]]

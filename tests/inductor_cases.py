@@ -91,6 +91,15 @@ CASES: dict[str, Case] = {
     "batch_norm inference": Case(BATCH.format(False), ((32, 64, 56, 56), *((64,),) * 4), train=False),
     "layer_norm": Case("lambda x, w, b: fusednorm.layer_norm(x, (1024,), w, b)", ((4096, 1024), (1024,), (1024,))),
     "rms_norm": Case("lambda x, w: fusednorm.rms_norm(x, (1024,), w)", ((4096, 1024), (1024,))),
+    "layer_norm of channels": Case(
+        "lambda x, w, b: fusednorm.layer_norm(x, (320,), w, b, activation='gelu', channel_dim=1)",
+        (IMAGE, CHANNELS, CHANNELS),
+    ),
+    "layer_norm of channels_last": Case(
+        "lambda x, w, b: fusednorm.layer_norm(x, (320,), w, b, activation='gelu', channel_dim=1)",
+        (IMAGE, CHANNELS, CHANNELS),
+        last=True,
+    ),
     "instance_norm": Case(
         "lambda x, w, b: fusednorm.instance_norm(x, weight=w, bias=b, activation='leaky_relu')",
         ((2, 64, 32, 32, 32), (64,), (64,)),

@@ -52,6 +52,9 @@ SUBJECTS = (
     Subject("cpu.slabs", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("cpu.slabs_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("cpu.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
+    Subject("cpu.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
+    Subject("cpu.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
+    Subject("cpu.rows", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), last=True, modulated=False),
     Subject("triton.tiles", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.tiles", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.whole", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
@@ -60,6 +63,8 @@ SUBJECTS = (
     Subject("triton.held", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("triton.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
+    Subject("triton.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
+    Subject("triton.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
 )
 

@@ -20,7 +20,7 @@ from fusednorm.backends import reference
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu import instances as cpu
 from fusednorm.choice import choose, instances, use_instance
-from fusednorm.norm import FAMILIES, Family, Norm, norm_of
+from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family, Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import DIRECTIONS, DTYPE_BYTES, Order, Problem, View, dense_layout
 from fusednorm.problems import forward_problem
@@ -34,7 +34,8 @@ VIEW = View(4, 32, 2, 100)
 
 def problem(view: View = VIEW, order: Order = FIRST, family: Family = "group_norm", **changes: Any) -> Problem:
     layout = dense_layout(view, order)
-    made = Problem(norm_of(family), "forward", view, layout, "float32", output_layout=layout)
+    norm = norm_of(family, int(family in ROW_FAMILIES))
+    made = Problem(norm, "forward", view, layout, "float32", output_layout=layout)
     return replace(made, **changes)
 
 
@@ -144,7 +145,7 @@ def test_without_the_cpu_backend_the_reference_runs(monkeypatch: pytest.MonkeyPa
 def test_instances_lists_every_instance_once_the_reference_last() -> None:
     found = instances(problem())
     names = [candidate.instance.name for candidate in found]
-    assert [name for name in names if name.startswith("cpu.")] == list(INSTANCES)
+    assert [name for name in names if name.startswith("cpu.")] == [*INSTANCES, "cpu.columns"]
     assert names[-1] == "reference"
     assert len(set(names)) == len(names)
     assert [candidate.reason for candidate in found if candidate.instance.name == "reference"] == [None]

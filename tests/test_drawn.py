@@ -36,6 +36,7 @@ def with_a_compiled_kernel(case: Case) -> Case:
     last = layout is not None and layout.order == "channels_last"
     names = ["cpu.slabs", "cpu.slabs_split"] if last else ["cpu.planes", "cpu.planes_split"]
     names = ["cpu.rows"] if last and spec.dims[3] == 1 and spec.family != "batch_norm" else names
+    names = ["cpu.rows" if last else "cpu.columns"] if spec.per_position else names
     name = names[case.index % len(names)]
     able = activations_for(name, dtype)
     gradient = case.operands.get("grad_output")

@@ -46,6 +46,8 @@ EXPECTED = {
     "batch_norm inference": [[]],
     "layer_norm": [[], ["rows_backward", "combine"]],
     "rms_norm": [[], ["rows_backward", "combine"]],
+    "layer_norm of channels": [["positions_forward"], ["positions_backward", "combine"]],
+    "layer_norm of channels_last": [["whole_forward"], ["rows_backward", "combine"]],
     "forced": [["rows_forward"]],
     "instance_norm": [PLANES, BACK],
     "float64": [["held_forward"], ["held_backward", "combine"]],

@@ -18,7 +18,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.norm import Family, activation_of, norm_of
@@ -39,6 +39,7 @@ TARGETS = {
 KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
+    "positions_forward", "positions_backward",
 }  # fmt: skip
 
 
@@ -105,6 +106,12 @@ CASES: tuple[Case, ...] = (
     Case("instance_norm", 0, (25, 64, 160, 160), FP16, "relu"),
     Case("rms_norm", 1, (32, 200704), FP64, instance=ROWS),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=ROWS),
+    Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", instance=COLUMNS),
+    Case("layer_norm", 0, (2, 256, 64, 64), FP32, instance=COLUMNS),
+    Case("rms_norm", 0, (1, 384, 16, 16, 16), activation="silu", parameters=FP32, instance=COLUMNS),
+    Case("layer_norm", 0, (4, 2048, 7, 7), FP16, instance=COLUMNS),
+    Case("rms_norm", 0, (2, 768, 31, 33), FP64, instance=COLUMNS),
+    Case("layer_norm", 0, (1, 5, 3), FP32, instance=COLUMNS),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS
@@ -131,6 +138,8 @@ def grid() -> Iterator[Case]:
                 for family, groups in families:
                     if not groups or c % groups == 0:
                         yield Case(family, groups, (n, c, *s), dtype, "silu", last)
+                if not last:
+                    yield Case("layer_norm", 0, (n, c, *s), dtype, "silu")
         for rows, size in product(ROW_COUNTS, ROW_SIZES):
             if rows * size <= MOST_ELEMENTS:
                 yield Case("layer_norm", 1, (rows, size), dtype)
@@ -197,7 +206,7 @@ def _run(case: Case, made: list[Operation]) -> None:
     x = torch.empty(case.shape, dtype=case.dtype, device="meta", memory_format=memory)
     rows, compute = case.family in ("layer_norm", "rms_norm"), FP64 if case.dtype is FP64 else FP32
     dtype = case.parameters or case.dtype
-    weight = torch.empty(case.shape[-1] if rows else case.shape[1], dtype=dtype, device="meta")
+    weight = torch.empty(case.shape[-1 if rows and case.groups else 1], dtype=dtype, device="meta")
     scale = None if not case.modulated else torch.empty(case.shape[:2], dtype=dtype, device="meta")
     bias = None if case.family == "rms_norm" else weight
     given = None if case.training else torch.empty(case.shape[1], dtype=case.statistics or compute, device="meta")

@@ -167,12 +167,19 @@ def refuse_one_element(function: str, input: Tensor, what: str) -> NoReturn:
     )
 
 
-def check_trailing(
-    function: str, operands: Operands | BackwardOperands, normalized_shape: Sequence[int], eps: float
+def check_normalized(
+    function: str,
+    operands: Operands | BackwardOperands,
+    normalized_shape: Sequence[int],
+    eps: float,
+    channel_dim: int = -1,
 ) -> int:
-    """Checks what layer_norm and rms_norm share; returns the number of normalized dimensions."""
+    """Checks what layer_norm and rms_norm share; returns the number of normalized trailing dimensions, 0 where
+    dimension 1 is normalized."""
     input, weight, bias = operands.input, operands.weight, operands.bias
-    check_input(function, input, 1)
+    check_input(function, input, 1 if channel_dim == -1 else 2)
+    if channel_dim != -1:
+        check_channel_dim(function, channel_dim)
     if not isinstance(normalized_shape, (tuple, list)):
         raise TypeError(
             f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
@@ -181,7 +188,14 @@ def check_trailing(
     if type(eps) is not float:
         check_eps(function, eps)
     num_dims, shape, device = len(normalized_shape), tuple(normalized_shape), input.device
-    if not num_dims or num_dims > input.dim() or input.shape[-num_dims:] != shape:
+    if channel_dim == 1:
+        num_dims = 0
+        if shape != input.shape[1:2]:
+            raise ValueError(
+                f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)} with "
+                f"channel_dim=1; expected the size of its dimension 1, ({input.shape[1]},)"
+            )
+    elif not num_dims or num_dims > input.dim() or input.shape[-num_dims:] != shape:
         raise ValueError(
             f"{function}: normalized_shape is {shape} for an input of shape {tuple(input.shape)}; expected the "
             f"sizes of its last dimensions, such as {tuple(input.shape[-max(num_dims, 1) :])}"

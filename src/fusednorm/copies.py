@@ -25,7 +25,7 @@ class CopyingForward:
     """A forward on a contiguous copy of its input."""
 
     def __init__(self, plan: ForwardPlan, problem: Problem) -> None:
-        self.plan, self.norm = plan, problem.norm
+        self.plan, self.norm = plan, problem.called
 
     def __call__(
         self,
@@ -60,6 +60,6 @@ class CopyingBackward:
         native = replace(operands, grad_output=grad_output, input=input)
         gradients = self.plan(native, wanted, None if copied else out)
         if copied and gradients.input is not None:
-            target = empty_output(problem.norm, operands.input) if out is None else out
+            target = empty_output(problem.called, operands.input) if out is None else out
             gradients.input = target.copy_(gradients.input)
         return gradients

@@ -200,14 +200,19 @@ def layer_norm(
     eps: float = 1e-5,
     *,
     activation: str | Activation | None = None,
+    channel_dim: int = -1,
 ) -> Tensor:
     """Layer normalization: statistics over the trailing dimensions, y = phi(x̂ weight + bias).
 
+    With ``channel_dim=1`` the statistics run over the channels of (N, C, *), for each sample and position: the
+    LayerNorm2d of ConvNeXt and SAM.
+
     Args:
-        input: (*, *normalized_shape).
-        normalized_shape: the sizes of the trailing dimensions, as a tuple.
+        input: (*, *normalized_shape), or (N, C, *) with ``channel_dim=1``.
+        normalized_shape: the sizes of the trailing dimensions, as a tuple; (C,) with ``channel_dim=1``.
         weight, bias: of shape ``normalized_shape``, or None.
         eps, activation: as in :func:`group_norm`.
+        channel_dim: -1 for the trailing dimensions, or 1; contiguous and channels_last without a copy.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -224,14 +229,15 @@ def layer_norm(
         tensors = (input, weight, bias)
         if _overloaded(*tensors):
             return handle_torch_function(
-                layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation
-            )
-    call = ("layer_norm", normalized_shape, eps)
+                layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation,
+                channel_dim=channel_dim,
+            )  # fmt: skip
+    call = ("layer_norm", normalized_shape, channel_dim, eps)
     output = repeated(call, activation, input, weight, bias)
     if output is not None:
         return output
     operands = Operands(input, weight, bias)
-    num_dims = arguments.check_trailing("layer_norm", operands, normalized_shape, eps)
+    num_dims = arguments.check_normalized("layer_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("layer_norm", num_dims, 1, eps, activation)
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)
@@ -245,17 +251,19 @@ def rms_norm(
     eps: float | None = None,
     *,
     activation: str | Activation | None = None,
+    channel_dim: int = -1,
 ) -> Tensor:
-    """Root-mean-square normalization over the trailing dimensions.
+    """Root-mean-square normalization over the trailing dimensions, or over the channels of (N, C, *).
 
     y = phi(x rstd weight), rstd = (mean(x²) + eps)^(-1/2).
 
     Args:
-        input: (*, *normalized_shape).
-        normalized_shape: the sizes of the trailing dimensions, as a tuple.
+        input: (*, *normalized_shape), or (N, C, *) with ``channel_dim=1``.
+        normalized_shape: the sizes of the trailing dimensions, as a tuple; (C,) with ``channel_dim=1``.
         weight: of shape ``normalized_shape``, or None.
         eps: None means the machine epsilon of the compute dtype: of float32, and of float64 for float64 input.
         activation: as in :func:`group_norm`.
+        channel_dim: as in :func:`layer_norm`.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -271,14 +279,16 @@ def rms_norm(
     if unusual and has_torch_function_variadic(input, weight):
         tensors = (input, weight)
         if _overloaded(*tensors):
-            return handle_torch_function(rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation)
-    call = ("rms_norm", normalized_shape, eps)
+            return handle_torch_function(
+                rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation, channel_dim=channel_dim
+            )
+    call = ("rms_norm", normalized_shape, channel_dim, eps)
     output = repeated(call, activation, input, weight)
     if output is not None:
         return output
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
-    num_dims = arguments.check_trailing("rms_norm", operands, normalized_shape, eps)
+    num_dims = arguments.check_normalized("rms_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("rms_norm", num_dims, 1, eps, activation)
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)

@@ -31,7 +31,8 @@ class GivenEps:
 
 
 class FusedModule(torch.nn.Module):
-    """The fused parts of a module; the class attributes serve a torch module whose class was replaced by a subclass.
+    """The fused parts of a module; the class attributes are what torch's module does, and serve one whose class was
+    replaced by a subclass.
 
     ``forward`` first compares the exact type of its input, since that is cheap and tells a Proxy, and reads ``_eps``,
     which is faster than the property.
@@ -45,7 +46,7 @@ class FusedModule(torch.nn.Module):
     def eps(self) -> Any:
         """The number added to the variance; functions of torch that would drop the fused parts get a RuntimeError."""
         value = self._eps
-        if (self.activation is None and self.channel_dim == 1) or torch.compiler.is_compiling():
+        if (self.activation is None and self.channel_dim == type(self).channel_dim) or torch.compiler.is_compiling():
             return value
         return interop.eps_for(self, value, sys._getframe(1))
 
@@ -63,7 +64,7 @@ class FusedModule(torch.nn.Module):
         if self.activation is not None:
             plain = self.activation == Activation(self.activation.name)
             parts.append(f"activation={self.activation.name if plain else self.activation}")
-        if self.channel_dim != 1:
+        if self.channel_dim != type(self).channel_dim:
             parts.append(f"channel_dim={self.channel_dim}")
         return ", ".join(parts)
 

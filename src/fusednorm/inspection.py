@@ -133,10 +133,11 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
     training = bool(given.get("training", given.get("use_input_stats", True)))
     if not training:
         family = "batch_norm"  # instance_norm with running statistics is batch_norm's evaluation
-    groups_or_dims = given.get("num_groups", 0)
+    groups_or_dims, channel_dim = given.get("num_groups", 0), given["channel_dim"]
     if "normalized_shape" in given:
-        groups_or_dims = len(given["normalized_shape"])
-    norm = norm_of(family, int(groups_or_dims), given.get("channel_dim", 1), 0.0, given["activation"], training)
+        groups_or_dims = 0 if channel_dim == 1 else len(given["normalized_shape"])
+        channel_dim = 1
+    norm = norm_of(family, int(groups_or_dims), channel_dim, 0.0, given["activation"], training)
     input = given["input"]
     parameters = (given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
     if direction == "forward":

@@ -2,7 +2,8 @@
 
 Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, initialization and checkpoints stay.
 ``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
-shape (N, *, C). Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
+shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, normalize the channels of (N, C, *).
+Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
@@ -24,6 +25,14 @@ from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
 from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm, FusedModule
 from fusednorm.private.torch_names import InstanceNormBase, input_check, unbatched_rank
+
+
+def _check_channels_alone(module: Any) -> None:
+    if module.channel_dim == 1 and len(module.normalized_shape) != 1:
+        raise ValueError(
+            f"{type(module).__name__}: normalized_shape is {module.normalized_shape} with channel_dim=1; expected the "
+            "number of channels alone"
+        )
 
 
 class GroupNorm(FusedModule, torch.nn.GroupNorm):
@@ -70,7 +79,11 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
 
     >>> LayerNorm(8, activation="gelu")(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])
+    >>> LayerNorm(8, channel_dim=1)(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
     """
+
+    channel_dim: int = -1
 
     def __init__(
         self,
@@ -82,16 +95,46 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
         dtype: Any = None,
         *,
         activation: ActivationLike = None,
+        channel_dim: int = -1,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-        self._set_fused(activation)
+        self._set_fused(activation, channel_dim)
+        _check_channels_alone(self)
 
     def forward(self, input: Tensor) -> Tensor:
         if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
             return call
         return functional.layer_norm(
-            input, self.normalized_shape, self.weight, self.bias, self._eps, activation=self.activation
+            input,
+            self.normalized_shape,
+            self.weight,
+            self.bias,
+            self._eps,
+            activation=self.activation,
+            channel_dim=self.channel_dim,
         )
+
+
+class LayerNorm2d(LayerNorm):
+    """:class:`LayerNorm` over the channels of (N, C, *), with the arguments and the eps of ConvNeXt's, SAM's and timm's
+    LayerNorm2d.
+
+    >>> LayerNorm2d(8, activation="gelu")(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+
+    def __init__(
+        self,
+        num_channels: int,
+        eps: float = 1e-6,
+        affine: bool = True,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        activation: ActivationLike = None,
+    ) -> None:
+        super().__init__(num_channels, eps, affine, bias, device, dtype, activation=activation, channel_dim=1)
 
 
 class RMSNorm(FusedModule, torch.nn.RMSNorm):
@@ -99,7 +142,11 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
 
     >>> RMSNorm(8, eps=1e-6)(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])
+    >>> RMSNorm(8, channel_dim=1)(torch.randn(2, 8, 3, 4, 4)).shape
+    torch.Size([2, 8, 3, 4, 4])
     """
+
+    channel_dim: int = -1
 
     def __init__(
         self,
@@ -110,15 +157,19 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
         dtype: Any = None,
         *,
         activation: ActivationLike = None,
+        channel_dim: int = -1,
         **options: Any,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype, **options)
-        self._set_fused(activation)
+        self._set_fused(activation, channel_dim)
+        _check_channels_alone(self)
 
     def forward(self, x: Tensor) -> Tensor:
         if type(x) is not Tensor and (call := interop.leaf(self, x)) is not None:
             return call
-        return functional.rms_norm(x, self.normalized_shape, self.weight, self._eps, activation=self.activation)
+        return functional.rms_norm(
+            x, self.normalized_shape, self.weight, self._eps, activation=self.activation, channel_dim=self.channel_dim
+        )
 
 
 class _FusedBatchNorm(FusedBatchNorm):

@@ -13,7 +13,7 @@ from fusednorm.activations import ALIASES, FORMULAS, Activation, resolve
 
 Family = Literal["group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm"]
 FAMILIES: tuple[Family, ...] = ("group_norm", "instance_norm", "layer_norm", "rms_norm", "batch_norm")
-#: The families that normalize trailing dimensions; the others have a channel dimension.
+#: The families that normalize trailing dimensions, or the channels of each position; the others have channels.
 ROW_FAMILIES: tuple[Family, ...] = ("layer_norm", "rms_norm")
 
 #: So many Norms are kept, and then forgotten together, so that a program with a new eps at each call does not grow
@@ -26,9 +26,9 @@ class Norm:
     """A normalization without its tensors: family, what is normalized together, eps, activation.
 
     ``num_groups`` is group_norm's number of groups, ``num_dims`` the number of trailing dimensions that layer_norm and
-    rms_norm normalize; each is 0 elsewhere. ``channel_dim`` is 1 or -1. ``training`` is False where the caller gives
-    the statistics, which are constants in the backward: batch_norm's evaluation. instance_norm with running statistics
-    is that evaluation too.
+    rms_norm normalize, or 0 where they normalize dimension 1; each is 0 elsewhere. ``channel_dim`` is 1 or -1.
+    ``training`` is False where the caller gives the statistics, which are constants in the backward: batch_norm's
+    evaluation. instance_norm with running statistics is that evaluation too.
 
     :func:`norm_of` makes one object of equal values, so a Norm is compared and hashed by identity.
     """
@@ -49,7 +49,12 @@ class Norm:
     @property
     def row_family(self) -> bool:
         """True where trailing dimensions are normalized, and there is no channel dimension."""
-        return self.family in ROW_FAMILIES
+        return self.num_dims > 0
+
+    @property
+    def per_position(self) -> bool:
+        """True for layer_norm and rms_norm over the channels of (N, C, *): each position has statistics of its own."""
+        return self.num_dims == 0 and self.family in ROW_FAMILIES
 
     @property
     def per_batch(self) -> bool:
@@ -106,7 +111,7 @@ def norm_of(
     training: bool = True,
 ) -> Norm:
     """The one Norm of a call. ``groups_or_dims`` is the number of groups for group_norm, the number of normalized
-    trailing dimensions for layer_norm and rms_norm, and 0 for the others.
+    trailing dimensions for layer_norm and rms_norm, 0 where they normalize dimension 1, and 0 for the others.
 
     Raises ValueError or TypeError for an activation that does not exist.
     """

@@ -132,20 +132,30 @@ def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOp
         shape = tuple(input.shape[input.dim() - norm.num_dims :])
         for name, value in parameters:
             arguments.check_parameter(function, name, value, shape, input, "the normalized dimensions")
-        for name, value in modulation:
-            if value is not None:
-                raise ValueError(
-                    f"{function}: {name} is given to {norm.family}; expected None, since {norm.family} has no channels"
-                )
+        _refuse_modulation(function, norm, modulation)
         return
     arguments.check_input(function, input, 2)
+    if norm.per_position and norm.channel_dim != 1:
+        raise ValueError(
+            f"{function}: num_groups is 0 for {norm.family} with channel_dim={norm.channel_dim}; expected the number "
+            "of trailing dimensions that are normalized, or channel_dim=1"
+        )
     channels = input.shape[norm.channel_dim]
     for name, value in parameters:
         arguments.check_parameter(function, name, value, (channels,), input, "one element for each channel")
+    if norm.per_position:
+        _refuse_modulation(function, norm, modulation)
+        return
     for name, value in modulation:
         arguments.check_parameter(function, name, value, (input.shape[0], channels), input, "(N, C)")
     if norm.family == "group_norm":
         arguments.check_divisor(function, input, channels, norm.num_groups)
+
+
+def _refuse_modulation(function: str, norm: Norm, modulation: Sequence[tuple[str, Tensor | None]]) -> None:
+    for name, value in modulation:
+        if value is not None:
+            raise ValueError(f"{function}: {name} is given to {norm.family}; expected None, since it takes none")
 
 
 def _check_dims(function: str, norm: Norm, input: Tensor) -> None:

@@ -1,11 +1,11 @@
 """The kernels on their own: each family's forward with its saved statistics, and its backward whole or in parts.
 
 x̂ = (x - mean) rstd, z = x̂ weight (1 + scale) + bias (1 + scale) + shift, y = phi(z). ``mean`` and ``rstd`` have the
-shape [N, G] for group_norm, [N, C] for instance_norm, [C] for batch_norm and [rows, 1] for layer_norm and rms_norm, in
-float32 (float64 for float64 input). A backward takes any mean and rstd of that shape, in any supported dtype. There are
-three: ``*_backward`` gives the gradients of input, weight and bias, ``*_backward_data`` that of the input alone,
-``*_backward_gamma_beta`` those of weight and bias alone. The gradient of an absent weight or bias is None.
-:func:`norm_backward` also gives the gradients of scale and shift.
+shape [N, G] for group_norm, [N, C] for instance_norm, [C] for batch_norm and [rows, 1] for layer_norm and rms_norm, or
+[N, positions] with ``channel_dim=1``, in float32 (float64 for float64 input). A backward takes any mean and rstd of
+that shape, in any supported dtype. There are three: ``*_backward`` gives the gradients of input, weight and bias,
+``*_backward_data`` that of the input alone, ``*_backward_gamma_beta`` those of weight and bias alone. The gradient of
+an absent weight or bias is None. :func:`norm_backward` also gives the gradients of scale and shift.
 
 Everything here is differentiable, runs under torch.compile, and checks its arguments as the public functions do.
 
@@ -109,9 +109,10 @@ def _trailing_backward(
     normalized_shape: Sequence[int],
     operands: BackwardOperands,
     activation: ActivationLike,
+    channel_dim: int,
 ) -> Three:
     function = f"{family}_backward{_SUFFIX[mask]}"
-    num_dims = arguments.check_trailing(function, operands, normalized_shape, 0.0)
+    num_dims = arguments.check_normalized(function, operands, normalized_shape, 0.0, channel_dim)
     return _checked_backward(mask, function, call_norm(family, num_dims, 1, 0.0, activation), operands)
 
 
@@ -240,72 +241,74 @@ def instance_norm_backward_gamma_beta(
 
 def layer_norm_forward(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float, *,
-        activation: ActivationLike = None) -> tuple[Tensor, Tensor, Tensor]:
+        activation: ActivationLike = None, channel_dim: int = -1) -> tuple[Tensor, Tensor, Tensor]:
     """(output, mean, rstd) of layer normalization; mean and rstd of shape [rows, 1]."""
     operands = Operands(input, weight, bias)
-    num_dims = arguments.check_trailing("layer_norm_forward", operands, normalized_shape, eps)
+    num_dims = arguments.check_normalized("layer_norm_forward", operands, normalized_shape, eps, channel_dim)
     results = normalize(call_norm("layer_norm", num_dims, 1, eps, activation), operands)
     return results.output, _present(results.mean), _present(results.rstd)
 
 
 def layer_norm_backward(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, normalized_shape: Sequence[int],
-        weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None) -> Three:
+        weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None,
+        channel_dim: int = -1) -> Three:
     """(grad_input, grad_weight, grad_bias) of layer normalization, from any mean and rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
-    return _trailing_backward(_ALL, "layer_norm", normalized_shape, operands, activation)
+    return _trailing_backward(_ALL, "layer_norm", normalized_shape, operands, activation, channel_dim)
 
 
 def layer_norm_backward_data(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, normalized_shape: Sequence[int],
-        weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None) -> Tensor:
+        weight: Tensor | None, bias: Tensor | None, *, activation: ActivationLike = None,
+        channel_dim: int = -1) -> Tensor:
     """grad_input of layer normalization, from any mean and rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
-    return _trailing_backward(_DATA, "layer_norm", normalized_shape, operands, activation)[0]
+    return _trailing_backward(_DATA, "layer_norm", normalized_shape, operands, activation, channel_dim)[0]
 
 
 def layer_norm_backward_gamma_beta(
         grad_output: Tensor, input: Tensor, mean: Tensor, rstd: Tensor, normalized_shape: Sequence[int],
         weight: Tensor | None, bias: Tensor | None, *,
-        activation: ActivationLike = None) -> tuple[Tensor | None, Tensor | None]:
+        activation: ActivationLike = None, channel_dim: int = -1) -> tuple[Tensor | None, Tensor | None]:
     """(grad_weight, grad_bias) of layer normalization, from any mean and rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias)
-    return _trailing_backward(_GAMMA_BETA, "layer_norm", normalized_shape, operands, activation)[1:]
+    return _trailing_backward(_GAMMA_BETA, "layer_norm", normalized_shape, operands, activation, channel_dim)[1:]
 
 
 def rms_norm_forward(
         input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, eps: float | None, *,
-        activation: ActivationLike = None) -> tuple[Tensor, Tensor]:
+        activation: ActivationLike = None, channel_dim: int = -1) -> tuple[Tensor, Tensor]:
     """(output, rstd) of RMS normalization; rstd of shape [rows, 1]; eps as in :func:`fusednorm.rms_norm`."""
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm_forward", input, eps)
-    num_dims = arguments.check_trailing("rms_norm_forward", operands, normalized_shape, eps)
+    num_dims = arguments.check_normalized("rms_norm_forward", operands, normalized_shape, eps, channel_dim)
     results = normalize(call_norm("rms_norm", num_dims, 1, eps, activation), operands)
     return results.output, _present(results.rstd)
 
 
 def rms_norm_backward(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
-        activation: ActivationLike = None) -> tuple[Tensor, Tensor | None]:
+        activation: ActivationLike = None, channel_dim: int = -1) -> tuple[Tensor, Tensor | None]:
     """(grad_input, grad_weight) of RMS normalization, from any rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, None, rstd, weight)
-    return _trailing_backward(_ALL, "rms_norm", normalized_shape, operands, activation)[:2]
+    return _trailing_backward(_ALL, "rms_norm", normalized_shape, operands, activation, channel_dim)[:2]
 
 
 def rms_norm_backward_data(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
-        activation: ActivationLike = None) -> Tensor:
+        activation: ActivationLike = None, channel_dim: int = -1) -> Tensor:
     """grad_input of RMS normalization, from any rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, None, rstd, weight)
-    return _trailing_backward(_DATA, "rms_norm", normalized_shape, operands, activation)[0]
+    return _trailing_backward(_DATA, "rms_norm", normalized_shape, operands, activation, channel_dim)[0]
 
 
 def rms_norm_backward_gamma_beta(
         grad_output: Tensor, input: Tensor, rstd: Tensor, normalized_shape: Sequence[int], weight: Tensor | None, *,
-        activation: ActivationLike = None) -> Tensor | None:
+        activation: ActivationLike = None, channel_dim: int = -1) -> Tensor | None:
     """grad_weight (there is no beta) of RMS normalization, from any rstd of shape [rows, 1]."""
     operands = BackwardOperands(grad_output, input, None, rstd, weight)
-    return _trailing_backward(_GAMMA_BETA, "rms_norm", normalized_shape, operands, activation)[1]
+    return _trailing_backward(_GAMMA_BETA, "rms_norm", normalized_shape, operands, activation, channel_dim)[1]
 
 
 def batch_norm_inference(

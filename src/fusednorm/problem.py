@@ -55,12 +55,14 @@ def view_of(norm: Norm, shape: Sequence[int]) -> View:
         channels, spatial = shape[1], prod(shape[2:])
     else:
         channels, spatial = shape[-1], prod(shape[1:-1])
-    groups = norm.num_groups if norm.family == "group_norm" else channels
+    groups = 1 if norm.per_position else norm.num_groups if norm.family == "group_norm" else channels
     return View(shape[0], groups, channels // groups if groups else 0, spatial)
 
 
 def statistics_shape(norm: Norm, view: View) -> tuple[int, ...]:
     """The shape of the mean, of rstd and of the variance."""
+    if norm.per_position:
+        return view.samples, view.spatial
     return (view.channels,) if norm.per_batch else (view.samples, view.groups)
 
 
@@ -105,7 +107,8 @@ def layout_of(
 
     A norm may walk the spatial positions in any order that all its tensors share: that of the strides ``like``, which
     are the input's, by default the tensor's own. ``wanted`` is the memory order that the tensor must have, the input's:
-    with one channel or one position a tensor has both.
+    with one channel or one position a tensor has both. Where each position has statistics of its own, positions come in
+    their own order, in which these are returned, and in channels_last the samples follow one another.
     """
     rank = len(shape)
     order = strides if like is None else like
@@ -116,7 +119,9 @@ def layout_of(
         spatial: int | None = 0
     else:
         channel_axis = 1 if norm.channel_dim == 1 else rank - 1
-        axes = sorted((axis for axis in range(1, rank) if axis != channel_axis), key=lambda axis: -order[axis])
+        axes = [axis for axis in range(1, rank) if axis != channel_axis]
+        if not norm.per_position:
+            axes.sort(key=lambda axis: -order[axis])
         sample = strides[0] if shape[0] > 1 else 0
         channel = strides[channel_axis] if shape[channel_axis] > 1 else 0
         spatial = _collapse([shape[axis] for axis in axes], [strides[axis] for axis in axes])
@@ -125,6 +130,8 @@ def layout_of(
     view = view_of(norm, shape)
     one_channel, one_position = view.channels <= 1, view.spatial <= 1
     last = (channel == 1 or one_channel) and (one_position or spatial >= 1)
+    if norm.per_position and view.samples > 1 and view.spatial > 1 and view.channels > 0:
+        last = last and sample == view.spatial * spatial
     first = (spatial == 1 or one_position) and (one_channel or channel >= 1)
     if wanted is None:
         # With one position per channel the channels are contiguous: a row, which is channels_last.
@@ -151,6 +158,7 @@ class Problem:
     ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the
     output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
     without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
+    ``rows_of`` is the call's norm where ``norm`` and the view are those of the rows that its positions are.
     """
 
     norm: Norm
@@ -169,6 +177,12 @@ class Problem:
     grad_layout: Layout | None = None
     dense: bool = True
     copies: tuple[str, ...] = ()
+    rows_of: Norm | None = None
+
+    @property
+    def called(self) -> Norm:
+        """The norm of the call."""
+        return self.rows_of or self.norm
 
     @property
     def family(self) -> Family:
@@ -190,13 +204,15 @@ class Problem:
     @property
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of weight and bias."""
-        if self.norm.row_family:
+        if self.called.row_family:
             return self.shape[len(self.shape) - self.norm.num_dims :]
         return (self.view.channels,)
 
     @property
     def statistics_shape(self) -> tuple[int, ...]:
         """The shape of the mean, of rstd and of the variance."""
+        if self.rows_of is not None:
+            return self.shape[0], prod(self.shape[2:])
         return statistics_shape(self.norm, self.view)
 
     @property
@@ -250,6 +266,23 @@ class Problem:
         return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property
+    def in_rows(self) -> Problem:
+        """The channels_last problem of a norm with statistics for each position as that of rows, each a position."""
+        view, norm = self.view, self.norm
+        trailing = norm_of(norm.family, 1, 1, norm.eps, norm.activation, norm.training)
+
+        def row(layout: Layout | None) -> Layout | None:
+            step = 0 if layout is None else layout.sample if view.spatial == 1 else layout.spatial
+            return layout and Layout("channels_last", step, 1, 0)
+
+        layout, output, grad = map(row, (self.layout, self.output_layout, self.grad_layout))
+        assert layout is not None
+        rows = View(view.samples * view.spatial, 1, view.channels, 1)
+        return replace(
+            self, norm=trailing, view=rows, layout=layout, output_layout=output, grad_layout=grad, rows_of=norm
+        )
+
+    @property
     def backward(self) -> bool:
         return self.direction.startswith("backward")
 
@@ -261,6 +294,8 @@ class Problem:
     def reduced(self) -> int:
         """K, the number of elements under one statistic."""
         view = self.view
+        if self.norm.per_position:
+            return view.channels
         return (view.samples if self.norm.per_batch else view.group_channels) * view.spatial
 
     @cached_property

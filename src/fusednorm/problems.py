@@ -49,7 +49,7 @@ def _problem(
         if grad_layout is None:
             copies.append("grad_output")
             grad_layout = output_layout
-    return Problem(
+    problem = Problem(
         norm=norm,
         direction=direction,
         view=view_of(norm, shape),
@@ -67,6 +67,7 @@ def _problem(
         dense=output_strides == input.stride(),
         copies=tuple(copies),
     )
+    return problem.in_rows if norm.per_position and layout.order == "channels_last" else problem
 
 
 def _dtype_of(operand: Tensor | None) -> str | None:

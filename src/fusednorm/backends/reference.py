@@ -48,8 +48,16 @@ VALUES = {name: bind(formula.value, PRIMITIVES) for name, formula in FORMULAS.it
 DERIVATIVES = {name: bind(formula.derivative, PRIMITIVES) for name, formula in FORMULAS.items()}
 
 
+def seen(norm: Norm, shape: Sequence[int]) -> View:
+    """The norm's view of a shape; where each position has statistics of its own, that of rows, which they are."""
+    view = view_of(norm, shape)
+    return View(view.samples * view.spatial, 1, view.channels, 1) if norm.per_position else view
+
+
 def to_view(norm: Norm, tensor: Tensor, view: View) -> Tensor:
     """A tensor of the input's shape as (N, G, D, S)."""
+    if norm.per_position:
+        tensor = tensor.movedim(1, -1)
     if norm.channel_dim == -1 and not norm.row_family:
         tensor = tensor.movedim(-1, 1)
     return tensor.reshape(view.samples, view.groups, view.group_channels, view.spatial)
@@ -57,6 +65,8 @@ def to_view(norm: Norm, tensor: Tensor, view: View) -> Tensor:
 
 def from_view(norm: Norm, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse of :func:`to_view`."""
+    if norm.per_position:
+        return tensor.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
     if norm.channel_dim == -1 and not norm.row_family:
         return tensor.reshape(shape[0], shape[-1], *shape[1:-1]).movedim(1, -1)
     return tensor.reshape(shape)
@@ -105,9 +115,9 @@ def _factors(
 
 def saved_statistics(norm: Norm, input: Tensor) -> tuple[Tensor | None, Tensor]:
     """The mean and rstd that :func:`forward` returns, as differentiable functions of the input."""
-    view = view_of(norm, input.shape)
+    view = seen(norm, input.shape)
     mean, _, rstd = own_statistics(norm, to_view(norm, input, view).to(default_compute_dtype(input.dtype)))
-    shape = statistics_shape(norm, view)
+    shape = statistics_shape(norm, view_of(norm, input.shape))
     return mean.reshape(shape) if norm.has_mean else None, rstd.reshape(shape)
 
 
@@ -118,7 +128,7 @@ def forward(norm: Norm, operands: Operands, *, compute_dtype: torch.dtype | None
     """
     input = operands.input
     dtype = compute_dtype or default_compute_dtype(input.dtype)
-    view = view_of(norm, input.shape)
+    view = seen(norm, input.shape)
     x = to_view(norm, input, view).to(dtype)
     if operands.mean is None or operands.var is None:
         mean, var, rstd = own_statistics(norm, x)
@@ -131,7 +141,7 @@ def forward(norm: Norm, operands: Operands, *, compute_dtype: torch.dtype | None
     if norm.activation is not None:
         z = VALUES[norm.activation.name](z, norm.activation.parameter)
     output = from_view(norm, z, input.shape)
-    shape = statistics_shape(norm, view)
+    shape = statistics_shape(norm, view_of(norm, input.shape))
     return Results(
         output if compute_dtype else output.to(input.dtype),
         mean.reshape(shape) if norm.has_mean else None,
@@ -147,7 +157,7 @@ def backward(norm: Norm, operands: BackwardOperands, *, compute_dtype: torch.dty
     """
     input = operands.input
     dtype = compute_dtype or default_compute_dtype(input.dtype)
-    view = view_of(norm, input.shape)
+    view = seen(norm, input.shape)
     dy = to_view(norm, operands.grad_output, view).to(dtype)
     xhat = to_view(norm, input, view).to(dtype)
     if norm.has_mean:
@@ -192,7 +202,7 @@ class ReferenceForward:
     """:func:`forward` as a plan: the output has the strides of ``empty_output``."""
 
     def __init__(self, problem: Problem) -> None:
-        self.norm = problem.norm
+        self.norm = problem.called
 
     def __call__(
         self,
@@ -215,7 +225,7 @@ class ReferenceBackward:
     """:func:`backward` as a plan: the strides of ``empty_output``, contiguous gradients of parameters."""
 
     def __init__(self, problem: Problem) -> None:
-        self.norm = problem.norm
+        self.norm = problem.called
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         found = backward(self.norm, operands)

@@ -127,7 +127,7 @@ def _shown(activation: Activation) -> str:
 def _convert(norm: nn.Module, target: Target) -> None:
     become(norm, target.becomes)
     norm.eps = norm.eps  # where our forward looks first
-    norm.channel_dim = 1  # type: ignore[assignment]
+    norm.channel_dim = target.becomes.channel_dim  # type: ignore[attr-defined]
     norm.activation = target.activation  # type: ignore[assignment]
 
 

@@ -23,6 +23,8 @@ def has_formula(problem: Problem, statistics: bool) -> bool:
     torch rounds the statistics of group_norm to the input's dtype, and a backward needs them as they are.
     """
     norm, dtypes = problem.norm, (problem.weight_dtype, problem.bias_dtype)
+    if problem.called.per_position:
+        return False
     if problem.backward or problem.modulated or any(dtype not in (None, problem.dtype, "float32") for dtype in dtypes):
         return False
     if norm.row_family:

@@ -34,7 +34,9 @@ ROWS_FLUSHED = 64
 #: Channels that a backward of few rows takes together, whose parameters and sums fit the L1 cache, and rows that it
 #: sums in the compute dtype.
 COLUMNS, COLUMN_ROWS = 1024, 32
-FIELDS = 25
+#: How many blocks of positions make a task where each position has statistics of its own.
+BLOCKS = 25
+FIELDS = 26
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR
+from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
 from fusednorm.backends.cpu.plans.rows import FewRowsBackward, RowsBackward, RowsForward
 from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
@@ -77,9 +78,23 @@ class Segments:
         return max(1, -(-view.samples // segments))
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The positions of channels_first are cut into equal blocks, which have about so many elements at most."""
+
+    elements: int = 65536
+
+    def positions(self, problem: Problem) -> int:
+        view = problem.view
+        most = max(64, min(SCRATCH, self.elements // max(1, view.channels) // VECTOR * VECTOR))
+        equal = -(-view.spatial // max(1, -(-view.spatial // most)))
+        return min(-(-equal // VECTOR) * VECTOR, view.spatial)
+
+
 #: The configurations of each kind; of pieces and segments the first is the default.
 PIECES = tuple(map(Pieces, (16384, 4096, 8192, 32768, 65536)))
 SLABS_OF = tuple(map(Slabs, (131072, 32768, 65536, 262144, 524288)))
+COLUMNS_OF = tuple(map(Columns, (65536, 16384, 32768, 131072, 262144)))
 SEGMENTS = (Segments(), Segments(16), Segments(32), Segments(128), Segments(64, 8), Segments(64, 128))
 
 
@@ -130,7 +145,7 @@ class PlanesInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
-        return _common(problem) or _needs(problem, "channels_first")
+        return _shared(problem) or _common(problem) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
@@ -146,7 +161,7 @@ class PlanesSplitInstance:
     name: str = "cpu.planes_split"
 
     def supports(self, problem: Problem) -> str | None:
-        return _common(problem) or _needs(problem, "channels_first")
+        return _shared(problem) or _common(problem) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Pieces]:
         return _distinct(PIECES, lambda config: config.positions(problem))
@@ -268,9 +283,34 @@ def _needs(problem: Problem, order: str) -> str | None:
     return None
 
 
+def _shared(problem: Problem) -> str | None:
+    return "each position has statistics of its own" if problem.norm.per_position else None
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsInstance:
+    """channels_first with statistics for each position: a block of positions from its statistics to its result."""
+
+    name: str = "cpu.columns"
+
+    def supports(self, problem: Problem) -> str | None:
+        if not problem.norm.per_position or not problem.norm.training:
+            return "the statistics are not those of single positions"
+        return _common(problem) or _needs(problem, "channels_first")
+
+    def configs(self, problem: Problem) -> Sequence[Columns]:
+        return _distinct(COLUMNS_OF, lambda config: config.positions(problem))
+
+    def plan(self, problem: Problem, config: Columns | None = None) -> Plan:
+        pieces = _pieces(problem, (config or COLUMNS_OF[0]).positions(problem))
+        if problem.backward:
+            return ColumnsBackward(problem, *pieces, tasks=MANY_SLABS)
+        return ColumnsForward(problem, *pieces)
+
+
 ROWS, SLABS, SLABS_SPLIT = RowsInstance(), SlabsInstance(), SlabsSplitInstance()
-PLANES, PLANES_SPLIT = PlanesInstance(), PlanesSplitInstance()
-INSTANCES = (PLANES, PLANES_SPLIT, SLABS, SLABS_SPLIT, ROWS)
+PLANES, PLANES_SPLIT, COLUMNS = PlanesInstance(), PlanesSplitInstance(), ColumnsInstance()
+INSTANCES = (PLANES, PLANES_SPLIT, SLABS, SLABS_SPLIT, ROWS, COLUMNS)
 
 
 def choose(problem: Problem) -> Instance:
@@ -283,6 +323,8 @@ def choose(problem: Problem) -> Instance:
     size = view.numel * DTYPE_BYTES[problem.dtype]
     if ROWS.supports(problem) is None:
         return ROWS
+    if problem.norm.per_position:
+        return COLUMNS
     inference = problem.direction == "inference"
     if problem.layout.order == "channels_first":
         longest = SHORT_PLANE // 2 if problem.backward else SHORT_PLANE

@@ -51,6 +51,8 @@ WRITES: dict[str, tuple[str, ...]] = {
     "held_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
     "rows_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
     "row_totals": ("p_totals",),
+    "positions_forward": ("p_y", "p_mean", "p_rstd"),
+    "positions_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
     "columns_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
 }
 _STATISTICS = ("p_mean", "p_rstd", "p_var")

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from fusednorm.backends.triton.config.columns import columns_for
 from fusednorm.backends.triton.config.device import PROCESSORS
-from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, HeldConfig, TilesConfig, WholeConfig
+from fusednorm.backends.triton.config.kinds import (
+    ColumnsBackwardConfig,
+    HeldConfig,
+    PositionsConfig,
+    TilesConfig,
+    WholeConfig,
+)
 from fusednorm.backends.triton.config.lists import (
     MOST_CONFIGS,
     columns_backwards,
     held,
     passes,
+    positions_configs,
     rows_backwards,
     rows_forwards,
     whole_forwards,
@@ -48,6 +56,7 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 MOST_STEPPED_BYTES = 1 << 17
+SINGLE = "each position has statistics of its own"
 
 
 @cache
@@ -84,7 +93,7 @@ class TilesInstance:
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
-        return _common(problem)
+        return SINGLE if problem.norm.per_position else _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
@@ -106,6 +115,8 @@ class WholeInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction != "forward" or problem.norm.per_batch:
             return "the statistics are not made of single units"
+        if problem.norm.per_position:
+            return SINGLE
         most = _most_whole(problem)
         if problem.reduced > most:
             return f"holds units of {most} elements, these have {problem.reduced}"
@@ -131,6 +142,8 @@ class HeldInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference" or not problem.norm.training:
             return "the statistics are given"
+        if problem.norm.per_position:
+            return SINGLE
         seen = held_units(problem)
         if seen is None:
             return (
@@ -169,6 +182,8 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
+        if problem.norm.per_position:
+            return SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
@@ -200,6 +215,29 @@ class RowsInstance:
         return make(problem, config)
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnsInstance:
+    """channels_first with statistics for each position: a block of positions to a program."""
+
+    name: str = "triton.columns"
+
+    def supports(self, problem: Problem) -> str | None:
+        if not problem.norm.per_position or not problem.norm.training:
+            return "the statistics are not those of single positions"
+        if problem.layout.order != "channels_first":
+            return f"needs channels_first, the tensor is {problem.layout.order}"
+        return _common(problem)
+
+    def configs(self, problem: Problem) -> Sequence[PositionsConfig]:
+        return positions_configs(problem, columns_for(problem))
+
+    def plan(self, problem: Problem, config: PositionsConfig | None = None) -> Plan:
+        from fusednorm.backends.triton.plans.columns import ColumnsBackward, ColumnsForward
+
+        make = ColumnsBackward if problem.backward else ColumnsForward
+        return make(problem, config or columns_for(problem))
+
+
 def _planes_in_rows(problem: Problem) -> bool:
     """Whether the units of a forward are single channels that follow one another in memory."""
     view, layouts = problem.view, (problem.layout, problem.output_layout)
@@ -227,13 +265,16 @@ def _flat(problem: Problem, layout: Layout | None) -> bool:
 
 
 TILES, WHOLE, HELD, ROWS = TilesInstance(), WholeInstance(), HeldInstance(), RowsInstance()
-INSTANCES = (WHOLE, HELD, ROWS, TILES)
+COLUMNS = ColumnsInstance()
+INSTANCES = (WHOLE, HELD, ROWS, COLUMNS, TILES)
 
 
 def choose(problem: Problem) -> Instance:
     """The instance for a problem that this backend can run: rows, and units that pay to be held or taken whole, are
     read by one program each, other units in tiles, twice."""
     view = problem.view
+    if problem.norm.per_position:
+        return COLUMNS
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None

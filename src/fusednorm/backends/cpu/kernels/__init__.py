@@ -13,7 +13,7 @@ from numba import types
 
 from fusednorm.backends.cpu.compiler import Kernel
 from fusednorm.backends.cpu.frame import ARGUMENTS
-from fusednorm.backends.cpu.kernels import affine, planes, rows, slabs, slabs_backward, tiles
+from fusednorm.backends.cpu.kernels import affine, columns, planes, rows, slabs, slabs_backward, tiles
 from fusednorm.backends.cpu.kernels.elements import POINTEE, element
 from fusednorm.backends.cpu.kernels.mathematics import activation
 from fusednorm.backends.cpu.kernels.operands import OPERAND
@@ -24,6 +24,7 @@ MODULES = {
     "slabs": slabs,
     "slabs_backward": slabs_backward,
     "rows": rows,
+    "columns": columns,
     "tiles": tiles,
 }
 FASTMATH = {"contract"}

@@ -91,14 +91,13 @@ def next_group(geometry, n, g):
 
 
 @cache
-def _slab_moments(element: Element):
-    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares)."""
-    load, nearest, T = element.load, element.round, element.compute
-    add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
+def row_adder(element: Element):
+    """add_rows(x, i, step, rows, n, pivot, first, second): the deviations of n columns of so many rows from their
+    pivots, and the squares of these, added by four rows, which quarters the traffic on the sums."""
+    load, add_first, add_second = element.load, element.add_first, element.add_second
 
     @reassociated
     def add_rows(x, i, step, rows, n, pivot, first, second):
-        """Add deviations and their squares, by four rows, which quarters the traffic on the sums."""
         quads = rows - rows % 4
         for r in range(0, quads, 4):
             i0 = i + r * step
@@ -115,9 +114,17 @@ def _slab_moments(element: Element):
                 add_first(first, c, d0)
                 add_second(second, c, d0 * d0)
 
+    return add_rows
+
+
+@cache
+def pivot_finder(element: Element):
+    """find_pivot(x, i, step, rows, n, together, pivot): the means of n columns over some of the rows, whose elements
+    are ``together`` positions, repeated."""
+    load, nearest, add_first, T = element.load, element.round, element.add_first, element.compute
+
     @exact
     def find_pivot(x, i, step, rows, n, together, pivot):
-        """The means of n channels over some rows of ``together`` positions, repeated."""
         for c in range(n * together):
             pivot[c] = T(0)
         if rows == 0:
@@ -133,6 +140,15 @@ def _slab_moments(element: Element):
             pivot[c] = nearest(pivot[c] / T(head * together))
         for c in range(n, n * together):
             pivot[c] = pivot[c - n]
+
+    return find_pivot
+
+
+@cache
+def _slab_moments(element: Element):
+    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares)."""
+    scratch, T = element.scratch, element.compute
+    add_rows, find_pivot = row_adder(element), pivot_finder(element)
 
     @exact
     def slab_moments(x, partials, geometry, task):

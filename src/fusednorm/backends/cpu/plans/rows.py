@@ -11,7 +11,7 @@ from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES
 
 
-def _widening(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
+def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
     """The loop, if any, that converts weight and bias to the compute dtype, and ones or zeros for an absent operand."""
     problem, channels = plan.problem, plan.channels
     constants, loops = [], []
@@ -21,7 +21,8 @@ def _widening(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
             plan.constants[f"wide_{name}"] = constants[-1].data_ptr()
         elif dtype != problem.compute_dtype:
             plan.reserve(**{f"wide_{name}": channels})
-            loops = [plan.loop(plan.kernel("widen", activated=False), channels, 8 * channels)]
+            widen = plan.kernel("widen", activated=False, module="rows")
+            loops = [plan.loop(widen, channels, 8 * channels)]
     return loops, constants
 
 
@@ -29,7 +30,7 @@ class RowsForward(ForwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        widening, self.constant_operands = _widening(self)
+        widening, self.constant_operands = widen_parameters(self)
         return [*widening, self.loop(self.kernel("forward"), self.samples, self.tensor_bytes)]
 
 
@@ -38,7 +39,7 @@ class RowsBackward(BackwardPlan):
 
     def loops(self) -> list[Loop]:
         segments = self.tasks // max(1, self.samples)
-        widening, self.constant_operands = _widening(self)
+        widening, self.constant_operands = widen_parameters(self)
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps else 0
@@ -62,7 +63,7 @@ class FewRowsBackward(BackwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        widening, self.constant_operands = _widening(self)
+        widening, self.constant_operands = widen_parameters(self)
         pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
         self.reserve(partials=2 * pieces, running=2 * self.channels, totals=2 * self.channels)
         reduce = self.kernel("reduce")

@@ -63,6 +63,15 @@ class RowsBackwardConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PositionsConfig:
+    """Positions with statistics of their own: positions to a program, channels to a step, and warps."""
+
+    positions: int
+    channels: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
     """A backward of long rows. The pass for totals: elements to a step, warps, and about how many programs, at least a
     row to a program. The pass by columns: columns to a program, steps of a row each, warps, and how many steps are in

@@ -17,6 +17,7 @@ from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     HeldConfig,
     PassConfig,
+    PositionsConfig,
     RowsBackwardConfig,
     RowsForwardConfig,
     TilesConfig,
@@ -76,6 +77,18 @@ def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldCo
         if 2 <= _thread_elements(problem, seen.elements * units, warps) <= 32
     ]
     return _limited(default, (HeldConfig(units, warps) for _, units, warps in sorted(found)))
+
+
+def positions_configs(problem: Problem, default: PositionsConfig) -> tuple[PositionsConfig, ...]:
+    """All channels to a tile, or steps over them, with 8 to 32 elements a thread."""
+    channels, positions = power_of_two(problem.view.channels), power_of_two(problem.view.spatial)
+    found = (
+        PositionsConfig(width, depth, warps)
+        for depth in dict.fromkeys((default.channels, channels, max(1, channels // 2), max(1, channels // 4)))
+        for width, warps in product(_powers(min(8, positions), min(128, positions)), WARPS)
+        if width * depth <= MOST_ELEMENTS // 2 and 8 <= _thread_elements(problem, width * depth, warps) <= 32
+    )
+    return _limited(default, found)
 
 
 def rows_forwards(problem: Problem, default: RowsForwardConfig) -> tuple[RowsForwardConfig, ...]:

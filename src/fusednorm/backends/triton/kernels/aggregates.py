@@ -24,6 +24,13 @@ class Steps(NamedTuple):
     spatial: Any
 
 
+class Channels(NamedTuple):
+    """Pointers to the first channel of some positions, and the stride from a channel to the next."""
+
+    begin: Any
+    step: Any
+
+
 class Parameters(NamedTuple):
     """Pointers to the parameters, or to their gradients; None for an absent parameter or an unwanted gradient."""
 

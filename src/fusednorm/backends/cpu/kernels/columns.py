@@ -1,0 +1,299 @@
+"""Kernels of channels_first where the channels of each position have statistics of their own.
+
+The positions of a sample are cut into blocks, a channel of which is a row of contiguous elements; a block of all
+channels lies in the L2 cache. Every loop runs along the positions of one channel, whose weight and bias are numbers,
+while the statistics and the sums of the positions are arrays. A block goes from its statistics to its output, or from
+its sums to its gradient. The parameters' gradients are summed over tasks of a few blocks, and these in their order.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import numpy as np
+
+from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
+    BLOCKS,
+    GRAD_SAMPLE,
+    GRAD_STEP,
+    GROUP_CHANNELS,
+    INPUT_SAMPLE,
+    INPUT_STEP,
+    OUTPUT_SAMPLE,
+    OUTPUT_STEP,
+    PIECE,
+    PIECES,
+    RMS,
+    SAMPLES,
+    SPATIAL,
+    WANT_INPUT_GRAD,
+    WEIGHT_DTYPE,
+)
+from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.elements import Element, element
+from fusednorm.backends.cpu.kernels.operands import narrow, number, widened
+from fusednorm.backends.cpu.kernels.rows import scaled
+from fusednorm.backends.cpu.kernels.slabs import FLUSH, locate, pivot_finder, row_adder
+
+wide_scratch = element("float64").scratch
+
+
+@cache
+def _flush(element: Element):
+    T = element.compute
+
+    @exact
+    def flush(sums, totals, n):
+        """Add sums to their float64 totals, and start them anew."""
+        for k in range(n):
+            totals[k] += np.float64(sums[k])
+            sums[k] = T(0)
+
+    return flush
+
+
+@exact
+def _clear(first, second, n):
+    for k in range(n):
+        first[k] = second[k] = 0.0
+
+
+@cache
+def _block_statistics(element: Element):
+    add_rows, find_pivot, flush = row_adder(element), pivot_finder(element), _flush(element)
+    scratch, T = element.scratch, element.compute
+
+    @exact
+    def statistics_of(pivot, means, m2s, centre, inverse, n, count, rms, eps):
+        for k in range(n):
+            shift = means[k] / count
+            m2 = m2s[k] if rms else m2s[k] - means[k] * shift
+            centre[k] = T(0) if rms else T(np.float64(pivot[k]) + shift)
+            inverse[k] = T(1.0 / np.sqrt((0.0 if m2 < 0.0 else m2) / count + eps))
+
+    @exact
+    def block_statistics(x, i, step, channels, n, rms, eps, centre, inverse):
+        """mean and rstd of n positions, as they are saved."""
+        pivot, first, second = scratch(), scratch(), scratch()
+        means, m2s = wide_scratch(), wide_scratch()
+        find_pivot(x, i, step, 0 if rms else channels, n, 1, pivot)
+        _clear(first, second, n)
+        _clear(means, m2s, n)
+        for c in range(0, channels, FLUSH):
+            add_rows(x, i + c * step, step, min(FLUSH, channels - c), n, pivot, first, second)
+            flush(first, means, n)
+            flush(second, m2s, n)
+        statistics_of(pivot, means, m2s, centre, inverse, n, channels, rms, eps)
+
+    return block_statistics
+
+
+def build_forward(element: Element, value, pullback):
+    """Tasks start to stop."""
+    load, read, store, T = element.load, element.read, element.store, element.compute
+    block_statistics, as_read, scratch = _block_statistics(element), widened(element), element.scratch
+
+    @exact
+    def apply_channel(x, i, y, j, n, centre, inverse, gain, offset, activation_parameter):
+        """y = value(weight xhat + bias)."""
+        alpha = T(activation_parameter)
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                z = normalized(load(x, i + k) - read(centre, k), scaled(gain, read(inverse, k)), offset)
+                store(y, j + k, value(z, alpha))
+
+    @exact
+    def publish(mean, rstd, unit, centre, inverse, n, rms):
+        for k in range(n):
+            rstd[unit + k] = inverse[k]
+        if not rms:
+            for k in range(n):
+                mean[unit + k] = centre[k]
+
+    def forward(
+        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
+    ):
+        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        channels, centre, inverse = geometry[GROUP_CHANNELS], scratch(), scratch()
+        last = min(stop * geometry[BLOCKS], geometry[SAMPLES] * geometry[PIECES])
+        for block in range(start * geometry[BLOCKS], last):
+            n, first, width = locate(geometry, block)
+            i = n * geometry[INPUT_SAMPLE] + first
+            j = n * geometry[OUTPUT_SAMPLE] + first
+            block_statistics(x, i, geometry[INPUT_STEP], channels, width, geometry[RMS], eps, centre, inverse)
+            publish(mean, rstd, n * geometry[SPATIAL] + first, centre, inverse, width, geometry[RMS])
+            for back in range(channels):  # the last channels first: they are still in the L1 cache
+                c = channels - 1 - back
+                apply_channel(
+                    x, i + c * geometry[INPUT_STEP], y, j + c * geometry[OUTPUT_STEP], width, centre, inverse,
+                    read(gains, c), read(offsets, c), activation_parameter,
+                )  # fmt: skip
+
+    return forward
+
+
+@cache
+def _keep_channel(element: Element, pullback):
+    load, read, keep = element.load, element.read, element.keep
+
+    @exact
+    def keep_channel(grad, g, x, i, kept, r, n, centre, inverse, gain, offset, alpha):
+        """dz of one channel, put into ``kept`` from r on: the sums of its last positions are scalar code, in which no
+        exponential should be."""
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                z = normalized(load(x, i + k) - read(centre, k), scaled(gain, read(inverse, k)), offset)
+                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
+
+    return keep_channel
+
+
+@cache
+def _channel_sums(element: Element, make):
+    """p and q of a channel, and what it adds to P and Q of each position."""
+    load, read, T = element.load, element.read, element.compute
+    add_first, add_second = element.add_first, element.add_second
+
+    @reassociated
+    def channel_sums(grad, g, x, i, kept, r, n, centre, inverse, gain, offset, alpha, first, second):
+        p, q = T(0), T(0)
+        for k in range(n):
+            deviation, rstd = load(x, i + k) - read(centre, k), read(inverse, k)
+            xhat, z = deviation * rstd, normalized(deviation, scaled(gain, rstd), offset)
+            dz = make(grad, g + k, kept, r + k, z, alpha)
+            p += dz
+            q += dz * xhat
+            add_first(first, k, gain * dz)
+            add_second(second, k, gain * dz * xhat)
+        return np.float64(p), np.float64(q)
+
+    return channel_sums
+
+
+@cache
+def _gradient_channel(element: Element, make):
+    load, read, store = element.load, element.read, element.store
+
+    @exact
+    def gradient_channel(grad, g, x, i, dx, o, kept, r, n, centre, inverse, gain, offset, alpha, mean_p, mean_q):
+        """dx = rstd (weight dz - (P + xhat Q) / C)."""
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                deviation, rstd = load(x, i + k) - read(centre, k), read(inverse, k)
+                xhat, z = deviation * rstd, normalized(deviation, scaled(gain, rstd), offset)
+                dz = make(grad, g + k, kept, r + k, z, alpha)
+                store(dx, o + k, rstd * (gain * dz - (read(mean_p, k) + xhat * read(mean_q, k))))
+
+    return gradient_channel
+
+
+def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
+    """The input's gradient, and with ``accumulate`` the sums of the parameters' in ``partials``, of tasks.
+
+    Where dz is kept, ``kept`` has room for a block per worker.
+    """
+    T, read, scratch, as_read = element.compute, element.read, element.scratch, widened(element)
+    make, keep_channel, flush = dz_of(element, pullback, keeps), _keep_channel(element, pullback), _flush(element)
+    channel_sums, gradient_channel = _channel_sums(element, make), _gradient_channel(element, make)
+
+    @exact
+    def recall(operand, dtype, unit, n, values):
+        for k in range(n):
+            values[k] = T(number(operand, unit + k, dtype))
+
+    @exact
+    def means_of(totals, n, count, absent, means):
+        for k in range(n):
+            means[k] = T(0) if absent else T(totals[k] / count)
+
+    def backward(
+        grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
+        partials, kept, geometry, activation_parameter, worker, start, stop,
+    ):  # fmt: skip
+        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        channels, alpha = geometry[GROUP_CHANNELS], T(activation_parameter)
+        centre, inverse, first, second = scratch(), scratch(), scratch(), scratch()
+        total_p, total_q = wide_scratch(), wide_scratch()
+        slot, room = (worker * channels * geometry[PIECE], geometry[PIECE]) if keeps else (0, 0)
+        for task in range(start, stop):
+            ps, qs = 2 * task * channels, (2 * task + 1) * channels
+            if accumulate:
+                for c in range(2 * channels):
+                    partials[ps + c] = 0.0
+            last = min((task + 1) * geometry[BLOCKS], geometry[SAMPLES] * geometry[PIECES])
+            for block in range(task * geometry[BLOCKS], last):
+                n, position, width = locate(geometry, block)
+                unit = n * geometry[SPATIAL] + position
+                i, g = n * geometry[INPUT_SAMPLE] + position, n * geometry[GRAD_SAMPLE] + position
+                o = n * geometry[OUTPUT_SAMPLE] + position
+                if geometry[RMS]:
+                    for k in range(width):
+                        centre[k] = T(0)
+                else:
+                    recall(given_mean, given_mean_dtype, unit, width, centre)
+                recall(given_rstd, given_rstd_dtype, unit, width, inverse)
+                _clear(first, second, width)
+                _clear(total_p, total_q, width)
+                for c in range(channels):
+                    gain, offset = read(gains, c), read(offsets, c)
+                    at_x, at_grad, r = i + c * geometry[INPUT_STEP], g + c * geometry[GRAD_STEP], slot + c * room
+                    if keeps:
+                        keep_channel(grad, at_grad, x, at_x, kept, r, width, centre, inverse, gain, offset, alpha)
+                    p, q = channel_sums(
+                        grad, at_grad, x, at_x, kept, r, width, centre, inverse, gain, offset, alpha, first, second
+                    )
+                    if accumulate:
+                        partials[ps + c] += p
+                        partials[qs + c] += q
+                    if (c + 1) % FLUSH == 0 or c + 1 == channels:
+                        flush(first, total_p, width)
+                        flush(second, total_q, width)
+                means_of(total_p, width, channels, geometry[RMS] != 0, first)
+                means_of(total_q, width, channels, False, second)
+                for back in range(channels if geometry[WANT_INPUT_GRAD] else 0):
+                    c = channels - 1 - back
+                    gradient_channel(
+                        grad, g + c * geometry[GRAD_STEP], x, i + c * geometry[INPUT_STEP],
+                        dx, o + c * geometry[OUTPUT_STEP], kept, slot + c * room, width, centre, inverse,
+                        read(gains, c), read(offsets, c), alpha, first, second,
+                    )  # fmt: skip
+
+    return backward
+
+
+@exact
+def _add_task(partials, to, other, start, stop):
+    for c in range(start, stop):
+        partials[to + c] += partials[other + c]
+
+
+def build_parameter_gradients(element: Element, value, pullback):
+    """The gradients of weight and bias for channels start to stop, from the tasks in order."""
+
+    def parameter_gradients(partials, grad_weight, grad_bias, geometry, start, stop):
+        channels = geometry[GROUP_CHANNELS]
+        tasks = (geometry[SAMPLES] * geometry[PIECES] + geometry[BLOCKS] - 1) // geometry[BLOCKS]
+        for task in range(1, tasks):
+            _add_task(partials, 0, 2 * task * channels, start, stop)
+            _add_task(partials, channels, (2 * task + 1) * channels, start, stop)
+        narrow(partials, 0, grad_bias, geometry[BIAS_DTYPE], start, stop)
+        narrow(partials, channels, grad_weight, geometry[WEIGHT_DTYPE], start, stop)
+
+    return parameter_gradients
+
+
+BUILDERS = {
+    "forward": build_forward,
+    "backward": build_backward,
+    "backward_data": partial(build_backward, accumulate=False),
+    "backward_kept": partial(build_backward, keeps=True),
+    "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
+    "parameter_gradients": build_parameter_gradients,
+}

@@ -1,0 +1,48 @@
+"""Plans of channels_first with statistics for each position, around kernels/columns.py."""
+
+from __future__ import annotations
+
+from fusednorm.backends.cpu.geometry import BLOCKS
+from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.plans.rows import widen_parameters
+from fusednorm.backends.cpu.threads import Loop
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+
+class ColumnsForward(ForwardPlan):
+    """Each block from its statistics to its output."""
+
+    module = "columns"
+
+    def loops(self) -> list[Loop]:
+        self.geometry[BLOCKS] = 1
+        loops, self.constant_operands = widen_parameters(self)
+        return [*loops, self.loop(self.kernel("forward"), self.tasks, self.tensor_bytes)]
+
+
+class ColumnsBackward(BackwardPlan):
+    """Each block from its sums to its gradient, and the parameters' gradients from the sums of ``tasks`` at most."""
+
+    module = "columns"
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, tasks: int) -> None:
+        self.most_tasks, self.width = tasks, piece
+        super().__init__(problem, pieces, piece)
+
+    def loops(self) -> list[Loop]:
+        together = max(1, -(-self.tasks // self.most_tasks))
+        self.geometry[BLOCKS] = together
+        tasks = -(-self.tasks // together)
+        loops, self.constant_operands = widen_parameters(self)
+        elements = self.channels * self.width
+        keeps = self.keeps(elements)
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * elements if keeps else 0
+        name = "backward" if self.sums_parameters else "backward_data"
+        backward = self.kernel(f"{name}_kept" if keeps else name)
+        loops.append(self.loop(backward, tasks, 2 * self.tensor_bytes))
+        if self.sums_parameters:
+            self.reserve(partials=2 * tasks * self.channels)
+            finish = self.kernel("parameter_gradients", activated=False)
+            loops.append(self.loop(finish, self.channels, 16 * tasks * self.channels))
+        self.reserve(kept=0)  # behind all else: each worker has its own
+        return loops

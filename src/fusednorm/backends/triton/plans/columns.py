@@ -1,0 +1,70 @@
+"""Plans around kernels/columns.py: positions with statistics of their own."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fusednorm.backends.triton.config.kinds import PositionsConfig
+from fusednorm.backends.triton.kernels import columns
+from fusednorm.backends.triton.launch import prepared
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.rows import SummedRowsBackward
+from fusednorm.backends.triton.runs import alignment
+from fusednorm.problem import Layout, Problem
+
+
+def _tile(problem: Problem, config: PositionsConfig, layouts: tuple[Layout, ...]) -> dict[str, int | None]:
+    steps = [step for layout in layouts for step in (layout.sample, layout.channel)]
+    return {
+        "K": problem.view.channels,
+        "ALIGN": alignment(problem.dtype, problem.view.spatial, *steps),
+        "BLOCK_S": config.positions,
+        "BLOCK_C": config.channels,
+    }
+
+
+def _blocks(problem: Problem, config: PositionsConfig) -> int:
+    return -(-problem.view.spatial // config.positions)
+
+
+def _scalars(problem: Problem, config: PositionsConfig, layouts: tuple[Layout, ...]) -> tuple[int, ...]:
+    steps = (step for layout in layouts for step in (layout.sample, layout.channel))
+    return problem.view.spatial, *steps, max(1, _blocks(problem, config))
+
+
+class ColumnsForward(OneLaunchForward):
+    """A block of positions to a program."""
+
+    def __init__(self, problem: Problem, config: PositionsConfig) -> None:
+        assert problem.output_layout is not None
+        layouts = problem.layout, problem.output_layout
+        programs = problem.view.samples * _blocks(problem, config)
+        scalars, tile = _scalars(problem, config, layouts), _tile(problem, config, layouts)
+        super().__init__(problem, columns.positions_forward, programs, scalars, tile, config.warps)
+
+    def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
+        self.launch(x, y, *parameters[:2], *saved[:2])
+
+
+class ColumnsBackward(SummedRowsBackward):
+    """Each program takes a block of positions, whose sums of p and q a last launch adds up."""
+
+    def __init__(self, problem: Problem, config: PositionsConfig) -> None:
+        grad, output = problem.grad_layout, problem.output_layout
+        assert grad is not None and output is not None
+        programs = problem.view.samples * _blocks(problem, config)
+        super().__init__(problem, programs)
+        layouts = grad, problem.layout, output
+        self.backward = prepared(
+            columns.positions_backward,
+            programs,
+            (*_scalars(problem, config, layouts), self.activation_parameter),
+            {
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
+                "BIAS": problem.bias_dtype is not None, **_tile(problem, config, layouts),
+            },
+            config.warps,
+        )  # fmt: skip
+
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        self.backward(*data, dx, *operands, *sums)
