@@ -169,6 +169,8 @@ def test_statistics_that_a_program_uses_are_computed() -> None:
         lambda x, w, b: ops.group_norm_forward(x, 4, w, b, 1e-5),
         lambda x, w, b: ops.layer_norm_forward(x, (5,), None, None, 1e-5),
         lambda x, w, b: ops.rms_norm_forward(x, (5,), None, 1e-5),
+        lambda x, w, b: ops.layer_norm_forward(x, (8,), w, b, 1e-5, channel_dim=1),
+        lambda x, w, b: ops.rms_norm_forward(x, (8,), w, 1e-5, channel_dim=1),
     ):
         tensors = (x, weight, bias)
         torch.testing.assert_close(decomposed(Function(call), *tensors).module()(*tensors), call(*tensors))
@@ -194,7 +196,7 @@ ORDERS = {
     ("family", "order"),
     [
         (family, order)
-        for family in ("group_norm", "instance_norm", "batch_norm", "layer_norm")
+        for family in ("group_norm", "instance_norm", "batch_norm", "layer_norm", "layer_norm of channels")
         for order in ORDERS
         if (family, order) != ("batch_norm", "transposed")  # torch's own fake has other strides than its kernel
     ],
@@ -206,6 +208,7 @@ def test_the_order_of_memory_stays(family: str, order: str) -> None:
         "instance_norm": lambda x: fusednorm.instance_norm(x),
         "batch_norm": lambda x: fusednorm.batch_norm(x, None, None, training=True),
         "layer_norm": lambda x: fusednorm.layer_norm(x, x.shape[-1:]),
+        "layer_norm of channels": lambda x: fusednorm.layer_norm(x, (8,), channel_dim=1),
     }
     got, expected = decomposed(Function(calls[family]), x).module()(x), calls[family](x)
     assert got.stride() == expected.stride()

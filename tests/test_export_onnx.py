@@ -191,6 +191,10 @@ CASES: dict[str, tuple[Call, list[str]]] = {
         lambda x, *_: fusednorm.layer_norm(x, x.shape[-2:]),
         ["LayerNormalization"],
     ),
+    "layer_norm of channels": (
+        lambda x, w, b, *_: fusednorm.layer_norm(x, w.shape, w, b, channel_dim=1),
+        ["LayerNormalization", "Transpose", "Transpose"],
+    ),
     "rms_norm": (lambda *t: fusednorm.rms_norm(t[0], (6,), t[7]), ["RMSNormalization"]),
     "rms_norm, no weight": (lambda x, *_: fusednorm.rms_norm(x, (6,)), ["RMSNormalization"]),
 }

@@ -61,14 +61,14 @@ def _decomposed(*arguments: Any) -> FourTensors:
 def _statistics(norm: Norm, operands: Operands) -> Results:
     """Everything but the output; what a program does not use of it, is left out of the graph."""
     input, dtype = operands.input, compute_dtype(operands.input.dtype)
-    view = view_of(norm, input.shape)
+    view = reference.seen(norm, input.shape)
     if operands.mean is None or operands.var is None:
         x = reference.to_view(norm, input, view).to(dtype)
         axes = (0, 2, 3) if norm.per_batch else (2, 3)
         var, mean = torch.var_mean(x, axes, correction=0) if norm.has_mean else (x.square().mean(axes), None)
     else:
         mean, var = operands.mean.to(dtype, copy=True), operands.var.to(dtype)
-    shape = statistics_shape(norm, view)
+    shape = statistics_shape(norm, view_of(norm, input.shape))
     return Results(
         input,
         None if mean is None else mean.reshape(shape),
@@ -91,9 +91,11 @@ def _output(norm: Norm, operands: Operands, statistics: Results) -> Tensor:
         None if tensor is None else tensor.to(dtype) for tensor in operands.tensors()
     )
     assert x is not None
-    last = norm.channel_dim == -1 and not norm.row_family
-    if last:
-        x = x.movedim(-1, 1)
+    # torch's functions want channels in dimension 1, but layer_norm's and rms_norm's last.
+    own, wanted = (1, -1) if norm.per_position else (norm.channel_dim, 1)
+    moved = own != wanted and not norm.row_family
+    if moved:
+        x = x.movedim(own, wanted)
     if norm.training and norm.per_batch:
         mean, var = statistics.mean, statistics.var
     z = _normalized(norm, x, weight, bias, mean, var)
@@ -106,17 +108,17 @@ def _output(norm: Norm, operands: Operands, statistics: Results) -> Tensor:
         name = norm.activation.name
         z = TORCH_FUNCTIONS.get(name, reference.VALUES[name])(z, norm.activation_parameter)
     z = z.to(operands.input.dtype)
-    return z.movedim(1, -1) if last else z
+    return z.movedim(wanted, own) if moved else z
 
 
 def _normalized(
     norm: Norm, x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor | None, var: Tensor | None
 ) -> Tensor:
-    """The normalization itself, of (N, C, *) or of rows, by one function of torch.
+    """The normalization itself, of (N, C, *) or of trailing dimensions, by one function of torch.
 
     These are the functions behind torch.nn.functional's, which check shapes once more.
     """
-    trailing = x.shape[x.dim() - norm.num_dims :]
+    trailing = x.shape[x.dim() - (norm.num_dims or 1) :]
     if norm.family == "layer_norm":
         return torch.layer_norm(x, trailing, weight, bias, norm.eps)
     if norm.family == "rms_norm":
