@@ -12,7 +12,7 @@ from numbers import Integral
 from torch import Tensor
 
 from fusednorm import arguments
-from fusednorm.norm import FAMILIES, Family, Norm, activation_of, norm_of_op
+from fusednorm.norm import FAMILIES, ROW_FAMILIES, Family, Norm, activation_of, norm_of_op
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import statistics_shape, view_of
 
@@ -126,7 +126,7 @@ def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOp
     input = operands.input
     parameters = (("weight", operands.weight), ("bias", operands.bias))
     modulation = (("scale", operands.scale), ("shift", operands.shift))
-    if norm.row_family:
+    if norm.family in ROW_FAMILIES and norm.num_dims != 0:
         arguments.check_input(function, input, 1)
         _check_dims(function, norm, input)
         shape = tuple(input.shape[input.dim() - norm.num_dims :])
