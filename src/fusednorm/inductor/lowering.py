@@ -114,16 +114,18 @@ class Lowering:
 
     def __call__(self, *arguments: Any) -> Any:
         count = self.direction.tensors
-        operands, text, last = arguments[:count], *arguments[count:]
+        operands: Sequence[Any] = arguments[:count]
+        text, last = arguments[count:]
         try:
             return self.inlined(norm_of_text(text), operands, last)
         except NotInlinedError as reason:
             logger.info("%s is a call in the compiled graph: %s", self.direction.op, reason)
+            operands = self.settled(operands)
         except Exception as error:  # a release of torch in which Inductor's names mean something else
             if forced() is not None:  # an instance that the program asks for by name never falls back
                 raise
             logger.warning("%s is a call in the compiled graph: %s", self.direction.op, error, exc_info=True)
-        return self.nodes.call(self.op, (*self.settled(operands), text, last))
+        return self.nodes.call(self.op, (*operands, text, last))
 
     def inlined(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
         """The launches of the plan, among the graph's nodes."""
