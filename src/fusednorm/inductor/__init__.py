@@ -7,9 +7,11 @@ the generated code (``lowering.py``); on a CPU, and where a size is not known, o
 
 from __future__ import annotations
 
+import torch
+
 # The lean ops exist in every process that imports fusednorm: code that was compiled in another one may call them.
 from fusednorm import compiled  # noqa: F401
-from fusednorm.private.inductor_names import FORGETS, Nodes, graph_pass, loaded_config
+from fusednorm.private.inductor_names import FORGETS, Nodes, graph_pass, keep_calls, loaded_config
 
 
 def prepare() -> None:
@@ -18,6 +20,7 @@ def prepare() -> None:
     It must be so before torch looks into its caches of compiled graphs, whose keys hold the pass's ``uuid``; tracing by
     Dynamo, which comes first, sees to that. A process without Inductor pays for a look into ``sys.modules``.
     """
+    keep_calls(torch.ops.fusednorm.norm_forward.default)
     config = loaded_config()
     if config is not None:
         from fusednorm.inductor.passes import install

@@ -58,6 +58,18 @@ def loaded_config() -> Any:
     return config if hasattr(config, PASS_SLOT) else None
 
 
+def keep_calls(op: Any) -> None:
+    """Tell Inductor, where the process has loaded it, that an op which it has no code for is to be called.
+
+    It would do so unasked, were the op's decomposition not known for torch's exporters: it takes such an op for a
+    mistake of its own, and where the variable ``CI`` is set, refuses to compile. Without: it refuses there.
+    """
+    module = sys.modules.get("torch._inductor.lowering")
+    make, known = getattr(module, "make_fallback", None), getattr(module, "lowerings", None)
+    if make is not None and known is not None and op not in known:
+        make(op, warn=False)
+
+
 def own_origin() -> Any:
     """What :data:`ORIGIN` is for a kernel of one of Inductor's templates; None where it has no such name."""
     return find(ORIGINS, "HeuristicType.TEMPLATE", None)
