@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm import dispatch
+from fusednorm import dispatch, transforms
 from fusednorm.backends import reference
 from fusednorm.choice import Selection, as_selected, lost, tuned_file
 from fusednorm.gate import batched, straight_backward, straight_forward
@@ -106,8 +106,9 @@ def normalize(norm: Norm, operands: Operands, wants_statistics: bool = True) -> 
     if torch.compiler.is_dynamo_compiling():
         return forward_op(norm, operands)
     if not straight_forward(operands):
-        composite = transformed() or batched(operands)
-        return reference.forward(norm, operands) if composite else forward_op(norm, operands)
+        if transformed():
+            return transforms.forward(norm, operands)
+        return reference.forward(norm, operands) if batched(operands) else forward_op(norm, operands)
     try:
         if _grad_enabled() and _requires_grad(operands):
             return _differentiable(norm, operands, dispatch.forward, wants_statistics)

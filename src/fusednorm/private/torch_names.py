@@ -85,6 +85,19 @@ def watched() -> bool:
     )
 
 
+#: The levels of torch.func's transforms. Since 2.0. Without: all of them run the reference.
+_transform_levels: Callable[[], Any] = find("torch._C._functorch", "get_interpreter_stack", lambda: None)
+#: What a level is. Since 2.0. Without: no level is a vmap or a gradient.
+_transform_kinds: Any = find("torch._C._functorch", "TransformType", SimpleNamespace(Vmap=None, Grad=None))
+
+
+def only_batches_and_gradients() -> bool:
+    """True under torch.func's vmap, grad and vjp, in any order, with no transform or forward derivative besides."""
+    levels = _transform_levels()
+    kinds = (_transform_kinds.Vmap, _transform_kinds.Grad)
+    return bool(levels) and all(level.key() in kinds for level in levels) and _forward_ad._current_level < 0
+
+
 def transformed() -> bool:
     """True under torch.func's transforms and forward-mode AD, which work on the reference's torch operators."""
     return transforms_active() or _forward_ad._current_level >= 0
