@@ -1,0 +1,289 @@
+"""Models of other packages, as their packages build them and after ``fusednorm.convert_(model)``: time, memory, error.
+
+    python benchmarks/packages.py --output benchmarks/results/packages-cpu.json
+
+Architectures have their real sizes and random weights. Each run has a process of its own, whose peak of memory is then
+its own too. The error is the length of the difference to the unconverted model in float64, as a part of the result's
+length. The converted model's may be twice the unconverted one's, and in a training step 0.005 more: where a rounding
+switches one ReLU on or off, a gradient moves by a part of a thousand. A package that is not installed is named and left
+out. It ends with exit code 1 if a converted model is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import resource
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from torch import Tensor, nn
+
+import fusednorm
+from fusednorm.bench.models.measuring import FACTOR, ROUNDINGS, relative_error
+from fusednorm.bench.provenance import this_machine
+from fusednorm.bench.tables import Table, in_ms, in_times
+
+Inputs = tuple[Any, ...]
+TRAINING, INFERENCE = "training step", "inference"
+#: What errors may have beyond a multiple of the unconverted model's.
+FLOOR = {TRAINING: 5e-3, INFERENCE: ROUNDINGS * torch.finfo(torch.float32).eps}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of a package, its inputs, and whether a training step is measured or a forward."""
+
+    package: str
+    build: Callable[[], nn.Module]
+    inputs: Callable[[], Inputs]
+    training: bool
+
+
+def _images(*shape: int) -> Callable[[], Inputs]:
+    return lambda: (torch.randn(*shape),)
+
+
+def _timm(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import timm
+
+        model: nn.Module = timm.create_model(name, **options)
+        return model
+
+    return build
+
+
+def _torchvision(name: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        import torchvision
+
+        model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
+        return model
+
+    return build
+
+
+def _unet() -> nn.Module:
+    """Stable Diffusion 1.5's."""
+    from diffusers import UNet2DConditionModel
+
+    model: nn.Module = UNet2DConditionModel(cross_attention_dim=768)
+    return model
+
+
+def _vae() -> nn.Module:
+    """The decoder of Stable Diffusion's."""
+    from diffusers import AutoencoderKL
+
+    vae = AutoencoderKL(
+        block_out_channels=(128, 256, 512, 512), down_block_types=("DownEncoderBlock2D",) * 4,
+        up_block_types=("UpDecoderBlock2D",) * 4, latent_channels=4, layers_per_block=2,
+    )  # fmt: skip
+    decoder: nn.Module = vae.decoder
+    return decoder
+
+
+def _dynunet() -> nn.Module:
+    from monai.networks.nets import DynUNet
+
+    model: nn.Module = DynUNet(3, 1, 2, (3,) * 5, (1, 2, 2, 2, 2), (2,) * 4, filters=(32, 64, 128, 256, 320))
+    return model
+
+
+def _swin_unetr() -> nn.Module:
+    from monai.networks.nets import SwinUNETR
+
+    model: nn.Module = SwinUNETR(1, 2, feature_size=24)
+    return model
+
+
+def _rcnn_head() -> nn.Module:
+    """The box head of Faster R-CNN with normalized convolutions, on the features of 64 proposals."""
+    from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead
+
+    head: nn.Module = FastRCNNConvFCHead((256, 7, 7), [256] * 4, [1024], norm_layer=nn.BatchNorm2d)
+    return head
+
+
+MODELS: dict[str, Model] = {
+    "UNet2DConditionModel": Model(
+        "diffusers", _unet, lambda: (torch.randn(1, 4, 32, 32), torch.tensor([10]), torch.randn(1, 77, 768)), False
+    ),
+    "AutoencoderKL's decoder": Model("diffusers", _vae, _images(1, 4, 32, 32), False),
+    "resnet50_gn": Model("timm", _timm("resnet50_gn"), _images(4, 3, 224, 224), True),
+    "convnext_tiny": Model("timm", _timm("convnext_tiny"), _images(4, 3, 224, 224), True),
+    "vit_base_patch16_224": Model("timm", _timm("vit_base_patch16_224"), _images(4, 3, 224, 224), True),
+    "DynUNet": Model("monai", _dynunet, _images(1, 1, 64, 64, 64), True),
+    "SwinUNETR": Model("monai", _swin_unetr, _images(1, 1, 64, 64, 64), True),
+    "resnet50": Model("torchvision", _torchvision("resnet50"), _images(4, 3, 224, 224), True),
+    "Faster R-CNN's box head": Model("torchvision", _rcnn_head, _images(64, 256, 7, 7), True),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The least time of a step, the peak of memory beyond what the process held before, and the report of convert_."""
+
+    ms: float
+    peak_mb: float
+    results: list[Tensor]
+    report: str = ""
+
+
+def output_of(result: Any) -> Tensor:
+    found: Tensor = result if isinstance(result, Tensor) else result[0]
+    return found
+
+
+def step(network: nn.Module, inputs: Inputs, training: bool) -> list[Tensor]:
+    """The output, or the gradients of all parameters."""
+    if not training:
+        with torch.inference_mode():
+            return [output_of(network(*inputs))]
+    network.zero_grad()
+    output = output_of(network(*inputs))
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype, device=output.device)
+    (output.flatten() * weights).sum().backward()
+    return [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+
+
+def placed(value: Any, device: str, dtype: torch.dtype) -> Any:
+    return value.to(device, dtype if value.is_floating_point() else value.dtype)
+
+
+def measure(name: str, convert: bool, device: str, dtype: torch.dtype, runs: int, threads: int) -> Measured:
+    """Build, convert and run a model; for a process of its own."""
+    if threads:
+        torch.set_num_threads(threads)
+    model = MODELS[name]
+    torch.manual_seed(0)
+    network = model.build().train(model.training)
+    for module in network.modules():
+        if "Drop" in type(module).__name__:
+            module.eval()
+    inputs = model.inputs()
+    report = str(fusednorm.convert_(network)) if convert else ""
+    network = network.to(device, dtype)
+    inputs = tuple(placed(one, device, dtype) for one in inputs)
+    before, seconds = _held(device), []
+    for _ in range(1 + runs):  # the first compiles or loads kernels
+        begin = time.perf_counter()
+        results = step(network, inputs, model.training)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - begin)
+    results = [one.detach().to("cpu", torch.float64 if dtype == torch.float64 else torch.float32) for one in results]
+    least = min(seconds[1:], default=seconds[0])
+    return Measured(1e3 * least, _peak(device) - before, results, report)
+
+
+def _held(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.memory_allocated() / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+def _peak(device: str) -> float:
+    if device == "cuda":
+        return torch.cuda.max_memory_allocated() / 1e6
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+
+
+@dataclass(frozen=True)
+class Row:
+    """One model: milliseconds, peak of memory and error before and after conversion, and what was converted."""
+
+    model: str
+    package: str
+    direction: str
+    dtype: str
+    ms_before: float
+    ms_after: float
+    peak_mb_before: float
+    peak_mb_after: float
+    error_before: float
+    error_after: float
+    converted: str
+
+    @property
+    def right(self) -> bool:
+        return self.error_after <= FACTOR * self.error_before + FLOOR[self.direction]
+
+
+def run(name: str, device: str, dtype: torch.dtype, runs: int, threads: int) -> tuple[Row, str]:
+    """The row of a model, and the report of its conversion."""
+    context = multiprocessing.get_context("spawn")
+
+    def in_a_process(*arguments: Any) -> Measured:
+        with ProcessPoolExecutor(1, context) as process:
+            return process.submit(measure, name, *arguments).result()
+
+    exact = in_a_process(False, "cpu", torch.float64, 0, threads)
+    plain, ours = (in_a_process(convert, device, dtype, runs, threads) for convert in (False, True))
+    expected = [one.double() for one in exact.results]
+    errors = [relative_error([one.double() for one in each.results], expected) for each in (plain, ours)]
+    model = MODELS[name]
+    row = Row(
+        name, model.package, TRAINING if model.training else INFERENCE, str(dtype).removeprefix("torch."),
+        plain.ms, ours.ms, plain.peak_mb, ours.peak_mb, *errors, ours.report.splitlines()[0],
+    )  # fmt: skip
+    return row, ours.report
+
+
+def table_of(rows: list[Row], title: str) -> Table:
+    words = ("model", "package", "direction", "dtype", "converted")
+    lines = tuple(
+        (
+            row.model, row.package, row.direction, row.dtype, in_ms(row.ms_before), in_ms(row.ms_after),
+            in_times(row.ms_before / row.ms_after), f"{row.peak_mb_before:.0f}", f"{row.peak_mb_after:.0f}",
+            f"{row.error_before:.1e}", f"{row.error_after:.1e}", row.converted,
+        )
+        for row in rows
+    )  # fmt: skip
+    header = (*words[:4], "ms before", "after", "ratio", "peak MB before", "after", "error before", "after", words[4])
+    return Table(title, header, lines, words)
+
+
+def main(
+    match: Annotated[str, typer.Option(help="Only models whose name contains this.")] = "",
+    runs: Annotated[int, typer.Option(min=1, help="Steps of each model, of which the fastest counts.")] = 5,
+    device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where torch has one.")] = "auto",
+    threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves torch's choice.")] = 0,
+    output: Annotated[Path | None, typer.Option(help="Write JSON to this file.")] = None,
+) -> None:
+    """Measure models of other packages before and after convert_."""
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    console = Console()
+    rows = []
+    for name, model in MODELS.items():
+        if match not in name:
+            continue
+        if find_spec(model.package) is None:
+            console.print(f"{name}: {model.package} is not installed")
+            continue
+        row, report = run(name, device, dtype, runs, threads)
+        rows.append(row)
+        print(f"{name}\n{report}\n")
+        console.print(f"{name}: {row.ms_before:.1f} ms before, {row.ms_after:.1f} after")
+        if output is not None:
+            machine = this_machine(device, "")
+            output.write_text(json.dumps({"machine": asdict(machine), "rows": [asdict(one) for one in rows]}, indent=1))
+    print(table_of(rows, "").to_markdown())
+    if not all(row.right for row in rows):
+        console.print("FAILED: " + ", ".join(row.model for row in rows if not row.right))
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    typer.run(main)
