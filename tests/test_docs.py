@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,20 +40,31 @@ def test_code_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = page.read_text()
+    blocks = [block for block in BLOCK.finditer(text) if block["out"] is None]
+    # The page's code at the page's lines: convert_ reads the sources of classes, and a traceback names the line.
+    source = tmp_path / f"{page.stem}.py"
+    source.write_text(in_place(text, *blocks))
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     threads, namespace = torch.get_num_threads(), {"__name__": page.stem}
     try:
-        for block in BLOCK.finditer(text):
-            if block["out"] is None:
-                # The lines of the page, so that a traceback and inspect.getsource find them.
-                lines_before = "\n" * text.count("\n", 0, block.start("code"))
-                exec(compile(lines_before + block["code"], str(page), "exec"), namespace)
-                printed = capsys.readouterr().out
-                if block["shown"] is not None:
-                    assert stripped(printed) == stripped(block["shown"])
+        for block in blocks:
+            exec(compile(in_place(text, block), str(source), "exec"), namespace)
+            printed = capsys.readouterr().out
+            if block["shown"] is not None:
+                assert stripped(printed) == stripped(block["shown"])
     finally:
         torch.set_num_threads(threads)
+
+
+def in_place(text: str, *blocks: re.Match[str]) -> str:
+    """The code of blocks at the lines that it has in the text, all else blank."""
+    code = ["\n"] * (text.count("\n") + 1)
+    for block in blocks:
+        first = text.count("\n", 0, block.start("code"))
+        lines = block["code"].splitlines(keepends=True)
+        code[first : first + len(lines)] = lines
+    return "".join(code)
 
 
 def stripped(text: str) -> list[str]:
@@ -76,7 +88,8 @@ def anchors(page: Path) -> set[str]:
     """What headings are called in links, as Markdown's toc names them; the names of api.md have their own."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     heads = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
-    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in heads}
+    plain = [unicodedata.normalize("NFKD", head).encode("ascii", "ignore").decode() for head in heads]
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", head).strip().lower()) for head in plain}
     return slugs | set(re.findall(r"^::: (\S+)$", text, flags=re.MULTILINE))
 
 
