@@ -87,7 +87,8 @@ def activation_table() -> Iterator[Sequence[str]]:
 
 
 def dtype_list() -> str:
-    return ", ".join(f"`{str(dtype).removeprefix('torch.')}`" for dtype in DTYPES)
+    widest_first = sorted(DTYPES, key=lambda dtype: (-dtype.itemsize, str(dtype)))
+    return ", ".join(f"`{str(dtype).removeprefix('torch.')}`" for dtype in widest_first)
 
 
 def markdown(rows: Iterator[Sequence[str]]) -> str:
