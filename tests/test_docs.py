@@ -39,6 +39,10 @@ def named(path: Path) -> str:
 def test_code_runs(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if page.stem == "accuracy" and not torch.__version__.startswith("2.13."):
+        pytest.skip("the page says what torch 2.13 does")
+    if page.stem == "export":
+        pytest.importorskip("onnxscript")
     text = page.read_text()
     blocks = [block for block in BLOCK.finditer(text) if block["out"] is None]
     # The page's code at the page's lines: convert_ reads the sources of classes, and a traceback names the line.
