@@ -21,7 +21,7 @@ export PIP_CONSTRAINT := constraints.txt
 export PIP_BUILD_CONSTRAINT := constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup run test test-pythons test-versions test-exhaustive mutants lint types format dist clean
+.PHONY: help setup run test test-pythons test-versions test-exhaustive mutants lint types format docs dist clean
 
 help:
 	@echo 'make setup   install fusednorm and all it can use into .venv'
@@ -34,6 +34,7 @@ help:
 	@echo 'make lint    ruff: rules and format'
 	@echo 'make types   mypy'
 	@echo 'make format  let ruff mend what it can'
+	@echo 'make docs    the documentation as a site in build/docs'
 	@echo 'make dist    sdist and wheel in dist/, and what an installed wheel has to do, in an environment of its own'
 	@echo 'make clean   remove .venv and what tools left behind'
 
@@ -103,6 +104,10 @@ types: setup
 format: setup
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+docs: setup
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
 
 # The wheel is built from the sdist, so that the sdist is known to be whole. Python ignores the folder that it is called
 # in and PYTHONPATH (-I), and tests/installed.py sees that the package comes from the environment.

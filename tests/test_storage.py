@@ -288,7 +288,7 @@ def test_tuning_files_are_judged_in_the_same_way(folder: Path, caplog: pytest.Lo
 
 @pytest.fixture
 def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[Kernel]) -> Path:
-    """A cache that was filled and opened to readers as README.md says, and an empty one of the user's own."""
+    """A cache that was filled and opened to readers as docs/index.md says, and an empty one of the user's own."""
     root = tmp_path / "image"
     monkeypatch.setenv("FUSEDNORM_CACHE_DIR", str(root))
     forget_kernels(monkeypatch)

@@ -1,4 +1,4 @@
-"""Saved reports as Markdown, as the README shows them."""
+"""Saved reports as Markdown, as benchmarks/README.md shows them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def report(
         Path | None, typer.Option(help="Write a roofline of these results, of one device, to this picture.")
     ] = None,
 ) -> None:
-    """Prints the tables of saved results as Markdown, as the README shows them."""
+    """Prints the tables of saved results as Markdown, as benchmarks/README.md shows them."""
     with output.usage_errors():
         reports = [read_report(_read(path)) for path in files]
         if roofline is not None:
