@@ -67,6 +67,10 @@ def check_parameter(
         )
     if value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
         _refuse_storage(function, name, value)
+    _check_device(function, name, value, input)
+
+
+def _check_device(function: str, name: str, value: Tensor, input: Tensor) -> None:
     if value.device != input.device:
         raise ValueError(
             f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
@@ -233,11 +237,7 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
             f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "
             f"({input.shape[0]}, {input.shape[-1]})"
         )
-    if value.device != input.device:
-        raise ValueError(
-            f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
-            f"move one of them, e.g. {name}.to({str(input.device)!r})"
-        )
+    _check_device(function, name, value, input)
     return shape
 
 

@@ -3,14 +3,15 @@
     y = phi(z)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
 
 The leading dimensions up to the last one along which scale or shift change are the samples, those after it positions;
-the K normalized elements are the channels of (samples, *positions, K), and scale and shift are (samples, K). All of this
-is views of the tensors, where their strides permit it, so that autograd sums the gradients of what was broadcast.
+the K normalized elements are the channels of (samples, *positions, K), and scale and shift are (samples, K). All these
+are views where strides permit them, and autograd sums the gradients of what was broadcast.
 """
 
 from __future__ import annotations
 
 from math import prod
 
+import torch
 from torch import Tensor
 
 from fusednorm.arguments import check_modulation
@@ -27,35 +28,37 @@ def in_samples(function: str, operands: Operands, num_dims: int) -> Operands:
     """
     o = operands
     leading = o.input.dim() - num_dims
-    shapes = {
-        name: check_modulation(function, name, value, o.input, leading)
-        for name, value in (("scale", o.scale), ("shift", o.shift))
-        if value is not None
-    }
-    split = max(_last_change(shape[:leading]) for shape in shapes.values())
-    if any(value is not None and value.dim() == 2 for value in (o.scale, o.shift)) and leading:
-        split = max(split, 1)
+    shapes, split = [], 0
+    for name, value in (("scale", o.scale), ("shift", o.shift)):
+        shape = () if value is None else check_modulation(function, name, value, o.input, leading)
+        rows = value is not None and value.dim() == 2 and leading > 0
+        shapes.append(shape)
+        split = max(split, _last_change(shape[:leading]), int(rows))
     outer, inner, trailing = o.input.shape[:split], o.input.shape[split:leading], o.input.shape[leading:]
     samples, channels = prod(outer), prod(trailing)
 
-    def per_sample(name: str, value: Tensor | None) -> Tensor | None:
-        if value is None or tuple(value.shape) == (samples, channels):
+    def per_sample(value: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+        if value is None or value.shape == (samples, channels):
             return value
-        shape = shapes[name]
-        spread = value.reshape(*shape[:split], *shape[leading:]).expand(*outer, *trailing)
-        return spread.reshape(samples, channels)
+        own = shape[:split] + shape[leading:]
+        if own != (*outer, *trailing):  # the sum of many gradients is rounded once
+            value = value.to(torch.promote_types(value.dtype, torch.float32))
+        return value.reshape(own).expand(*outer, *trailing).reshape(samples, channels)
 
     def flat(parameter: Tensor | None) -> Tensor | None:
         return parameter if parameter is None or num_dims == 1 else parameter.reshape(channels)
 
     direct = split == num_dims == 1
     input = o.input if direct else o.input.reshape(samples, *inner, channels)
-    return Operands(input, flat(o.weight), flat(o.bias), per_sample("scale", o.scale), per_sample("shift", o.shift))
+    return Operands(input, flat(o.weight), flat(o.bias), per_sample(o.scale, shapes[0]), per_sample(o.shift, shapes[1]))
 
 
 def _last_change(shape: tuple[int, ...]) -> int:
     """The number of dimensions up to the last one that is not 1."""
-    return max((place + 1 for place, size in enumerate(shape) if size != 1), default=0)
+    dims = len(shape)
+    while dims and shape[dims - 1] == 1:
+        dims -= 1
+    return dims
 
 
 def in_shape(family: Family, output: Tensor, input: Tensor, num_dims: int) -> Tensor:

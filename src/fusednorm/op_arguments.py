@@ -148,8 +148,8 @@ def _refuse_modulation(function: str, norm: Norm, modulation: Sequence[tuple[str
     for name, value in modulation:
         if value is not None:
             raise ValueError(
-                f"{function}: {name} is given to {norm.family} over {norm.num_dims} trailing dimensions; expected None, "
-                "or num_groups=0, which takes the channels of (N, C, *), or of (N, *, C) with channel_dim=-1"
+                f"{function}: {name} is given to {norm.family} over {norm.num_dims} trailing dimensions; expected "
+                "None, or num_groups=0, which takes the channels of (N, C, *), or of (N, *, C) with channel_dim=-1"
             )
 
 

@@ -143,8 +143,8 @@ def layout_of(
 def rows_in_samples(
     norm: Norm, shape: Sequence[int], tensors: Sequence[Sequence[int]]
 ) -> tuple[tuple[int, int, int], list[tuple[int, int, int]]] | None:
-    """The rows of a norm of trailing dimensions as positions of samples, (samples, positions, elements): that shape and,
-    for the strides of each tensor, its strides. None where the leading dimensions of some tensor are not two.
+    """The rows of a norm of trailing dimensions as positions of samples: the shape (samples, positions, elements), and
+    each tensor's strides in it. None where the leading dimensions of some tensor are not two.
 
     A head of packed queries, keys and values is such rows: (B, L, H, D) with the strides (3 L H D, 3 H D, D, 1).
     """
@@ -284,8 +284,9 @@ class Problem:
 
     @property
     def in_rows(self) -> Problem:
-        """The channels_last problem of a norm with statistics for each position as that of rows, each a position; itself
-        where a sample's rows do not follow those of the sample before it, or scale or shift differ by sample."""
+        """The channels_last problem of a norm with statistics for each position as that of rows, each a position. It
+        stays as it is where a sample's rows do not follow those of the sample before, or scale or shift differ by
+        sample."""
         view, norm = self.view, self.norm
         layouts = (self.layout, self.output_layout, self.grad_layout)
         steps = view.samples > 1 and view.spatial > 1 and view.channels > 0

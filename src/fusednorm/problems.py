@@ -107,7 +107,8 @@ def _seen(
         if found is not None:
             (samples, positions, elements), steps = found
             seen = norm_of(norm.family, 0, -1, norm.eps, norm.activation, norm.training)
-            return _Seen(seen, (samples, positions, elements), *steps[:2], steps[2] if len(steps) > 2 else None)
+            gradient = steps[2] if len(steps) > 2 else None
+            return _Seen(seen, (samples, positions, elements), steps[0], steps[1], gradient)
     return _Seen(norm, shape, input, output, grad)
 
 
