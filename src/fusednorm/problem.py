@@ -283,26 +283,30 @@ class Problem:
         return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property
-    def in_rows(self) -> Problem:
-        """The channels_last problem of a norm with statistics for each position as that of rows, each a position. It
-        stays as it is where a sample's rows do not follow those of the sample before, or scale or shift differ by
-        sample."""
-        view, norm = self.view, self.norm
-        layouts = (self.layout, self.output_layout, self.grad_layout)
+    def are_rows(self) -> bool:
+        """Whether a norm with statistics for each position is one of rows: the samples' positions follow one another,
+        and no scale or shift differs by sample."""
+        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        if self.modulated or not self.norm.per_position or self.layout.order == "channels_first":
+            return False
         steps = view.samples > 1 and view.spatial > 1 and view.channels > 0
-        if self.modulated or (steps and any(one and one.sample != view.spatial * one.spatial for one in layouts)):
-            return self
+        return not steps or all(one is None or one.sample == view.spatial * one.spatial for one in layouts)
+
+    @property
+    def in_rows(self) -> Problem:
+        """The channels_last problem of a norm with statistics for each position as that of rows, each a position."""
+        view, norm = self.view, self.norm
         trailing = norm_of(norm.family, 1, 1, norm.eps, norm.activation, norm.training)
 
         def row(layout: Layout | None) -> Layout | None:
             step = 0 if layout is None else layout.sample if view.spatial == 1 else layout.spatial
             return layout and Layout("channels_last", step, 1, 0)
 
-        layout, output, grad = map(row, layouts)
+        layout, output, grad = map(row, (self.layout, self.output_layout, self.grad_layout))
         assert layout is not None
         rows = View(view.samples * view.spatial, 1, view.channels, 1)
         return replace(
-            self, norm=trailing, view=rows, layout=layout, output_layout=output, grad_layout=grad, made_of=norm
+            self, norm=trailing, view=rows, layout=layout, output_layout=output, grad_layout=grad, made_of=self.called
         )
 
     @property

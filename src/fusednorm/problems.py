@@ -75,7 +75,7 @@ def _problem(
         copies=tuple(copies),
         made_of=None if seen.norm is norm else norm,
     )
-    return problem.in_rows if norm.per_position and layout.order == "channels_last" else problem
+    return problem.in_rows if problem.are_rows else problem
 
 
 class _Seen(NamedTuple):

@@ -172,8 +172,8 @@ def _gradient_group(element: Element, make, accumulate: bool):
 
 
 def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
-    """The input's gradient, and with ``accumulate`` the parameters' per segment, of segments of PIECE rows each, of which
-    PIECES make the SUMMED rows.
+    """The input's gradient, and with ``accumulate`` the parameters' of segments of PIECE rows; PIECES segments make the
+    SUMMED rows.
 
     Where dz is kept, ``kept`` has room for a group per worker.
     """
