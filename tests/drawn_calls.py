@@ -220,10 +220,11 @@ def forward_arguments(spec: Spec, tensors: Mapping[str, Tensor | None]) -> dict[
     arguments: dict[str, Any] = {"weight": tensors.get("weight"), "eps": spec.eps, "activation": activation_of(spec)}
     if spec.family != "rms_norm":
         arguments["bias"] = tensors.get("bias")
-    if spec.per_position:
-        arguments["channel_dim"] = 1
-    elif not spec.rows:
-        arguments |= {"channel_dim": spec.channel_dim, "scale": tensors.get("scale"), "shift": tensors.get("shift")}
+    if spec.per_position or not spec.rows:
+        arguments["channel_dim"] = spec.channel_dim
+    for name in ("scale", "shift"):
+        if tensors.get(name) is not None:
+            arguments[name] = tensors[name]
     return arguments
 
 
@@ -247,7 +248,7 @@ def call_module(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) ->
     affine, tracked = tensors.get("weight") is not None, tensors.get("running_mean") is not None
     module: Any
     if spec.per_position:
-        keywords["channel_dim"] = 1
+        keywords["channel_dim"] = spec.channel_dim
     if spec.family == "layer_norm":
         module = nn.LayerNorm(spec.parameter_shape, elementwise_affine=affine, **keywords)
     elif spec.family == "rms_norm":
@@ -268,13 +269,26 @@ def call_module(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) ->
             del module._parameters[name]
             setattr(module, name, tensors[name])
     module.train(spec.training)
-    return module(tensors["input"])
+    parts = {name: tensors[name] for name in ("scale", "shift") if tensors.get(name) is not None}
+    return module(tensors["input"], **parts)
+
+
+def of_samples(spec: Spec, tensors: Mapping[str, Tensor | None]) -> bool:
+    """Whether positions of samples have statistics of their own, and only the ops of all families take the call."""
+    modulated = tensors.get("scale") is not None or tensors.get("shift") is not None
+    return spec.per_position and (modulated or spec.channel_dim == -1)
 
 
 def call_forward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None]) -> Results:
     arguments, x = forward_arguments(spec, tensors), tensors["input"]
     eps = arguments.pop("eps")
     weight, bias = arguments.pop("weight"), arguments.pop("bias", None)
+    if of_samples(spec, tensors):
+        name, parameter = norm_of("group_norm", activation=activation_of(spec)).op_arguments[-2:]
+        modulation = tensors.get("scale"), tensors.get("shift")
+        call = (None, None, spec.family, 0, spec.channel_dim, eps, name, parameter)
+        output, mean, rstd, _ = ops.norm_forward(x, weight, bias, *modulation, *call)
+        return {"output": output, "rstd": rstd} | ({} if spec.family == "rms_norm" else {"mean": mean})
     if spec.family == "rms_norm":
         output, rstd = ops.rms_norm_forward(x, spec.parameter_shape, weight, eps, **arguments)
         return {"output": output, "rstd": rstd}
@@ -299,7 +313,7 @@ def call_backward_op(case: Case, spec: Spec, tensors: Mapping[str, Tensor | None
     parameters = [tensors.get(name) for name in GRADIENTS[1:]]
     weight, bias, scale, shift = parameters
     names = [f"grad_{name}" for name in GRADIENTS]
-    if case.form == "norm_backward":
+    if case.form == "norm_backward" or of_samples(spec, tensors):
         name, parameter = norm_of("group_norm", activation=activation_of(spec)).op_arguments[-2:]
         mask = tuple(one in case.wanted for one in GRADIENTS)
         given = rstd.new_empty(0) if mean is None else mean

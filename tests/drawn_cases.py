@@ -187,6 +187,7 @@ def _geometry(draw: Draw, device: str) -> tuple[Spec, torch.dtype, Placement]:
     if rows:
         groups = draw.among({0: 5 if rank > 1 else 0, 1: 6, 2: 2, 3: 1, rank: 1})
         groups = min(groups, rank)
+        channel_dim = -1 if groups == 0 and draw.chance(0.4) else 1
     elif family == "group_norm":
         channels = shape[1 if channel_dim == 1 else -1]
         groups = draw.choice([count for count in range(1, max(channels, 1) + 1) if channels % count == 0])
@@ -303,11 +304,10 @@ def _operands(
         operands["weight"] = parameter(spec.parameter_shape)
     if biased and spec.family != "rms_norm":
         operands["bias"] = parameter(spec.parameter_shape)
-    if not spec.rows and entry != "module":
-        modulation = (spec.shape[0], spec.parameter_shape[0])
+    if _has_channels(spec) and (entry != "module" or spec.per_position):
         for name in ("scale", "shift"):
             if draw.chance(0.3):
-                operands[name] = parameter(modulation)
+                operands[name] = parameter(spec.modulation_shape)
     if entry == "ops_backward":
         names = ("rstd",) if spec.family == "rms_norm" else ("mean", "rstd")
         statistics = spec.statistics_shape if spec.training else spec.parameter_shape

@@ -26,7 +26,7 @@ Tensors = Mapping[str, Tensor | None]
 @dataclass(frozen=True)
 class Spec:
     """One call: ``groups`` is the number of groups, or for rows that of the normalized trailing dimensions, where 0
-    stands for the channels of each position."""
+    stands for the channels of each position, which then lie in ``channel_dim``."""
 
     family: str
     shape: tuple[int, ...]
@@ -49,7 +49,7 @@ class Spec:
     def dims(self) -> tuple[int, int, int, int]:
         """(N, G, D, S); positions with statistics of their own are samples."""
         if self.per_position:
-            return self.shape[0] * prod(self.shape[2:]), 1, self.shape[1], 1
+            return self.shape[0] * self.positions, 1, self.shape[self.channel_axis], 1
         if self.rows:
             split = len(self.shape) - self.groups
             return prod(self.shape[:split]), 1, prod(self.shape[split:]), 1
@@ -57,6 +57,15 @@ class Spec:
         channels = self.shape[self.channel_axis]
         groups = self.groups if self.family == "group_norm" else channels
         return self.shape[0], groups, channels // groups if groups else 0, prod(rest)
+
+    @property
+    def positions(self) -> int:
+        return prod(size for axis, size in enumerate(self.shape) if axis not in (0, self.channel_axis))
+
+    @property
+    def modulation_shape(self) -> tuple[int, int]:
+        """The shape of scale and shift."""
+        return self.shape[0], self.shape[self.channel_axis]
 
     @property
     def channel_axis(self) -> int:
@@ -72,7 +81,7 @@ class Spec:
     def statistics_shape(self) -> tuple[int, ...]:
         samples, groups, _, _ = self.dims
         if self.per_position:
-            return self.shape[0], prod(self.shape[2:])
+            return self.shape[0], self.positions
         return (groups,) if self.family == "batch_norm" else (samples, groups)
 
     @property
@@ -83,12 +92,13 @@ class Spec:
     def to_view(self, tensor: Tensor) -> Tensor:
         """(N, G, D, S) of a tensor of the input's shape."""
         if self.per_position:
-            return tensor.movedim(1, -1).reshape(self.dims)
+            return tensor.movedim(self.channel_axis, -1).reshape(self.dims)
         return (tensor if self.rows else tensor.movedim(self.channel_axis, 1)).reshape(self.dims)
 
     def from_view(self, tensor: Tensor) -> Tensor:
         if self.per_position:
-            return tensor.reshape(self.shape[0], *self.shape[2:], self.shape[1]).movedim(-1, 1)
+            moved = [size for axis, size in enumerate(self.shape) if axis != self.channel_axis]
+            return tensor.reshape(*moved, self.shape[self.channel_axis]).movedim(-1, self.channel_axis)
         if self.rows:
             return tensor.reshape(self.shape)
         moved = [self.shape[0], self.shape[self.channel_axis]]
@@ -197,6 +207,12 @@ def compute(
         found = get(name, rows, groups, depth, 1)
         return torch.full((1, 1, 1, 1), default, dtype=dtype, device=source.device) if found is None else found
 
+    def modulation(name: str) -> Tensor:
+        found = tensors.get(name)
+        if found is None or not spec.per_position:
+            return parameter(name, samples, 0.0)
+        return found.to(dtype).repeat_interleave(spec.positions, 0).reshape(samples, groups, depth, 1)
+
     source = tensors["input"]
     assert source is not None
     x = spec.to_view(source.to(dtype))
@@ -230,7 +246,7 @@ def compute(
             results["mean"] = mean.reshape(spec.statistics_shape if spec.training else (groups,))
         results["rstd"] = rstd.reshape(spec.statistics_shape if spec.training else (groups,))
     gamma, beta = parameter("weight", 1, 1.0), parameter("bias", 1, 0.0)
-    factor, shift = 1.0 + parameter("scale", samples, 0.0), parameter("shift", samples, 0.0)
+    factor, shift = 1.0 + modulation("scale"), modulation("shift")
     if not x.numel():  # a sum of no terms is 0, also where a parameter is NaN
         gamma, beta, factor = torch.ones_like(gamma), torch.zeros_like(beta), torch.ones_like(factor)
     A, B = gamma * factor, beta * factor + shift
@@ -301,14 +317,20 @@ def total(tensor: Tensor, *axes: int) -> Tensor:
 def parameter_gradients(
     spec: Spec, gamma: Tensor, beta: Tensor, factor: Tensor, p: Tensor, q: Tensor, summed: Callable[..., Tensor] = total
 ) -> dict[str, Tensor]:
-    samples, groups, depth, _ = spec.dims
-    modulation = (samples, groups * depth)
-    return {
+    found = {
         "grad_weight": summed(factor * q, 0).reshape(spec.parameter_shape),
         "grad_bias": summed(factor * p, 0).reshape(spec.parameter_shape),
-        "grad_scale": (gamma * q + beta * p).reshape(modulation),
-        "grad_shift": p.reshape(modulation),
     }
+    if spec.rows and not spec.per_position:
+        return found
+
+    def of_samples(gradient: Tensor) -> Tensor:
+        if not spec.per_position:
+            return gradient.reshape(spec.modulation_shape)
+        samples, channels = spec.modulation_shape
+        return summed(gradient.reshape(samples, spec.positions, channels), 1).reshape(spec.modulation_shape)
+
+    return found | {"grad_scale": of_samples(gamma * q + beta * p), "grad_shift": of_samples(p)}
 
 
 def running(spec: Spec, tensors: Tensors, mean: Tensor, var: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:

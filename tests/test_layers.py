@@ -38,6 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("compiled",),
     ("inductor",),
     ("arguments",),
+    ("modulation",),
     ("op_arguments",),
     ("library",),
     ("gate",),

@@ -67,6 +67,10 @@ def check_parameter(
         )
     if value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
         _refuse_storage(function, name, value)
+    _check_device(function, name, value, input)
+
+
+def _check_device(function: str, name: str, value: Tensor, input: Tensor) -> None:
     if value.device != input.device:
         raise ValueError(
             f"{function}: {name} is on {value.device} and input on {input.device}; expected one device; "
@@ -125,11 +129,17 @@ def check_channels(function: str, operands: Operands | BackwardOperands, eps: fl
         check_parameter(function, "weight", weight, (channels,), input, "one element for each channel")
     if bias is not None and not _fits(bias, (channels,), device):
         check_parameter(function, "bias", bias, (channels,), input, "one element for each channel")
-    if operands.scale is not None:
-        check_parameter(function, "scale", operands.scale, (shape[0], channels), input, "(N, C)")
-    if operands.shift is not None:
-        check_parameter(function, "shift", operands.shift, (shape[0], channels), input, "(N, C)")
+    check_modulation_of_samples(function, operands, channels)
     return channels
+
+
+def check_modulation_of_samples(function: str, operands: Operands | BackwardOperands, channels: int) -> None:
+    """scale and shift are (N, C), or None."""
+    input = operands.input
+    if operands.scale is not None:
+        check_parameter(function, "scale", operands.scale, (input.shape[0], channels), input, "(N, C)")
+    if operands.shift is not None:
+        check_parameter(function, "shift", operands.shift, (input.shape[0], channels), input, "(N, C)")
 
 
 def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -> None:
@@ -205,6 +215,30 @@ def check_normalized(
     if bias is not None and not _fits(bias, shape, device):
         check_parameter(function, "bias", bias, shape, input, "the normalized_shape")
     return num_dims
+
+
+def check_modulation(function: str, name: str, value: Tensor, input: Tensor, leading: int) -> tuple[int, ...]:
+    """The shape of a scale or shift in as many dimensions as the input, each 1 or the input's.
+
+    ``leading`` is the number of dimensions that are not normalized: with any, (B, K) means (B, 1, ..., K).
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
+    if value.dtype not in DTYPES or value.layout is not _STRIDED or value.is_nested:
+        _refuse_storage(function, name, value)
+    shape, rank = tuple(value.shape), input.dim()
+    if len(shape) == 2 and leading:
+        shape = shape[0], *(1,) * (rank - 2), shape[1]
+    else:
+        shape = *(1,) * (rank - len(shape)), *shape
+    if len(shape) != rank or any(one not in (1, size) for one, size in zip(shape, input.shape, strict=True)):
+        raise ValueError(
+            f"{function}: {name} has shape {tuple(value.shape)}; expected one that broadcasts against an input of "
+            f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "
+            f"({input.shape[0]}, {input.shape[-1]})"
+        )
+    _check_device(function, name, value, input)
+    return shape
 
 
 def rms_eps(function: str, input: Tensor, eps: float | None) -> float:

@@ -92,7 +92,7 @@ def _output(norm: Norm, operands: Operands, statistics: Results) -> Tensor:
     )
     assert x is not None
     # torch's functions want channels in dimension 1, but layer_norm's and rms_norm's last.
-    own, wanted = (1, -1) if norm.per_position else (norm.channel_dim, 1)
+    own, wanted = norm.channel_dim, -1 if norm.per_position else 1
     moved = own != wanted and not norm.row_family
     if moved:
         x = x.movedim(own, wanted)
@@ -100,10 +100,15 @@ def _output(norm: Norm, operands: Operands, statistics: Results) -> Tensor:
         mean, var = statistics.mean, statistics.var
     z = _normalized(norm, x, weight, bias, mean, var)
     ones = [1] * (z.dim() - 2)
+
+    def across(modulation: Tensor) -> Tensor:
+        samples, channels = modulation.shape
+        return modulation.reshape([samples, *ones, channels] if norm.per_position else [samples, channels, *ones])
+
     if scale is not None:
-        z = z * (1 + scale).reshape(*scale.shape, *ones)
+        z = z * across(1 + scale)
     if shift is not None:
-        z = z + shift.reshape(*shift.shape, *ones)
+        z = z + across(shift)
     if norm.activation is not None:
         name = norm.activation.name
         z = TORCH_FUNCTIONS.get(name, reference.VALUES[name])(z, norm.activation_parameter)

@@ -24,6 +24,7 @@ from fusednorm import arguments
 from fusednorm.activations import Activation, resolve
 from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
+from fusednorm.modulation import in_samples, in_shape
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import no_torch_function
@@ -201,6 +202,8 @@ def layer_norm(
     *,
     activation: str | Activation | None = None,
     channel_dim: int = -1,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor:
     """Layer normalization: statistics over the trailing dimensions, y = phi(x̂ weight + bias).
 
@@ -213,6 +216,8 @@ def layer_norm(
         weight, bias: of shape ``normalized_shape``, or None.
         eps, activation: as in :func:`group_norm`.
         channel_dim: -1 for the trailing dimensions, or 1; contiguous and channels_last without a copy.
+        scale, shift: None, or the modulation of adaLN: z = x̂ weight (1 + scale) + bias (1 + scale) + shift. Both
+            broadcast against the input, (B, K) meaning (B, 1, ..., K); they are (N, C) with ``channel_dim=1``.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -223,15 +228,22 @@ def layer_norm(
     >>> x = torch.randn(2, 5, 8)
     >>> torch.allclose(layer_norm(x, (8,)), torch.nn.functional.layer_norm(x, (8,)), atol=1e-5)
     True
+    >>> scale, shift = torch.randn(2, 8), torch.randn(2, 8)
+    >>> y = torch.nn.functional.layer_norm(x, (8,)) * (1 + scale[:, None]) + shift[:, None]
+    >>> torch.allclose(layer_norm(x, (8,), scale=scale, shift=shift), y, atol=1e-5)
+    True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight, bias):
-        tensors = (input, weight, bias)
+    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift):
+        tensors = (input, weight, bias, scale, shift)
         if _overloaded(*tensors):
             return handle_torch_function(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation,
-                channel_dim=channel_dim,
+                channel_dim=channel_dim, scale=scale, shift=shift,
             )  # fmt: skip
+    if scale is not None or shift is not None:
+        operands = Operands(input, weight, bias, scale, shift)
+        return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim)
     call = ("layer_norm", normalized_shape, channel_dim, eps)
     output = repeated(call, activation, input, weight, bias)
     if output is not None:
@@ -252,6 +264,8 @@ def rms_norm(
     *,
     activation: str | Activation | None = None,
     channel_dim: int = -1,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
 ) -> Tensor:
     """Root-mean-square normalization over the trailing dimensions, or over the channels of (N, C, *).
 
@@ -263,7 +277,7 @@ def rms_norm(
         weight: of shape ``normalized_shape``, or None.
         eps: None means the machine epsilon of the compute dtype: of float32, and of float64 for float64 input.
         activation: as in :func:`group_norm`.
-        channel_dim: as in :func:`layer_norm`.
+        channel_dim, scale, shift: as in :func:`layer_norm`.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -276,12 +290,16 @@ def rms_norm(
     True
     """
     unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight):
-        tensors = (input, weight)
+    if unusual and has_torch_function_variadic(input, weight, scale, shift):
+        tensors = (input, weight, scale, shift)
         if _overloaded(*tensors):
             return handle_torch_function(
-                rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation, channel_dim=channel_dim
-            )
+                rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation,
+                channel_dim=channel_dim, scale=scale, shift=shift,
+            )  # fmt: skip
+    if scale is not None or shift is not None:
+        eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
+        return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim)
     call = ("rms_norm", normalized_shape, channel_dim, eps)
     output = repeated(call, activation, input, weight)
     if output is not None:
@@ -293,6 +311,29 @@ def rms_norm(
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)
     return output
+
+
+def _modulated(
+    family: Family,
+    operands: Operands,
+    normalized_shape: Sequence[int],
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+) -> Tensor:
+    """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
+    num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
+    seen = in_samples(family, operands, num_dims) if num_dims else operands
+    if not num_dims:
+        arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
+    o = seen
+    call = (family, "modulated", channel_dim, eps)
+    output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
+    if output is None:
+        norm = call_norm(family, 0, channel_dim, eps, activation)
+        output = normalize(norm, seen, False).output
+        keep(call, activation, norm, seen)
+    return in_shape(family, output, operands.input, num_dims) if num_dims else output
 
 
 def batch_norm(

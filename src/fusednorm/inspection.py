@@ -13,6 +13,7 @@ from torch import Tensor
 from fusednorm import choice, functional
 from fusednorm.instance import Candidate
 from fusednorm.machine.limits import copy_bandwidth, peak_flops
+from fusednorm.modulation import in_samples
 from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Direction, Problem
@@ -134,18 +135,20 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
     if not training:
         family = "batch_norm"  # instance_norm with running statistics is batch_norm's evaluation
     groups_or_dims, channel_dim = given.get("num_groups", 0), given["channel_dim"]
+    operands = Operands(given["input"], given["weight"], given.get("bias"), given["scale"], given["shift"])
     if "normalized_shape" in given:
         groups_or_dims = 0 if channel_dim == 1 else len(given["normalized_shape"])
-        channel_dim = 1
+        if groups_or_dims and (operands.scale is not None or operands.shift is not None):
+            operands, groups_or_dims = in_samples(family, operands, groups_or_dims), 0
+        else:
+            channel_dim = 1
     norm = norm_of(family, int(groups_or_dims), channel_dim, 0.0, given["activation"], training)
-    input = given["input"]
-    parameters = (given["weight"], given.get("bias"), given.get("scale"), given.get("shift"))
     if direction == "forward":
-        return forward_problem(norm, Operands(input, *parameters))
-    grad_output, none = torch.empty_like(input, device="meta"), torch.empty(0)
-    return backward_problem(
-        norm, BackwardOperands(grad_output, input, none, none, *parameters), cast(Direction, direction)
-    )
+        return forward_problem(norm, operands)
+    o, none = operands, torch.empty(0)
+    grad_output = torch.empty_like(o.input, device="meta")
+    backward = BackwardOperands(grad_output, o.input, none, none, o.weight, o.bias, o.scale, o.shift)
+    return backward_problem(norm, backward, cast(Direction, direction))
 
 
 def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> list[Candidate]:

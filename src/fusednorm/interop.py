@@ -57,8 +57,9 @@ def _refuse(module: Any, what: str) -> NoReturn:
 # --- tracing ---
 
 
-def leaf(module: Any, input: Any) -> Any:
-    """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
+def leaf(module: Any, input: Any, **parts: Any) -> Any:
+    """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy. ``parts``
+    are the forward's other arguments, None where they are absent.
 
     Tracers take a module for a leaf by the package of its class, so they trace into ours. Two modules must be traced
     into: the traced module itself, whose graph cannot call it, and a module with hooks, which are being traced around
@@ -72,7 +73,8 @@ def leaf(module: Any, input: Any) -> Any:
         return None
     path = tracer.path_of_module(module)
     if path and not has_hooks(module):
-        return tracer.create_proxy("call_module", path, (input,), {})
+        given = {name: part for name, part in parts.items() if part is not None}
+        return tracer.create_proxy("call_module", path, (input,), given)
     normalize = getattr(module, "_normalize", None)
     return None if normalize is None else normalize(input)
 

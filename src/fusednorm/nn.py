@@ -2,7 +2,8 @@
 
 Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, initialization and checkpoints stay.
 ``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
-shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, normalize the channels of (N, C, *).
+shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, normalize the channels of (N, C, *);
+these three take ``scale`` and ``shift`` beside the input, the modulation of adaLN.
 Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
@@ -75,12 +76,14 @@ class GroupNorm(FusedModule, torch.nn.GroupNorm):
 
 
 class LayerNorm(FusedModule, torch.nn.LayerNorm):
-    """:class:`torch.nn.LayerNorm` with a fused activation; see :func:`fusednorm.layer_norm`.
+    """:class:`torch.nn.LayerNorm` with a fused activation, and a scale and shift; see :func:`fusednorm.layer_norm`.
 
     >>> LayerNorm(8, activation="gelu")(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])
     >>> LayerNorm(8, channel_dim=1)(torch.randn(2, 8, 4, 4)).shape
     torch.Size([2, 8, 4, 4])
+    >>> LayerNorm(8)(torch.randn(2, 5, 8), scale=torch.randn(2, 8), shift=torch.randn(2, 8)).shape
+    torch.Size([2, 5, 8])
     """
 
     channel_dim: int = -1
@@ -101,8 +104,8 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
         self._set_fused(activation, channel_dim)
         _check_channels_alone(self)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
+    def forward(self, input: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        if type(input) is not Tensor and (call := interop.leaf(self, input, scale=scale, shift=shift)) is not None:
             return call
         return functional.layer_norm(
             input,
@@ -112,6 +115,8 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
             self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
+            scale=scale,
+            shift=shift,
         )
 
 
@@ -138,7 +143,7 @@ class LayerNorm2d(LayerNorm):
 
 
 class RMSNorm(FusedModule, torch.nn.RMSNorm):
-    """:class:`torch.nn.RMSNorm` with a fused activation; see :func:`fusednorm.rms_norm`.
+    """:class:`torch.nn.RMSNorm` with a fused activation, and a scale and shift; see :func:`fusednorm.rms_norm`.
 
     >>> RMSNorm(8, eps=1e-6)(torch.randn(2, 5, 8)).shape
     torch.Size([2, 5, 8])
@@ -164,11 +169,18 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
         self._set_fused(activation, channel_dim)
         _check_channels_alone(self)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if type(x) is not Tensor and (call := interop.leaf(self, x)) is not None:
+    def forward(self, x: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
+        if type(x) is not Tensor and (call := interop.leaf(self, x, scale=scale, shift=shift)) is not None:
             return call
         return functional.rms_norm(
-            x, self.normalized_shape, self.weight, self._eps, activation=self.activation, channel_dim=self.channel_dim
+            x,
+            self.normalized_shape,
+            self.weight,
+            self._eps,
+            activation=self.activation,
+            channel_dim=self.channel_dim,
+            scale=scale,
+            shift=shift,
         )
 
 

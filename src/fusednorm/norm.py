@@ -26,7 +26,7 @@ class Norm:
     """A normalization without its tensors: family, what is normalized together, eps, activation.
 
     ``num_groups`` is group_norm's number of groups, ``num_dims`` the number of trailing dimensions that layer_norm and
-    rms_norm normalize, or 0 where they normalize dimension 1; each is 0 elsewhere. ``channel_dim`` is 1 or -1.
+    rms_norm normalize, or 0 where they normalize ``channel_dim``; each is 0 elsewhere. ``channel_dim`` is 1 or -1.
     ``training`` is False where the caller gives the statistics, which are constants in the backward: batch_norm's
     evaluation. instance_norm with running statistics is that evaluation too.
 
@@ -53,7 +53,8 @@ class Norm:
 
     @property
     def per_position(self) -> bool:
-        """True for layer_norm and rms_norm over the channels of (N, C, *): each position has statistics of its own."""
+        """True for layer_norm and rms_norm over the channels of (N, C, *) or (N, *, C): each position has statistics of
+        its own, and scale and shift are those of its sample."""
         return self.num_dims == 0 and self.family in ROW_FAMILIES
 
     @property
@@ -111,7 +112,7 @@ def norm_of(
     training: bool = True,
 ) -> Norm:
     """The one Norm of a call. ``groups_or_dims`` is the number of groups for group_norm, the number of normalized
-    trailing dimensions for layer_norm and rms_norm, 0 where they normalize dimension 1, and 0 for the others.
+    trailing dimensions for layer_norm and rms_norm, 0 where they normalize ``channel_dim``, and 0 for the others.
 
     Raises ValueError or TypeError for an activation that does not exist.
     """

@@ -135,17 +135,9 @@ def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOp
         _refuse_modulation(function, norm, modulation)
         return
     arguments.check_input(function, input, 2)
-    if norm.per_position and norm.channel_dim != 1:
-        raise ValueError(
-            f"{function}: num_groups is 0 for {norm.family} with channel_dim={norm.channel_dim}; expected the number "
-            "of trailing dimensions that are normalized, or channel_dim=1"
-        )
     channels = input.shape[norm.channel_dim]
     for name, value in parameters:
         arguments.check_parameter(function, name, value, (channels,), input, "one element for each channel")
-    if norm.per_position:
-        _refuse_modulation(function, norm, modulation)
-        return
     for name, value in modulation:
         arguments.check_parameter(function, name, value, (input.shape[0], channels), input, "(N, C)")
     if norm.family == "group_norm":
@@ -155,7 +147,10 @@ def _check_parameters(function: str, norm: Norm, operands: Operands | BackwardOp
 def _refuse_modulation(function: str, norm: Norm, modulation: Sequence[tuple[str, Tensor | None]]) -> None:
     for name, value in modulation:
         if value is not None:
-            raise ValueError(f"{function}: {name} is given to {norm.family}; expected None, since it takes none")
+            raise ValueError(
+                f"{function}: {name} is given to {norm.family} over {norm.num_dims} trailing dimensions; expected "
+                "None, or num_groups=0, which takes the channels of (N, C, *), or of (N, *, C) with channel_dim=-1"
+            )
 
 
 def _check_dims(function: str, norm: Norm, input: Tensor) -> None:

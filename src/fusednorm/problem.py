@@ -108,7 +108,7 @@ def layout_of(
     A norm may walk the spatial positions in any order that all its tensors share: that of the strides ``like``, which
     are the input's, by default the tensor's own. ``wanted`` is the memory order that the tensor must have, the input's:
     with one channel or one position a tensor has both. Where each position has statistics of its own, positions come in
-    their own order, in which these are returned, and in channels_last the samples follow one another.
+    their own order, in which these are returned.
     """
     rank = len(shape)
     order = strides if like is None else like
@@ -130,8 +130,6 @@ def layout_of(
     view = view_of(norm, shape)
     one_channel, one_position = view.channels <= 1, view.spatial <= 1
     last = (channel == 1 or one_channel) and (one_position or spatial >= 1)
-    if norm.per_position and view.samples > 1 and view.spatial > 1 and view.channels > 0:
-        last = last and sample == view.spatial * spatial
     first = (spatial == 1 or one_position) and (one_channel or channel >= 1)
     if wanted is None:
         # With one position per channel the channels are contiguous: a row, which is channels_last.
@@ -140,6 +138,24 @@ def layout_of(
     if wanted == "channels_last":
         return Layout(wanted, sample, 1, spatial) if last else None
     return Layout(wanted, sample, channel, 1) if first else None
+
+
+def rows_in_samples(
+    norm: Norm, shape: Sequence[int], tensors: Sequence[Sequence[int]]
+) -> tuple[tuple[int, int, int], list[tuple[int, int, int]]] | None:
+    """The rows of a norm of trailing dimensions as positions of samples: the shape (samples, positions, elements), and
+    each tensor's strides in it. None where the leading dimensions of some tensor are not two.
+
+    A head of packed queries, keys and values is such rows: (B, L, H, D) with the strides (3 L H D, 3 H D, D, 1).
+    """
+    split = len(shape) - norm.num_dims
+    for cut in range(1, split):
+        parts = slice(0, cut), slice(cut, split), slice(split, None)
+        found = [tuple(_collapse(shape[part], strides[part]) for part in parts) for strides in tensors]
+        if all(None not in steps and steps[2] in (0, 1) for steps in found):
+            samples, positions, elements = (prod(shape[part]) for part in parts)
+            return (samples, positions, elements), found  # type: ignore[return-value]
+    return None
 
 
 def dense_layout(view: View, order: Order) -> Layout:
@@ -158,7 +174,8 @@ class Problem:
     ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the
     output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
     without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
-    ``rows_of`` is the call's norm where ``norm`` and the view are those of the rows that its positions are.
+    ``made_of`` is the call's norm where ``norm`` and the view are not: its positions are seen as rows, or its rows as
+    the positions of samples.
     """
 
     norm: Norm
@@ -177,12 +194,12 @@ class Problem:
     grad_layout: Layout | None = None
     dense: bool = True
     copies: tuple[str, ...] = ()
-    rows_of: Norm | None = None
+    made_of: Norm | None = None
 
     @property
     def called(self) -> Norm:
         """The norm of the call."""
-        return self.rows_of or self.norm
+        return self.made_of or self.norm
 
     @property
     def family(self) -> Family:
@@ -205,14 +222,14 @@ class Problem:
     def parameter_shape(self) -> tuple[int, ...]:
         """The shape of weight and bias."""
         if self.called.row_family:
-            return self.shape[len(self.shape) - self.norm.num_dims :]
+            return self.shape[len(self.shape) - self.called.num_dims :]
         return (self.view.channels,)
 
     @property
     def statistics_shape(self) -> tuple[int, ...]:
         """The shape of the mean, of rstd and of the variance."""
-        if self.rows_of is not None:
-            return self.shape[0], prod(self.shape[2:])
+        if self.made_of is not None:
+            return statistics_shape(self.made_of, view_of(self.made_of, self.shape))
         return statistics_shape(self.norm, self.view)
 
     @property
@@ -266,6 +283,16 @@ class Problem:
         return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
 
     @property
+    def are_rows(self) -> bool:
+        """Whether a norm with statistics for each position is one of rows: the samples' positions follow one another,
+        and no scale or shift differs by sample."""
+        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        if self.modulated or not self.norm.per_position or self.layout.order == "channels_first":
+            return False
+        steps = view.samples > 1 and view.spatial > 1 and view.channels > 0
+        return not steps or all(one is None or one.sample == view.spatial * one.spatial for one in layouts)
+
+    @property
     def in_rows(self) -> Problem:
         """The channels_last problem of a norm with statistics for each position as that of rows, each a position."""
         view, norm = self.view, self.norm
@@ -279,7 +306,7 @@ class Problem:
         assert layout is not None
         rows = View(view.samples * view.spatial, 1, view.channels, 1)
         return replace(
-            self, norm=trailing, view=rows, layout=layout, output_layout=output, grad_layout=grad, rows_of=norm
+            self, norm=trailing, view=rows, layout=layout, output_layout=output, grad_layout=grad, made_of=self.called
         )
 
     @property

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from fusednorm.dtypes import dtype_name
-from fusednorm.norm import Norm
+from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands, Wanted
-from fusednorm.problem import Direction, Layout, Problem, layout_of, view_of
+from fusednorm.problem import Direction, Problem, layout_of, rows_in_samples, view_of
 from fusednorm.strides import empty_output, is_dense, packed_strides
 
 
@@ -33,26 +35,31 @@ def _problem(
     norm: Norm, operands: Operands | BackwardOperands, direction: Direction, grad_output: Tensor | None = None
 ) -> Problem:
     input, copies = operands.input, []
-    shape, like = tuple(input.shape), input.stride()
-    layout, output_strides = _strides(norm, input)
+    strides, output_strides = input.stride(), _output_strides(norm, input)
+    grad_strides = None if grad_output is None else grad_output.stride()
+    seen = _seen(norm, tuple(input.shape), strides, output_strides, grad_strides)
+    layout, like = layout_of(seen.norm, seen.shape, seen.input), seen.input
     if layout is None:
         copies.append("input")
-        like = output_strides = packed_strides(shape)
-        layout = layout_of(norm, shape, like)
+        output_strides = packed_strides(input.shape)
+        seen = _Seen(norm, tuple(input.shape), output_strides, output_strides, grad_strides)
+        layout, like = layout_of(norm, seen.shape, seen.input), seen.input
         assert layout is not None
     # torch gives a tensor without elements any strides; they mean nothing.
-    output_layout = layout if 0 in shape else layout_of(norm, shape, output_strides, like, layout.order)
+    empty = 0 in seen.shape
+    output_layout = layout if empty else layout_of(seen.norm, seen.shape, seen.output, like, layout.order)
     assert output_layout is not None
     grad_layout = None
     if grad_output is not None:
-        grad_layout = layout if 0 in shape else layout_of(norm, shape, grad_output.stride(), like, layout.order)
+        if seen.grad is not None:
+            grad_layout = layout if empty else layout_of(seen.norm, seen.shape, seen.grad, like, layout.order)
         if grad_layout is None:
             copies.append("grad_output")
             grad_layout = output_layout
     problem = Problem(
-        norm=norm,
+        norm=seen.norm,
         direction=direction,
-        view=view_of(norm, shape),
+        view=view_of(seen.norm, seen.shape),
         layout=layout,
         dtype=dtype_name(input.dtype),
         weight_dtype=_dtype_of(operands.weight),
@@ -60,26 +67,59 @@ def _problem(
         scale_dtype=_dtype_of(operands.scale),
         shift_dtype=_dtype_of(operands.shift),
         device=input.device.type,
-        shape=shape,
+        shape=tuple(input.shape),
         output_strides=output_strides,
         output_layout=output_layout,
         grad_layout=grad_layout,
-        dense=output_strides == input.stride(),
+        dense=output_strides == strides,
         copies=tuple(copies),
+        made_of=None if seen.norm is norm else norm,
     )
-    return problem.in_rows if norm.per_position and layout.order == "channels_last" else problem
+    return problem.in_rows if problem.are_rows else problem
+
+
+class _Seen(NamedTuple):
+    """A call as kernels see it: the norm, the shape, and the strides of input, output and grad_output; None for those
+    of a gradient that is to be copied."""
+
+    norm: Norm
+    shape: tuple[int, ...]
+    input: tuple[int, ...]
+    output: tuple[int, ...]
+    grad: tuple[int, ...] | None
+
+
+def _seen(
+    norm: Norm,
+    shape: tuple[int, ...],
+    input: tuple[int, ...],
+    output: tuple[int, ...],
+    grad: tuple[int, ...] | None,
+) -> _Seen:
+    """The call itself, or its rows as positions of samples where their strides are two."""
+    if not norm.row_family or 0 in shape:
+        return _Seen(norm, shape, input, output, grad)
+    given = [input, output] if grad is None else [input, output, grad]
+    for tensors in (given, given[:2]):  # a gradient whose strides do not fit is copied
+        if all(layout_of(norm, shape, strides) is not None for strides in tensors):
+            break
+        found = rows_in_samples(norm, shape, tensors)
+        if found is not None:
+            (samples, positions, elements), steps = found
+            seen = norm_of(norm.family, 0, -1, norm.eps, norm.activation, norm.training)
+            gradient = steps[2] if len(steps) > 2 else None
+            return _Seen(seen, (samples, positions, elements), steps[0], steps[1], gradient)
+    return _Seen(norm, shape, input, output, grad)
 
 
 def _dtype_of(operand: Tensor | None) -> str | None:
     return None if operand is None else dtype_name(operand.dtype)
 
 
-def _strides(norm: Norm, input: Tensor) -> tuple[Layout | None, tuple[int, ...]]:
-    """The input's native layout and the output's strides."""
-    layout = layout_of(norm, input.shape, input.stride())
+def _output_strides(norm: Norm, input: Tensor) -> tuple[int, ...]:
     if input.numel() and is_dense(input):
-        return layout, input.stride()
+        return input.stride()
     # input.to("meta") would give a tensor with holes other strides. A dense input returns above, since the first
     # operator on a meta tensor imports sympy, which takes 0.3 s.
     meta = torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device="meta")
-    return layout, empty_output(norm, meta).stride()
+    return empty_output(norm, meta).stride()

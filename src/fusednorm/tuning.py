@@ -81,7 +81,7 @@ def key_of(problem: Problem) -> str:
     norm, activation = problem.norm, problem.norm.activation
     facts = {one.name: getattr(norm, one.name) for one in fields(norm) if one.name not in _WITHOUT}
     facts["activation"] = None if activation is None else activation.name
-    facts |= {one.name: getattr(problem, one.name) for one in fields(problem) if one.name not in ("norm", "rows_of")}
+    facts |= {one.name: getattr(problem, one.name) for one in fields(problem) if one.name not in ("norm", "made_of")}
     return " ".join(f"{name}={text(value)}" for name, value in facts.items())
 
 

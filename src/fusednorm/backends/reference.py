@@ -57,16 +57,18 @@ def seen(norm: Norm, shape: Sequence[int]) -> View:
 def to_view(norm: Norm, tensor: Tensor, view: View) -> Tensor:
     """A tensor of the input's shape as (N, G, D, S)."""
     if norm.per_position:
-        tensor = tensor.movedim(1, -1)
-    if norm.channel_dim == -1 and not norm.row_family:
+        tensor = tensor.movedim(norm.channel_dim, -1)
+    elif norm.channel_dim == -1 and not norm.row_family:
         tensor = tensor.movedim(-1, 1)
     return tensor.reshape(view.samples, view.groups, view.group_channels, view.spatial)
 
 
 def from_view(norm: Norm, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """The inverse of :func:`to_view`."""
-    if norm.per_position:
+    if norm.per_position and norm.channel_dim == 1:
         return tensor.reshape(shape[0], *shape[2:], shape[1]).movedim(-1, 1)
+    if norm.per_position:
+        return tensor.reshape(shape)
     if norm.channel_dim == -1 and not norm.row_family:
         return tensor.reshape(shape[0], shape[-1], *shape[1:-1]).movedim(1, -1)
     return tensor.reshape(shape)
@@ -93,9 +95,17 @@ def _per_statistic(norm: Norm, tensor: Tensor, view: View, dtype: torch.dtype) -
     return tensor.to(dtype).reshape(1 if norm.per_batch else view.samples, view.groups, 1, 1)
 
 
-def _per_channel(tensor: Tensor, samples: int, view: View, dtype: torch.dtype) -> Tensor:
-    """A parameter of C elements (samples = 1) or a modulation of (N, C) as (1 or N, G, D, 1)."""
-    return tensor.to(dtype).reshape(samples, view.groups, view.group_channels, 1)
+def _per_channel(tensor: Tensor, view: View, dtype: torch.dtype) -> Tensor:
+    """A parameter of C elements as (1, G, D, 1)."""
+    return tensor.to(dtype).reshape(1, view.groups, view.group_channels, 1)
+
+
+def _per_sample(tensor: Tensor, view: View, dtype: torch.dtype) -> Tensor:
+    """A modulation of (N, C) as (N, G, D, 1), where positions are rows with a copy for each row."""
+    samples = tensor.shape[0]
+    rows = view.samples // samples if samples else 1
+    repeated = tensor.to(dtype).unsqueeze(1).expand(samples, rows, tensor.shape[1])
+    return repeated.reshape(view.samples, view.groups, view.group_channels, 1)
 
 
 Factor = Tensor | float
@@ -106,10 +116,10 @@ def _factors(
 ) -> tuple[Factor, Factor, Factor, Factor]:
     """gamma, beta, 1 + s and t, broadcastable against the view; 1, 0, 1 and 0 where absent."""
     weight, bias, scale, shift = operands.weight, operands.bias, operands.scale, operands.shift
-    gamma = 1.0 if weight is None else _per_channel(weight, 1, view, dtype)
-    beta = 0.0 if bias is None else _per_channel(bias, 1, view, dtype)
-    factor = 1.0 if scale is None else 1.0 + _per_channel(scale, view.samples, view, dtype)
-    offset = 0.0 if shift is None else _per_channel(shift, view.samples, view, dtype)
+    gamma = 1.0 if weight is None else _per_channel(weight, view, dtype)
+    beta = 0.0 if bias is None else _per_channel(bias, view, dtype)
+    factor = 1.0 if scale is None else 1.0 + _per_sample(scale, view, dtype)
+    offset = 0.0 if shift is None else _per_sample(shift, view, dtype)
     return gamma, beta, factor, offset
 
 
@@ -189,12 +199,18 @@ def backward(norm: Norm, operands: BackwardOperands, *, compute_dtype: torch.dty
     def finish(gradient: Tensor, like: Tensor | None) -> Tensor | None:
         return None if like is None else gradient.reshape(like.shape).to(compute_dtype or like.dtype)
 
+    def per_sample(gradient: Tensor) -> Tensor:
+        if not norm.per_position:
+            return gradient
+        seen = view_of(norm, input.shape)
+        return gradient.reshape(seen.samples, seen.spatial, seen.channels).sum(1)
+
     return Gradients(
         grad_input if compute_dtype else grad_input.to(input.dtype),
         finish((factor * q).sum(0), operands.weight),
         finish((factor * p).sum(0), operands.bias),
-        finish(gamma * q + beta * p, operands.scale),
-        finish(p, operands.shift),
+        finish(per_sample(gamma * q + beta * p), operands.scale),
+        finish(per_sample(p), operands.shift),
     )
 
 

@@ -54,7 +54,8 @@ def _workload(
     weight_dtype = "float32" if index % 3 == 1 and DTYPE_BYTES[dtype] == 2 else None
     if family in ROW_FAMILIES:
         shape = _ROW_SHAPES[index % len(_ROW_SHAPES)]
-        return Workload(family, shape, max(1, len(shape) - 2), dtype, activation=activation, weight_dtype=weight_dtype)
+        dims = 1 if modulated else max(1, len(shape) - 2)
+        return Workload(family, shape, dims, dtype, "rows", activation, modulated, weight_dtype=weight_dtype)
     shape = _IMAGE_SHAPES[index % len(_IMAGE_SHAPES)]
     return Workload(family, shape, 4, dtype, layout, activation, modulated, training, weight_dtype)
 
@@ -63,8 +64,7 @@ def covering_workloads() -> Iterator[Workload]:
     """Each family with every dtype in every layout, and with every activation; half of the cases are modulated."""
     for family in FAMILIES:
         for index, (dtype, layout) in enumerate(product(DTYPE_BYTES, IMAGE_LAYOUTS)):
-            modulated = family not in ROW_FAMILIES and index % 2 == 1
-            yield _workload(family, index, dtype, layout, ACTIVATIONS[index % len(ACTIVATIONS)], modulated)
+            yield _workload(family, index, dtype, layout, ACTIVATIONS[index % len(ACTIVATIONS)], index % 2 == 1)
     for index, dtype in enumerate(DTYPE_BYTES):
         yield _workload("batch_norm", index, dtype, IMAGE_LAYOUTS[index % 3], "silu", False, training=False)
 
@@ -77,7 +77,7 @@ def all_workloads() -> Iterator[Workload]:
             DTYPE_BYTES,
             IMAGE_LAYOUTS[:1] if rows else IMAGE_LAYOUTS,
             ACTIVATIONS,
-            (False,) if rows else (False, True),
+            (False, True),
             (True, False) if family == "batch_norm" else (True,),
         )
         for index, (dtype, layout, activation, modulated, training) in enumerate(cases):

@@ -80,6 +80,12 @@ def fused_arguments(workload: Workload, inputs: Inputs) -> dict[str, Any]:
     return found
 
 
+def modulation_shape(workload: Workload) -> tuple[int, ...]:
+    """The shape in which scale and shift broadcast against the input."""
+    samples, ones = workload.shape[0], (1,) * (len(workload.shape) - 2)
+    return (samples, *ones, workload.shape[-1]) if workload.row_family else (samples, workload.shape[1], *ones)
+
+
 TORCH_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
@@ -97,7 +103,7 @@ def torch_norm(workload: Workload) -> Callable[[Inputs], Tensor]:
     norm = getattr(F, workload.family)
     activation = resolve(workload.activation)
     apply = None if activation is None else TORCH_ACTIVATIONS[activation.name]
-    broadcast = (*workload.shape[:2], *[1] * (len(workload.shape) - 2))
+    broadcast = modulation_shape(workload)
 
     def run(inputs: Inputs) -> Tensor:
         z: Tensor = norm(*arguments(workload, inputs))

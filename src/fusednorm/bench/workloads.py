@@ -30,7 +30,8 @@ class Workload:
     ``shape`` is in NCHW order whatever the layout. ``groups`` is the number of groups for group_norm, the number of
     trailing normalized dimensions for layer_norm and rms_norm, and unused otherwise. ``layout`` "nhwc" is torch's
     channels_last memory format, "channel_dim=-1" an NHWC-shaped tensor, and "rows" the only layout of the row families.
-    ``modulated`` adds the scale and shift of shape (N, C). ``training`` False is batch_norm with given statistics.
+    ``modulated`` adds the scale and shift of shape (N, C), of row families with one normalized dimension (N, K), N the
+    first one. ``training`` False is batch_norm with given statistics.
     """
 
     family: Family
@@ -57,8 +58,11 @@ class Workload:
                     f"groups: {self.groups} trailing dimensions cannot be normalized in shape "
                     f"{self.shape}; give 1 to {len(self.shape)}"
                 )
-            if self.modulated:
-                raise ValueError(f"modulated: {self.family} has no scale and shift of shape (N, C)")
+            if self.modulated and (self.groups != 1 or len(self.shape) < 2):
+                raise ValueError(
+                    f"modulated: {self.groups} trailing dimensions of shape {self.shape} have no scale and shift of "
+                    "shape (N, K); give a shape N,*,K with one trailing dimension"
+                )
             object.__setattr__(self, "layout", "rows")
             return
         if len(self.shape) < 2:
@@ -75,7 +79,9 @@ class Workload:
 
     @property
     def norm(self) -> Norm:
-        """What the workload computes."""
+        """What the workload computes; modulated rows are positions of samples, whose channels are normalized."""
+        if self.row_family and self.modulated:
+            return norm_of(self.family, 0, -1, EPS, self.activation)
         return norm_of(self.family, self.groups, self.channel_dim, EPS, self.activation, self.training)
 
     @property
@@ -186,8 +192,8 @@ def draw(workload: Workload, init: Init = "normal", seed: int = 0, device: str =
     def tensor(kind: Init) -> Tensor:
         return as_layout(_values(kind, workload.shape, drawn, generator).to(dtype), workload.layout)
 
-    modulation = workload.shape[:2] if workload.modulated else None
     channels = workload.parameter_shape
+    modulation = (workload.shape[0], *channels) if workload.modulated else None
     given = workload.family == "batch_norm" and not workload.training
     return Inputs(
         input=tensor(init),

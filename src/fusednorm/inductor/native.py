@@ -22,8 +22,8 @@ def has_formula(problem: Problem, statistics: bool) -> bool:
 
     torch rounds the statistics of group_norm to the input's dtype, and a backward needs them as they are.
     """
-    norm, dtypes = problem.norm, (problem.weight_dtype, problem.bias_dtype)
-    if problem.called.per_position:
+    norm, dtypes = problem.called, (problem.weight_dtype, problem.bias_dtype)
+    if norm.per_position:
         return False
     if problem.backward or problem.modulated or any(dtype not in (None, problem.dtype, "float32") for dtype in dtypes):
         return False
@@ -37,7 +37,7 @@ def has_formula(problem: Problem, statistics: bool) -> bool:
 
 def run(problem: Problem, operands: Operands) -> Results:
     """The results, as nodes of a trace."""
-    norm, view, o = problem.norm, problem.view, operands
+    norm, view, o = problem.called, problem.view, operands
     x = o.input
     mean = rstd = None
     if norm.family == "layer_norm":

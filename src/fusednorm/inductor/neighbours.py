@@ -67,7 +67,7 @@ def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
         return False
     if problem.direction == "inference":
         own, other = GIVEN
-    elif problem.norm.row_family:
+    elif problem.norm.row_family or (problem.norm.per_position and problem.layout.order == "channels_last"):
         own, other = ROWS
     else:
         own, other = PLANES if problem.layout.order == "channels_first" else LAST

@@ -36,7 +36,13 @@ ROWS_FLUSHED = 64
 COLUMNS, COLUMN_ROWS = 1024, 32
 #: How many blocks of positions make a task where each position has statistics of its own.
 BLOCKS = 25
-FIELDS = 26
+#: Of rows and columns: the dtypes of weight and bias where loops read these, or 0 where they read the modulated ones,
+#: and how many elements further those of the next sample are.
+GAIN_DTYPE, OFFSET_DTYPE, MODULATION = 26, 27, 28
+#: Of how many rows, or blocks of positions, the parameters' gradients are summed together: those of a sample where
+#: scale or shift differ by sample, or all.
+SUMMED = 29
+FIELDS = 30
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
@@ -49,6 +55,14 @@ DTYPE_CODES = {None: 0, "float32": FLOAT32, "float64": FLOAT64, "float16": FLOAT
 
 #: The coefficients that channels_last keeps per (n, c): mean, a, b and rstd, and for the gradient c2 and c3.
 COEFFICIENTS = 6
+
+
+def summed_rows(problem: Problem) -> tuple[int, int]:
+    """How many rows, those of each position, a problem of rows has, and of how many the parameters' gradients are
+    summed together."""
+    view = problem.view
+    rows = view.samples * view.spatial
+    return rows, view.spatial if problem.modulated else rows
 
 
 def _strides(layout: Layout) -> tuple[int, int]:
@@ -103,6 +117,9 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     if problem.grad_layout is not None:
         fields[GRAD_SAMPLE:PIECES] = _strides(problem.grad_layout)
     fields[PIECES], fields[PIECE] = pieces, piece
+    fields[GAIN_DTYPE : MODULATION + 1] = (
+        (0, 0, view.channels) if problem.modulated else (*fields[WEIGHT_DTYPE : BIAS_DTYPE + 1], 0)
+    )
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     fields[REPEAT] = repeat(problem)
     fields[TILE_PLANES : TILE_UNITS + 1] = tile(problem)

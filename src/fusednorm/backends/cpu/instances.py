@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, summed_rows
 from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
 from fusednorm.backends.cpu.plans.rows import FewRowsBackward, RowsBackward, RowsForward
@@ -72,10 +72,10 @@ class Segments:
 
     def size(self, problem: Problem) -> int:
         """The rows of a segment; segments have equally many."""
-        view = problem.view
-        least = max(min(self.rows, 4), min(self.rows, 4 * FEWEST_ELEMENTS // max(1, view.channels)))
-        segments = max(1, view.samples // max(least, -(-view.samples // self.count)))
-        return max(1, -(-view.samples // segments))
+        rows, summed = summed_rows(problem)
+        least = max(min(self.rows, 4), min(self.rows, 4 * FEWEST_ELEMENTS // max(1, problem.view.channels)))
+        segments = max(1, summed // max(least, -(-rows // self.count)))
+        return max(1, -(-summed // segments))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +202,7 @@ class SlabsInstance:
             if _spread(problem) is None:
                 return "the statistics run over the samples, and planes do not make rows of several channels"
             return _common(problem)
-        return _common(problem) or _needs(problem, "channels_last")
+        return _shared(problem) or _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
         seen = self._seen(problem)
@@ -227,7 +227,7 @@ class SlabsSplitInstance:
     name: str = "cpu.slabs_split"
 
     def supports(self, problem: Problem) -> str | None:
-        return _common(problem) or _needs(problem, "channels_last")
+        return _shared(problem) or _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
         seen = problem.folded
@@ -241,7 +241,8 @@ class SlabsSplitInstance:
 
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
-    """One position per channel: each row from its statistics to its result."""
+    """One position per channel, or statistics for each position of channels_last: each row from its statistics to its
+    result."""
 
     name: str = "cpu.rows"
 
@@ -250,16 +251,16 @@ class RowsInstance:
             return "the statistics are not those of single rows"
         if problem.norm.has_variance:
             return "keeps no variance"
-        if problem.view.spatial != 1:
+        if problem.view.spatial != 1 and not problem.norm.per_position:
             return f"needs one position per channel, there are {problem.view.spatial}"
-        if problem.modulated:
-            return "has no scale or shift"
+        if problem.modulated and not problem.norm.per_position:
+            return "has no scale or shift where samples, not positions, have statistics of their own"
         return _common(problem) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
         if not problem.backward or self._few(problem):
             return (None,)
-        return _distinct(SEGMENTS, lambda config: min(config.size(problem), problem.view.samples))
+        return _distinct(SEGMENTS, lambda config: min(config.size(problem), summed_rows(problem)[1]))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if not problem.backward:
@@ -268,13 +269,14 @@ class RowsInstance:
             pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
             return FewRowsBackward(problem, pieces, ROW_PIECE)
         rows = (config or SEGMENTS[0]).size(problem)
-        return RowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
+        return RowsBackward(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
 
     @staticmethod
     def _few(problem: Problem) -> bool:
         """Whether segments of the rows would be too few for equal shares."""
-        few = problem.view.samples <= ROWS_FLUSHED and problem.direction != "backward_gamma_beta"
-        return few and problem.view.samples < ENOUGH_SEGMENTS * SEGMENTS[0].size(problem)
+        rows, _ = summed_rows(problem)
+        few = rows <= ROWS_FLUSHED and not problem.modulated and problem.direction != "backward_gamma_beta"
+        return few and rows < ENOUGH_SEGMENTS * SEGMENTS[0].size(problem)
 
 
 def _needs(problem: Problem, order: str) -> str | None:

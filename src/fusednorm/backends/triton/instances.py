@@ -115,7 +115,7 @@ class WholeInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction != "forward" or problem.norm.per_batch:
             return "the statistics are not made of single units"
-        if problem.norm.per_position:
+        if problem.norm.per_position and (problem.layout.order == "channels_first" or problem.reduced == 1):
             return SINGLE
         most = _most_whole(problem)
         if problem.reduced > most:
@@ -125,12 +125,13 @@ class WholeInstance:
         return _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
-        return whole_forwards(problem, whole_forward_for(problem))
+        seen = _rows(problem)
+        return whole_forwards(seen, whole_forward_for(seen))
 
     def plan(self, problem: Problem, config: WholeConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans.whole import WholeForward
 
-        return WholeForward(problem, config or whole_forward_for(problem))
+        return WholeForward(problem, config or whole_forward_for(_rows(problem)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +184,7 @@ class RowsInstance:
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
         if problem.norm.per_position:
-            return SINGLE
+            return _common(problem) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
@@ -194,6 +195,7 @@ class RowsInstance:
         return _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
+        problem = _rows(problem)
         if not problem.backward:
             return rows_forwards(problem, rows_forward_for(problem))
         first = by_columns(problem)
@@ -207,12 +209,18 @@ class RowsInstance:
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
+        seen = _rows(problem)
         if not problem.backward:
-            return RowsForward(problem, config or rows_forward_for(problem))
+            return RowsForward(problem, config or rows_forward_for(seen))
         if config is None:
-            config = (columns_backward_for if by_columns(problem) else rows_backward_for)(problem)
+            config = (columns_backward_for if by_columns(seen) else rows_backward_for)(seen)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
         return make(problem, config)
+
+
+def _rows(problem: Problem) -> Problem:
+    """The problem for which configurations are chosen: of positions with statistics of their own, that of rows."""
+    return problem.in_rows if problem.norm.per_position else problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +266,7 @@ def _most_whole(problem: Problem) -> int:
 
 def _flat(problem: Problem, layout: Layout | None) -> bool:
     view = problem.view
-    if layout is None:
+    if layout is None or problem.norm.per_position:
         return True
     positions = view.spatial == 1 or layout.spatial == 1
     return positions and (view.group_channels == 1 or layout.channel == view.spatial)
@@ -274,7 +282,7 @@ def choose(problem: Problem) -> Instance:
     read by one program each, other units in tiles, twice."""
     view = problem.view
     if problem.norm.per_position:
-        return COLUMNS
+        return COLUMNS if problem.layout.order == "channels_first" else _for_positions(problem)
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None
@@ -285,6 +293,11 @@ def choose(problem: Problem) -> Instance:
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
         return WHOLE if whole and fuller_whole(problem, _seen(problem)) else HELD
     return WHOLE if whole and whole_pays(problem) else TILES
+
+
+def _for_positions(problem: Problem) -> Instance:
+    """The rows of samples, which neither triton.held nor triton.tiles take."""
+    return WHOLE if WHOLE.supports(problem) is None and _for_rows(_rows(problem)) is WHOLE else ROWS
 
 
 def _for_rows_backward(problem: Problem) -> Instance:

@@ -24,7 +24,9 @@ def view_of_array(workload: Workload) -> ArrayView:
     shape = workload.shape
     if workload.row_family:
         width = prod(workload.parameter_shape)
-        return ArrayView((prod(shape) // max(1, width), 1, width, 1), (2, 3), (1, 1, width, 1))
+        rows = prod(shape) // max(1, width)
+        samples = shape[0] if workload.modulated else rows
+        return ArrayView((samples, rows // max(1, samples), width, 1), (2, 3), (1, 1, width, 1))
     channels, spatial = shape[1], prod(shape[2:])
     groups = workload.groups if workload.family == "group_norm" else channels
     depth, batch = channels // groups, workload.family == "batch_norm"

@@ -112,8 +112,9 @@ def build(workload: Workload, inputs: Inputs) -> ModelProto:
     z = (_native if native else _composed)(graph, x, workload, inputs)
     if inputs.scale is not None and inputs.shift is not None:
         ones = [1] * (len(workload.shape) - 2)
-        samples, channels = workload.shape[:2]
-        broadcast = (samples, *ones, channels) if workload.layout == "nhwc" else (samples, channels, *ones)
+        samples, channels = inputs.scale.shape
+        last = workload.layout == "nhwc" or workload.row_family
+        broadcast = (samples, *ones, channels) if last else (samples, channels, *ones)
         factor = graph.constant((1 + inputs.scale.float()).reshape(broadcast).numpy())
         shift = graph.constant(inputs.shift.float().reshape(broadcast).numpy())
         z = graph.add("Add", graph.add("Mul", z, factor), shift)

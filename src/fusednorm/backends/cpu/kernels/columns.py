@@ -2,8 +2,9 @@
 
 The positions of a sample are cut into blocks, a channel of which is a row of contiguous elements; a block of all
 channels lies in the L2 cache. Every loop runs along the positions of one channel, whose weight and bias are numbers,
-while the statistics and the sums of the positions are arrays. A block goes from its statistics to its output, or from
-its sums to its gradient. The parameters' gradients are summed over tasks of a few blocks, and these in their order.
+while the statistics and the sums of the positions are arrays. With a scale or shift, weight and bias are those of a
+sample, made as in rows.py. A block goes from its statistics to its output, or from its sums to its gradient. The
+parameters' gradients are summed over tasks of a few blocks, and these in their order.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ import numpy as np
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
     BLOCKS,
+    GAIN_DTYPE,
     GRAD_SAMPLE,
     GRAD_STEP,
     GROUP_CHANNELS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    MODULATION,
+    OFFSET_DTYPE,
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PIECE,
@@ -27,6 +31,7 @@ from fusednorm.backends.cpu.geometry import (
     RMS,
     SAMPLES,
     SPATIAL,
+    SUMMED,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
@@ -116,12 +121,13 @@ def build_forward(element: Element, value, pullback):
     def forward(
         x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
     ):
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         channels, centre, inverse = geometry[GROUP_CHANNELS], scratch(), scratch()
         last = min(stop * geometry[BLOCKS], geometry[SAMPLES] * geometry[PIECES])
         for block in range(start * geometry[BLOCKS], last):
             n, first, width = locate(geometry, block)
+            place = n * geometry[MODULATION]
             i = n * geometry[INPUT_SAMPLE] + first
             j = n * geometry[OUTPUT_SAMPLE] + first
             block_statistics(x, i, geometry[INPUT_STEP], channels, width, geometry[RMS], eps, centre, inverse)
@@ -130,7 +136,7 @@ def build_forward(element: Element, value, pullback):
                 c = channels - 1 - back
                 apply_channel(
                     x, i + c * geometry[INPUT_STEP], y, j + c * geometry[OUTPUT_STEP], width, centre, inverse,
-                    read(gains, c), read(offsets, c), activation_parameter,
+                    read(gains, place + c), read(offsets, place + c), activation_parameter,
                 )  # fmt: skip
 
     return forward
@@ -193,6 +199,21 @@ def _gradient_channel(element: Element, make):
     return gradient_channel
 
 
+@exact
+def tasks_together(geometry):
+    """The tasks of the blocks that are summed together."""
+    return (geometry[SUMMED] + geometry[BLOCKS] - 1) // geometry[BLOCKS]
+
+
+@exact
+def blocks_of(geometry, task):
+    """The first block of a backward's task, and the one behind its last."""
+    tasks = tasks_together(geometry)
+    together, part = task // tasks, task % tasks
+    begin = together * geometry[SUMMED] + part * geometry[BLOCKS]
+    return begin, min(begin + geometry[BLOCKS], (together + 1) * geometry[SUMMED])
+
+
 def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
     """The input's gradient, and with ``accumulate`` the sums of the parameters' in ``partials``, of tasks.
 
@@ -216,8 +237,8 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         partials, kept, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         channels, alpha = geometry[GROUP_CHANNELS], T(activation_parameter)
         centre, inverse, first, second = scratch(), scratch(), scratch(), scratch()
         total_p, total_q = wide_scratch(), wide_scratch()
@@ -227,9 +248,10 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
             if accumulate:
                 for c in range(2 * channels):
                     partials[ps + c] = 0.0
-            last = min((task + 1) * geometry[BLOCKS], geometry[SAMPLES] * geometry[PIECES])
-            for block in range(task * geometry[BLOCKS], last):
+            begin, last = blocks_of(geometry, task)
+            for block in range(begin, last):
                 n, position, width = locate(geometry, block)
+                place = n * geometry[MODULATION]
                 unit = n * geometry[SPATIAL] + position
                 i, g = n * geometry[INPUT_SAMPLE] + position, n * geometry[GRAD_SAMPLE] + position
                 o = n * geometry[OUTPUT_SAMPLE] + position
@@ -242,7 +264,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                 _clear(first, second, width)
                 _clear(total_p, total_q, width)
                 for c in range(channels):
-                    gain, offset = read(gains, c), read(offsets, c)
+                    gain, offset = read(gains, place + c), read(offsets, place + c)
                     at_x, at_grad, r = i + c * geometry[INPUT_STEP], g + c * geometry[GRAD_STEP], slot + c * room
                     if keeps:
                         keep_channel(grad, at_grad, x, at_x, kept, r, width, centre, inverse, gain, offset, alpha)
@@ -262,7 +284,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                     gradient_channel(
                         grad, g + c * geometry[GRAD_STEP], x, i + c * geometry[INPUT_STEP],
                         dx, o + c * geometry[OUTPUT_STEP], kept, slot + c * room, width, centre, inverse,
-                        read(gains, c), read(offsets, c), alpha, first, second,
+                        read(gains, place + c), read(offsets, place + c), alpha, first, second,
                     )  # fmt: skip
 
     return backward
@@ -279,8 +301,7 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     def parameter_gradients(partials, grad_weight, grad_bias, geometry, start, stop):
         channels = geometry[GROUP_CHANNELS]
-        tasks = (geometry[SAMPLES] * geometry[PIECES] + geometry[BLOCKS] - 1) // geometry[BLOCKS]
-        for task in range(1, tasks):
+        for task in range(1, tasks_together(geometry)):
             _add_task(partials, 0, 2 * task * channels, start, stop)
             _add_task(partials, channels, (2 * task + 1) * channels, start, stop)
         narrow(partials, 0, grad_bias, geometry[BIAS_DTYPE], start, stop)
@@ -289,11 +310,32 @@ def build_parameter_gradients(element: Element, value, pullback):
     return parameter_gradients
 
 
+def build_modulation_sums(element: Element, value, pullback):
+    """p and q per (n, c) of samples start to stop, from the tasks of each in order."""
+
+    @exact
+    def add_task(sums, first, partials, other, n):
+        for c in range(n):
+            sums[first + 2 * c] += partials[other + c]
+
+    def modulation_sums(partials, sums, geometry, start, stop):
+        channels, tasks = geometry[GROUP_CHANNELS], tasks_together(geometry)
+        for n in range(start, stop):
+            for c in range(2 * n * channels, 2 * (n + 1) * channels):
+                sums[c] = 0.0
+            for task in range(n * tasks, (n + 1) * tasks):
+                add_task(sums, 2 * n * channels, partials, 2 * task * channels, channels)
+                add_task(sums, 2 * n * channels + 1, partials, (2 * task + 1) * channels, channels)
+
+    return modulation_sums
+
+
 BUILDERS = {
     "forward": build_forward,
     "backward": build_backward,
     "backward_data": partial(build_backward, accumulate=False),
     "backward_kept": partial(build_backward, keeps=True),
     "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
+    "modulation_sums": build_modulation_sums,
     "parameter_gradients": build_parameter_gradients,
 }

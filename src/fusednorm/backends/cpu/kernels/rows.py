@@ -1,11 +1,15 @@
 """Kernels for one position per channel: a sample is a contiguous row of G groups of D channels, the affine per element.
 
-layer_norm and rms_norm are this case, and any norm of a 2-D input, without modulation. Loops run along weight and bias.
-Operands of the compute dtype are read where they lie. Others are read from ``wide_weight`` and ``wide_bias``, where
-``widen`` has put the converted numbers, or the plan ones and zeros for an absent operand. The forward takes each row
-from its statistics to its output. The backward takes each row from its sums to its gradient, and sums the parameters'
-gradients over fixed segments of rows. Few rows would make few segments: first the sums of all pieces of them are taken,
-then, a block of channels at a time, all gradients.
+layer_norm and rms_norm are this case, and any norm of a 2-D input, without modulation. Where each position has
+statistics of its own, a row is a position, and a sample has SPATIAL rows. Loops run along weight and bias. Operands of
+the compute dtype are read where they lie. Others are read from ``wide_weight`` and ``wide_bias``, where ``widen`` has
+put the converted numbers, or the plan ones and zeros for an absent operand. With a scale or shift, ``modulate`` puts
+A = weight (1 + scale) and B = bias (1 + scale) + shift of all samples there, and the other kernels read these.
+
+The forward takes each row from its statistics to its output. The backward takes each row from its sums to its gradient,
+and sums the parameters' gradients over fixed segments of rows, with a scale or shift of rows of one sample. Few rows
+would make few segments: first the sums of all pieces of them are taken, then, a block of channels at a time, all
+gradients.
 """
 
 from __future__ import annotations
@@ -18,30 +22,53 @@ from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
     COLUMN_ROWS,
     COLUMNS,
+    GAIN_DTYPE,
     GRAD_SAMPLE,
+    GRAD_STEP,
     GROUP_CHANNELS,
     GROUPS,
     INPUT_SAMPLE,
+    INPUT_STEP,
+    MODULATION,
+    OFFSET_DTYPE,
     OUTPUT_SAMPLE,
+    OUTPUT_STEP,
     PIECE,
     PIECES,
     RMS,
     ROWS_FLUSHED,
-    SAMPLES,
+    SCALE_DTYPE,
+    SCRATCH,
+    SHIFT_DTYPE,
+    SPATIAL,
+    SUMMED,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import dz_of, normalized, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
+from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
-from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, widened, widening
+from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 
 
 @exact
 def scaled(gain, inverse):
     """A rstd, with the bits of the other kernels: these round a float64 product, which is exact for two float32s."""
     return gain * inverse
+
+
+@exact
+def begin_of(geometry, n, sample, step):
+    """Where row n of a tensor begins."""
+    positions = geometry[SPATIAL]
+    return n * sample if positions == 1 else n // positions * sample + n % positions * step
+
+
+@exact
+def parameters_of(geometry, n):
+    """Where weight and bias of row n begin."""
+    return n // geometry[SPATIAL] * geometry[MODULATION] if geometry[MODULATION] else 0
 
 
 def build_forward(element: Element, value, pullback):
@@ -62,19 +89,20 @@ def build_forward(element: Element, value, pullback):
     def forward(
         x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
     ):
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         for n in range(start, stop):
+            place = parameters_of(geometry, n)
             for g in range(groups):
-                i = n * geometry[INPUT_SAMPLE] + g * length
+                i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + g * length
                 centre, m2 = row_moments(x, i, length, geometry[RMS])
-                inverse = 1.0 / np.sqrt(m2 / reduced_count(geometry) + eps)
+                inverse = 1.0 / np.sqrt(m2 / length + eps)
                 rstd[n * groups + g] = T(inverse)
                 if not geometry[RMS]:
                     mean[n * groups + g] = T(centre)
-                j = n * geometry[OUTPUT_SAMPLE] + g * length
-                apply_row(x, i, y, j, length, centre, inverse, gains, offsets, g * length, activation_parameter)
+                j = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + g * length
+                apply_row(x, i, y, j, length, centre, inverse, gains, offsets, place + g * length, activation_parameter)
 
     return forward
 
@@ -144,7 +172,8 @@ def _gradient_group(element: Element, make, accumulate: bool):
 
 
 def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
-    """The input's gradient, and with ``accumulate`` the parameters' per segment, of segments of PIECE rows each.
+    """The input's gradient, and with ``accumulate`` the parameters' of segments of PIECE rows; PIECES segments make the
+    SUMMED rows.
 
     Where dz is kept, ``kept`` has room for a group per worker.
     """
@@ -156,45 +185,49 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         running, partials, kept, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
-        groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
+        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         channels, alpha, slot = groups * length, T(activation_parameter), worker * length if keeps else 0
         flushed = geometry[PIECE] > ROWS_FLUSHED
         for segment in range(start, stop):
             # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them, if any.
             ps, qs = 2 * segment * channels, (2 * segment + 1) * channels
-            last = min((segment + 1) * geometry[PIECE], geometry[SAMPLES])
+            together, piece = segment // geometry[PIECES], segment % geometry[PIECES]
+            begin = together * geometry[SUMMED] + piece * geometry[PIECE]
+            last = min(begin + geometry[PIECE], (together + 1) * geometry[SUMMED])
             if accumulate:
                 for c in range(2 * channels):
                     running[ps + c] = T(0)
                 for c in range(2 * channels if flushed else 0):
                     partials[ps + c] = 0.0
-            for n in range(segment * geometry[PIECE], last):
+            for n in range(begin, last):
+                place = parameters_of(geometry, n)
                 for group in range(groups):
-                    unit, first = n * groups + group, group * length
+                    unit, channel = n * groups + group, group * length
                     centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
                     inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
-                    i, g = n * geometry[INPUT_SAMPLE] + first, n * geometry[GRAD_SAMPLE] + first
-                    total_p, total_q = 0.0, 0.0
+                    i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
+                    g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
+                    o = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
+                    first, total_p, total_q = place + channel, 0.0, 0.0
                     if keeps:
                         keep_group(grad, g, x, i, kept, slot, length, centre, inverse, gains, offsets, first, alpha)
                     for k in range(0, length, CHUNK):
                         chunk_p, chunk_q = group_sums(
                             grad, g + k, x, i + k, kept, slot + k, min(CHUNK, length - k), centre, inverse, gains,
-                            offsets, first + k, alpha, running, ps, qs,
+                            offsets, first + k, alpha, running, ps - place, qs - place,
                         )  # fmt: skip
                         total_p += chunk_p
                         total_q += chunk_q
-                    mean_p, mean_q = 0.0 if geometry[RMS] else total_p / count, total_q / count
+                    mean_p, mean_q = 0.0 if geometry[RMS] else total_p / length, total_q / length
                     # The last chunks first: they are still in cache.
                     chunks = (length + CHUNK - 1) // CHUNK if geometry[WANT_INPUT_GRAD] else 0
                     for chunk in range(chunks):
                         k = (chunks - 1 - chunk) * CHUNK
                         gradient_group(
-                            grad, g + k, x, i + k, dx, n * geometry[OUTPUT_SAMPLE] + first + k, kept, slot + k,
-                            min(CHUNK, length - k), centre, inverse, gains, offsets, first + k, alpha, mean_p, mean_q,
-                            running, ps, qs,
+                            grad, g + k, x, i + k, dx, o + k, kept, slot + k, min(CHUNK, length - k), centre, inverse,
+                            gains, offsets, first + k, alpha, mean_p, mean_q, running, ps - place, qs - place,
                         )  # fmt: skip
                 if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
                     for c in range(2 * channels):
@@ -213,18 +246,19 @@ def build_reduce(element: Element, value, pullback):
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         running, partials, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length, pieces = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[PIECES]
         for task in range(start, stop):
             unit, k = task // pieces, task % pieces * geometry[PIECE]
-            n, first = unit // groups, unit % groups * length + k
+            n, channel = unit // groups, unit % groups * length + k
             centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
             inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
+            i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
+            g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
             partials[2 * task], partials[2 * task + 1] = group_sums(
-                grad, n * geometry[GRAD_SAMPLE] + first, x, n * geometry[INPUT_SAMPLE] + first, running, 0,
-                min(geometry[PIECE], length - k), centre, inverse, gains, offsets, first, T(activation_parameter),
-                running, 0, 0,
+                grad, g, x, i, running, 0, min(geometry[PIECE], length - k), centre, inverse, gains, offsets, channel,
+                T(activation_parameter), running, 0, 0,
             )  # fmt: skip
 
     return reduce
@@ -254,9 +288,9 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         running, partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[WEIGHT_DTYPE], wide_weight)
-        offsets = as_read(bias, geometry[BIAS_DTYPE], wide_bias)
-        groups, length, count = geometry[GROUPS], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
+        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         channels, alpha = groups * length, T(activation_parameter)
         for block in range(start, stop):
             first, last = block * COLUMNS, min((block + 1) * COLUMNS, channels)
@@ -264,21 +298,23 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                 for c in range(first, last):
                     running[c] = running[channels + c] = T(0)
                     totals[c] = totals[channels + c] = 0.0
-            for n in range(geometry[SAMPLES]):
+            for n in range(geometry[SUMMED]):
+                i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP])
+                g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP])
+                o = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP])
                 c = first
                 while c < last:
                     unit = n * groups + c // length
                     width = min(last, (c // length + 1) * length) - c
                     centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
                     inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
-                    mean_p, mean_q = mean_of_pieces(partials, unit, geometry[PIECES], count)
+                    mean_p, mean_q = mean_of_pieces(partials, unit, geometry[PIECES], length)
                     gradient_group(
-                        grad, n * geometry[GRAD_SAMPLE] + c, x, n * geometry[INPUT_SAMPLE] + c,
-                        dx, n * geometry[OUTPUT_SAMPLE] + c, running, 0, width, centre, inverse, gains, offsets, c,
-                        alpha, 0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels,
+                        grad, g + c, x, i + c, dx, o + c, running, 0, width, centre, inverse, gains, offsets, c, alpha,
+                        0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels,
                     )  # fmt: skip
                     c += width
-                if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SAMPLES]):
+                if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SUMMED]):
                     flush(running, totals, first, last)
                     flush(running, totals, channels + first, channels + last)
             if accumulate:
@@ -297,6 +333,40 @@ def build_widen(element: Element, value, pullback):
         widen_operand(bias, geometry[BIAS_DTYPE], wide_bias, start, stop)
 
     return widen
+
+
+def build_modulate(element: Element, value, pullback):
+    """A = weight (1 + scale) and B = bias (1 + scale) + shift of samples start to stop, each rounded once."""
+    T, scratch = element.compute, element.scratch
+
+    @exact
+    def convert(operand, i, dtype, absent, values, j, n):
+        if dtype:
+            for k in range(n):
+                values[j + k] = T(number(operand, i + k, dtype))
+        else:
+            for k in range(n):
+                values[j + k] = T(absent)
+
+    @uncontracted
+    def combine(gain, offset, gains, offsets, i, n):
+        for k in range(n):
+            factor, shift = 1.0 + np.float64(gains[i + k]), np.float64(offsets[i + k])
+            gains[i + k] = T(np.float64(gain[k]) * factor)
+            offsets[i + k] = T(np.float64(offset[k]) * factor + shift)
+
+    def modulate(weight, bias, scale, shift, wide_weight, wide_bias, geometry, start, stop):
+        channels, gain, offset = geometry[GROUP_CHANNELS], scratch(), scratch()
+        for n in range(start, stop):
+            for c in range(0, channels, SCRATCH):
+                i, width = n * channels + c, min(SCRATCH, channels - c)
+                convert(weight, c, geometry[WEIGHT_DTYPE], 1.0, gain, 0, width)
+                convert(bias, c, geometry[BIAS_DTYPE], 0.0, offset, 0, width)
+                convert(scale, i, geometry[SCALE_DTYPE], 0.0, wide_weight, i, width)
+                convert(shift, i, geometry[SHIFT_DTYPE], 0.0, wide_bias, i, width)
+                combine(gain, offset, wide_weight, wide_bias, i, width)
+
+    return modulate
 
 
 @cache
@@ -338,6 +408,32 @@ def build_parameter_gradients(element: Element, value, pullback):
     return parameter_gradients
 
 
+def build_modulation_sums(element: Element, value, pullback):
+    """p and q per (n, c) of samples start to stop, from the segments of each in order."""
+    read = element.read
+
+    @exact
+    def add_segment(sums, first, running, partials, other, n, flushed):
+        if flushed:
+            for c in range(n):
+                sums[first + 2 * c] += partials[other + c]
+        else:
+            for c in range(n):
+                sums[first + 2 * c] += np.float64(read(running, other + c))
+
+    def modulation_sums(partials, running, sums, geometry, start, stop):
+        channels, pieces, flushed = geometry[GROUP_CHANNELS], geometry[PIECES], geometry[PIECE] > ROWS_FLUSHED
+        for n in range(start, stop):
+            for c in range(2 * n * channels, 2 * (n + 1) * channels):
+                sums[c] = 0.0
+            for segment in range(n * pieces, (n + 1) * pieces):
+                for place in range(2):
+                    other = (2 * segment + place) * channels
+                    add_segment(sums, 2 * n * channels + place, running, partials, other, channels, flushed)
+
+    return modulation_sums
+
+
 BUILDERS = {
     "forward": build_forward,
     "backward": build_backward,
@@ -348,5 +444,7 @@ BUILDERS = {
     "columns": build_columns,
     "columns_data": partial(build_columns, accumulate=False),
     "widen": build_widen,
+    "modulate": build_modulate,
+    "modulation_sums": build_modulation_sums,
     "parameter_gradients": build_parameter_gradients,
 }

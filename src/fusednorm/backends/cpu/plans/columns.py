@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import BLOCKS
+from fusednorm.backends.cpu.geometry import BLOCKS, PIECES, SUMMED
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.cpu.plans.rows import widen_parameters
+from fusednorm.backends.cpu.plans.rows import modulation_loops, widen_parameters
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -30,9 +30,10 @@ class ColumnsBackward(BackwardPlan):
         super().__init__(problem, pieces, piece)
 
     def loops(self) -> list[Loop]:
-        together = max(1, -(-self.tasks // self.most_tasks))
-        self.geometry[BLOCKS] = together
-        tasks = -(-self.tasks // together)
+        summed = int(self.geometry[PIECES]) if self.problem.modulated else self.tasks
+        together = min(max(1, -(-self.tasks // self.most_tasks)), max(1, summed))
+        self.geometry[BLOCKS], self.geometry[SUMMED] = together, summed
+        tasks = self.tasks // max(1, summed) * -(-summed // together)
         loops, self.constant_operands = widen_parameters(self)
         elements = self.channels * self.width
         keeps = self.keeps(elements)
@@ -42,7 +43,11 @@ class ColumnsBackward(BackwardPlan):
         loops.append(self.loop(backward, tasks, 2 * self.tensor_bytes))
         if self.sums_parameters:
             self.reserve(partials=2 * tasks * self.channels)
-            finish = self.kernel("parameter_gradients", activated=False)
-            loops.append(self.loop(finish, self.channels, 16 * tasks * self.channels))
+            work = 16 * tasks * self.channels
+            if self.problem.modulated:
+                loops += modulation_loops(self, work)
+            else:
+                finish = self.kernel("parameter_gradients", activated=False)
+                loops.append(self.loop(finish, self.channels, work))
         self.reserve(kept=0)  # behind all else: each worker has its own
         return loops

@@ -1,20 +1,28 @@
-"""Plans for one position per channel, around kernels/rows.py."""
+"""Plans for one position per channel, or statistics for each of channels_last, around kernels/rows.py."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fusednorm.backends.cpu.geometry import COLUMNS, PIECE, PIECES, ROWS_FLUSHED
+from fusednorm.backends.cpu.geometry import COLUMNS, PIECE, PIECES, ROWS_FLUSHED, SUMMED, summed_rows
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES
 
 
 def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
-    """The loop, if any, that converts weight and bias to the compute dtype, and ones or zeros for an absent operand."""
+    """The loop, if any, that converts weight and bias to the compute dtype, or makes A and B of all samples of a
+    modulated problem, and ones or zeros for an absent operand."""
     problem, channels = plan.problem, plan.channels
-    constants, loops = [], []
+    constants: list[Tensor] = []
+    loops: list[Loop] = []
+    if problem.modulated:
+        count = plan.samples * channels
+        room = -(-count * DTYPE_BYTES[problem.compute_dtype] // 8)
+        plan.reserve(wide_weight=room, wide_bias=room)
+        modulate = plan.kernel("modulate", activated=False, module="rows")
+        return [plan.loop(modulate, plan.samples, 16 * count)], constants
     for name, dtype, value in (("weight", problem.weight_dtype, 1.0), ("bias", problem.bias_dtype, 0.0)):
         if dtype is None:
             constants.append(torch.full((channels,), value, dtype=plan.compute, device=CPU))
@@ -26,19 +34,29 @@ def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
     return loops, constants
 
 
+def modulation_loops(plan: BackwardPlan, work_bytes: int) -> list[Loop]:
+    """The loops that make the parameters' gradients of a modulated problem from the partial sums of its samples."""
+    plan.reserve(sums=2 * plan.samples * plan.channels)
+    sums = plan.kernel("modulation_sums", activated=False)
+    return [plan.loop(sums, plan.samples, work_bytes), *plan.parameter_loops()]
+
+
 class RowsForward(ForwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = widen_parameters(self)
-        return [*widening, self.loop(self.kernel("forward"), self.samples, self.tensor_bytes)]
+        rows, _ = summed_rows(self.problem)
+        return [*widening, self.loop(self.kernel("forward"), rows, self.tensor_bytes)]
 
 
 class RowsBackward(BackwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        segments = self.tasks // max(1, self.samples)
+        rows, summed = summed_rows(self.problem)
+        self.geometry[SUMMED] = summed
+        segments = rows // max(1, summed) * int(self.geometry[PIECES])
         widening, self.constant_operands = widen_parameters(self)
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
@@ -51,8 +69,11 @@ class RowsBackward(BackwardPlan):
             flushed = self.geometry[PIECE] > ROWS_FLUSHED
             running = -(-count * DTYPE_BYTES[self.problem.compute_dtype] // 8)
             self.reserve(partials=count if flushed else 2 * self.channels, running=running)
-            finish = self.kernel("parameter_gradients", activated=False)
-            loops.append(self.loop(finish, self.channels, 8 * count))
+            if self.problem.modulated:
+                loops += modulation_loops(self, 8 * count)
+            else:
+                finish = self.kernel("parameter_gradients", activated=False)
+                loops.append(self.loop(finish, self.channels, 8 * count))
         self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
 
@@ -64,6 +85,7 @@ class FewRowsBackward(BackwardPlan):
 
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = widen_parameters(self)
+        _, self.geometry[SUMMED] = summed_rows(self.problem)
         pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
         self.reserve(partials=2 * pieces, running=2 * self.channels, totals=2 * self.channels)
         reduce = self.kernel("reduce")

@@ -42,7 +42,7 @@ def step_to(o_c, channel, ALIGN: tl.constexpr):
 
 @triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "y_sample", "y_channel", "blocks"])
 def positions_forward(
-    p_x, p_y, p_weight, p_bias, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
     eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -51,7 +51,7 @@ def positions_forward(
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     WIDE: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth > 16  # as in held_moments
     HELD: tl.constexpr = BLOCK_C >= K
-    parameters = Parameters(p_weight, p_bias, None, None)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
     o_c = tl.arange(0, BLOCK_C)[None, :]
     p_in, p_out = p_x + begin_of(n, o_s, x_sample, ALIGN), p_y + begin_of(n, o_s, y_sample, ALIGN)
@@ -97,14 +97,14 @@ def positions_forward(
         mask = m_s[:, None] & m_c
         if not HELD:
             b_x = tl.load(p_in + step_to(c + o_c, x_channel, ALIGN), mask, 0.0).to(dtype)
-        gain, offset = affine(parameters, c + o_c, c + o_c, m_c, dtype)
+        gain, offset = affine(parameters, n * K + c + o_c, c + o_c, m_c, dtype)
         b_y = VALUE(normalized(b_x - mean[:, None], gain * rstd[:, None], offset), alpha)
         tl.store(p_out + step_to(c + o_c, y_channel, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
 
 
 @triton.jit
 def gradient_at(
-    grads, inputs, parameters, o_c, m_s, mean, rstd, alpha, dtype: tl.constexpr,
+    grads, inputs, parameters, n, o_c, m_s, mean, rstd, alpha, dtype: tl.constexpr,
     DERIVATIVE: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """dz and xhat of a tile, the weight of its channels, and its mask."""
@@ -112,7 +112,7 @@ def gradient_at(
     mask = m_s[:, None] & m_c
     b_dy = tl.load(grads.begin + step_to(o_c, grads.step, ALIGN), mask, 0.0)
     b_x = tl.load(inputs.begin + step_to(o_c, inputs.step, ALIGN), mask, 0.0)
-    gain, offset = affine(parameters, o_c, o_c, m_c, dtype)
+    gain, offset = affine(parameters, n * K + o_c, o_c, m_c, dtype)
     inverse = rstd[:, None]
     dz, xhat = gradient_of(b_dy, b_x, mean[:, None], inverse, gain * inverse, offset, alpha, DERIVATIVE)
     return dz, xhat, gain, mask
@@ -131,7 +131,7 @@ def store_gradient(outputs, dz, xhat, gain, mask, o_c, mean_p, mean_q, rstd, ALI
     ]
 )  # fmt: skip
 def positions_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
     S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -140,7 +140,7 @@ def positions_backward(
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     HELD: tl.constexpr = BLOCK_C >= K
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    parameters = Parameters(p_weight, p_bias, None, None)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
     share, shares = tl.program_id(0), tl.num_programs(0)
     o_lane = tl.arange(0, BLOCK_C)
@@ -152,7 +152,7 @@ def positions_backward(
     mean = tl.load(p_mean + o_unit, m_s, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     if HELD:
         dz, xhat, gain, mask = gradient_at(
-            grads, inputs, parameters, o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
+            grads, inputs, parameters, n, o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
         )
         if SUMS:
             p, q = tl.reduce((dz, dz * xhat), 0, add_pair)
@@ -163,7 +163,7 @@ def positions_backward(
         total_q = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         for c in tl.range(0, K, BLOCK_C):
             b_dz, b_xhat, b_gain, _ = gradient_at(
-                grads, inputs, parameters, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
+                grads, inputs, parameters, n, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
             )
             total_p = tl.fma(b_dz, b_gain, total_p)
             total_q = tl.fma(b_dz * b_gain, b_xhat, total_q)
@@ -183,6 +183,6 @@ def positions_backward(
         else:
             for c in tl.range(0, K, BLOCK_C):
                 b_dz, b_xhat, b_gain, b_mask = gradient_at(
-                    grads, inputs, parameters, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
+                    grads, inputs, parameters, n, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
                 )
                 store_gradient(outputs, b_dz, b_xhat, b_gain, b_mask, c + o_c, mean_p, mean_q, rstd, ALIGN)

@@ -1,4 +1,9 @@
-"""Rows: units of one group and one position, with weight and bias along the row."""
+"""Rows: units of one group and one position, with weight and bias along the row.
+
+Where each position of channels_last has statistics of its own, a row is a position, and ``positions`` rows make a
+sample, which may have a scale and a shift. A tensor then has a stride of samples and one of rows; with one position a
+row is a sample.
+"""
 
 import triton
 import triton.language as tl
@@ -9,10 +14,19 @@ from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, i
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, no_wider, normalized
 
 
-@triton.jit(do_not_specialize=["C", "length"], do_not_specialize_on_alignment=["x_unit", "y_unit"])
+@triton.jit
+def begin_of_rows(n, positions, sample, row, ALIGN: tl.constexpr):
+    """The offsets of rows."""
+    return n // positions * aligned(sample, ALIGN) + n % positions * aligned(row, ALIGN)
+
+
+@triton.jit(
+    do_not_specialize=["C", "length"],
+    do_not_specialize_on_alignment=["positions", "x_sample", "x_row", "y_sample", "y_row"],
+)
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, C, length, x_unit, y_unit,
-    eps: tl.float64, activation_parameter: tl.float64,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, C, length, positions, x_sample, x_row,
+    y_sample, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -28,7 +42,8 @@ def rows_forward(
     n = tl.program_id(0).to(tl.int64)
     size = aligned(length, ALIGN) if K is None else K
     o_k = tl.arange(0, BLOCK_K)[None, :]
-    p_in, p_out = p_x + n * aligned(x_unit, ALIGN) + o_k, p_y + n * aligned(y_unit, ALIGN) + o_k
+    p_in = p_x + begin_of_rows(n, positions, x_sample, x_row, ALIGN) + o_k
+    p_out = p_y + begin_of_rows(n, positions, y_sample, y_row, ALIGN) + o_k
     mean = tl.zeros((1, BLOCK_K), dtype)
     m2 = tl.zeros((1, BLOCK_K), dtype)
     for k in tl.range(0, size, BLOCK_K):
@@ -62,7 +77,7 @@ def rows_forward(
         b_x = tl.load(p_in + k, mask, 0.0, eviction_policy="evict_first").to(dtype)
         if K is not None:
             o_c = no_wider(k + o_k, ALIGN)
-            gain, offset = affine(parameters, o_c, o_c, mask, dtype)
+            gain, offset = affine(parameters, n // positions * K + o_c, o_c, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
         tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
@@ -114,16 +129,33 @@ def load_rows(p_rows, held, loaded, last, WINDOW: tl.constexpr):
     return b
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps"])
+@triton.jit
+def rows_of_share(share, rows, positions, shares, EACH: tl.constexpr):
+    """The rows of a share: its place among the shares of these, how many shares they have, the first row and the one
+    behind the last, and the sample. EACH: so many shares are of one sample, and otherwise all of all rows."""
+    if EACH:
+        sample = (share // shares).to(tl.int64)
+        return share % shares, shares, sample * positions, (sample + 1) * positions, sample
+    else:
+        return share, tl.num_programs(0), 0, rows, 0
+
+
+@triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=[
+        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "steps",
+    ],
+)  # fmt: skip
 def rows_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
-    rows, dy_sample, x_sample, dx_sample, steps, activation_parameter: tl.float64,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     RELOAD: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_U rows in each of ``steps`` steps, and the sums of p and q over these rows. In each step the
-    rows of all programs are neighbours.
+    rows of all programs, or of the programs of a sample that has a scale or shift, are neighbours.
 
     RELOAD: the sums fill the registers, so a program reads a row again, from the L1, once it knows P and Q. The rows of
     a program follow one another.
@@ -133,48 +165,50 @@ def rows_backward(
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    parameters = Parameters(p_weight, p_bias, None, None)
+    MODULATED: tl.constexpr = p_scale is not None or p_shift is not None
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     pid = tl.program_id(0)
+    share, together, begin, end, sample = rows_of_share(pid, rows, positions, shares, MODULATED)
     o_lane = tl.arange(0, BLOCK_K)[None, :]
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     if RELOAD:
-        first, stride = pid * steps, 1
+        first, stride = share * steps, 1
     else:
-        first, stride = pid, tl.num_programs(0)
-    n = (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
+        first, stride = share, together
+    n = begin + (first * BLOCK_U + tl.arange(0, BLOCK_U))[:, None].to(tl.int64)
     o_k = no_wider(o_lane, ALIGN)
     if WINDOW > 1:
         o_k = o_lane - (n * x_sample % WINDOW).to(tl.int32)
     m_column = (o_k >= 0) & (o_k < K)
     if not RELOAD:
-        gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
+        gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
     for step in tl.range(0, steps, num_stages=STAGES):
-        m_n = n < rows
-        mask, loaded, stored = lanes_of_rows(n, x_sample, rows, K, WINDOW, BLOCK_K)
+        m_n = n < end
+        mask, loaded, stored = lanes_of_rows(n, x_sample, end, K, WINDOW, BLOCK_K)
         last = (first + step * stride + 1) * BLOCK_U >= rows
-        p_grad = p_dy + begin_of_rows(n, dy_sample, ALIGN, WINDOW) + o_lane
-        p_in = p_x + begin_of_rows(n, x_sample, ALIGN, WINDOW) + o_lane
+        p_grad = p_dy + begin_of_lanes(n, positions, dy_sample, dy_row, ALIGN, WINDOW) + o_lane
+        p_in = p_x + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
         b_dy = load_rows(p_grad, mask, loaded, last, WINDOW)
         b_x = load_rows(p_in, mask, loaded, last, WINDOW)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
-            gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
+            gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
         dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
-                gain, offset = affine(parameters, o_k, o_k, m_column, dtype)
+                gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
                 dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
             b_out = (b_dx * rstd).to(p_dx.dtype.element_ty)
-            p_out = p_dx + begin_of_rows(n, dx_sample, ALIGN, WINDOW) + o_lane
+            p_out = p_dx + begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
             tl.store(p_out, b_out, stored)
             if WINDOW > 1:
                 tl.store(p_out, b_out, mask & (stored == 0))
@@ -186,31 +220,32 @@ def rows_backward(
     if OVERLAP:
         gdc_launch_dependents()
     if SUMS:
-        shares, o_c = tl.num_programs(0), tl.arange(0, BLOCK_K)
+        programs, o_c = tl.num_programs(0), tl.arange(0, BLOCK_K)
         if WINDOW > 1:
             o_c -= (pid.to(tl.int64) * x_sample % WINDOW).to(tl.int32)
-        store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, shares, o_c, K, BIAS)
+        store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, programs, o_c, K, BIAS)
 
 
 @triton.jit
-def begin_of_rows(n, sample, ALIGN: tl.constexpr, WINDOW: tl.constexpr):
-    """The offsets of rows, or of the windows in which they begin."""
+def begin_of_lanes(n, positions, sample, row, ALIGN: tl.constexpr, WINDOW: tl.constexpr):
+    """The offsets of rows, or of the windows in which they begin, each row a sample."""
     if WINDOW == 1:
-        return n * aligned(sample, ALIGN)
+        return begin_of_rows(n, positions, sample, row, ALIGN)
     else:
         return aligned(n * sample, WINDOW)
 
 
-@triton.jit(do_not_specialize_on_alignment=["dy_sample", "x_sample", "chunks"])
+@triton.jit(do_not_specialize_on_alignment=["positions", "dy_sample", "dy_row", "x_sample", "x_row", "chunks"])
 def row_totals(
-    p_dy, p_x, p_weight, p_bias, p_mean, p_rstd, p_totals, dy_sample, x_sample, chunks,
+    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, positions, dy_sample, dy_row, x_sample,
+    x_row, chunks,
     activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """P / K and Q / K of every chunk-th step of one row, in steps of BLOCK_K."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    parameters = Parameters(p_weight, p_bias, None, None)
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
     if OVERLAP:
         gdc_launch_dependents()
@@ -220,12 +255,13 @@ def row_totals(
     mean = tl.load(p_mean + n) if p_mean is not None else tl.zeros_like(rstd)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
+    p_grad = p_dy + begin_of_rows(n, positions, dy_sample, dy_row, ALIGN)
+    p_in = p_x + begin_of_rows(n, positions, x_sample, x_row, ALIGN)
     for k in tl.range(chunk * BLOCK_K, K, chunks * BLOCK_K):
         mask = o_k < K - k
-        b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + k + o_k, mask, 0.0)
-        b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + k + o_k, mask, 0.0)
+        b_dy, b_x = tl.load(p_grad + k + o_k, mask, 0.0), tl.load(p_in + k + o_k, mask, 0.0)
         o_c = no_wider(k + o_k, ALIGN)
-        gain, offset = affine(parameters, o_c, o_c, mask, dtype)
+        gain, offset = affine(parameters, n // positions * K + o_c, o_c, mask, dtype)
         dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
@@ -235,11 +271,15 @@ def row_totals(
 
 
 @triton.jit(
-    do_not_specialize=["rows"], do_not_specialize_on_alignment=["dy_sample", "x_sample", "dx_sample", "steps", "chunks"]
-)
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=[
+        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "steps", "chunks",
+    ],
+)  # fmt: skip
 def columns_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_mean, p_rstd, p_totals, p_partials, p_grad_weight, p_grad_bias,
-    rows, dy_sample, x_sample, dx_sample, steps, chunks, activation_parameter: tl.float64,
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals, p_partials, p_grad_weight,
+    p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, chunks,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_J: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -247,24 +287,26 @@ def columns_backward(
     q."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    parameters = Parameters(p_weight, p_bias, None, None)
+    MODULATED: tl.constexpr = p_scale is not None or p_shift is not None
+    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     blocks: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    block, share = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    block, part = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    share, _, begin, end, sample = rows_of_share(part, rows, positions, shares, MODULATED)
     o_k = block * BLOCK_K + tl.arange(0, BLOCK_K)
     m_k = o_k < K
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     o_c = no_wider(o_k, ALIGN)
-    gain, offset = affine(parameters, o_c, o_c, m_k, dtype)
+    gain, offset = affine(parameters, sample * K + o_c, o_c, m_k, dtype)
     p = tl.zeros((BLOCK_K,), dtype)
     q = tl.zeros((BLOCK_K,), dtype)
     if OVERLAP:
         gdc_wait()
-    n = (share * steps + tl.arange(0, 1)).to(tl.int64)
+    n = begin + (share * steps + tl.arange(0, 1)).to(tl.int64)
     for _step in tl.range(0, steps, num_stages=STAGES):
-        m_n = n < rows
+        m_n = n < end
         mask = m_n & m_k
-        b_dy = tl.load(p_dy + n * aligned(dy_sample, ALIGN) + o_k, mask, 0.0)
-        b_x = tl.load(p_x + n * aligned(x_sample, ALIGN) + o_k, mask, 0.0)
+        b_dy = tl.load(p_dy + begin_of_rows(n, positions, dy_sample, dy_row, ALIGN) + o_k, mask, 0.0)
+        b_x = tl.load(p_x + begin_of_rows(n, positions, x_sample, x_row, ALIGN) + o_k, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
@@ -274,7 +316,8 @@ def columns_backward(
             b_dx = tl.fma(dz, gain, -xhat * tl.sum(tl.load(p_total + 1, m_j, 0.0), 0))
             if p_mean is not None:
                 b_dx -= tl.sum(tl.load(p_total, m_j, 0.0), 0)
-            tl.store(p_dx + n * aligned(dx_sample, ALIGN) + o_k, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
+            p_out = p_dx + begin_of_rows(n, positions, dx_sample, dx_row, ALIGN) + o_k
+            tl.store(p_out, (b_dx * rstd).to(p_dx.dtype.element_ty), mask)
         if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
@@ -283,5 +326,5 @@ def columns_backward(
     if OVERLAP:
         gdc_launch_dependents()
     if SUMS:
-        shares = tl.num_programs(0) // blocks
-        store_sums(p_partials, p_grad_weight, p_grad_bias, p, q, share, shares, o_k, K, BIAS)
+        parts = tl.num_programs(0) // blocks
+        store_sums(p_partials, p_grad_weight, p_grad_bias, p, q, part, parts, o_k, K, BIAS)

@@ -3,6 +3,9 @@
 A unit's K = D S elements lie in one contiguous run, so element i belongs to the channel i // S of its group. S is
 compiled in where it is a power of two: there are few powers, S = 1 (rows) among them, and the elements of a thread then
 share their channel's parameters. Any other S is an argument, since each image or recording may have another length.
+
+Where each position of channels_last has statistics of its own, the units of a sample are its ``positions``, which share
+its parameters.
 """
 
 import triton
@@ -43,11 +46,11 @@ def affine_of_units(
 
 @triton.jit(
     do_not_specialize=["units", "reciprocal"],
-    do_not_specialize_on_alignment=["length", "x_sample", "x_group", "y_sample", "y_group"],
+    do_not_specialize_on_alignment=["length", "positions", "x_sample", "x_unit", "y_sample", "y_unit"],
 )
 def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
-    x_sample, x_group, y_sample, y_group, eps: tl.float64, activation_parameter: tl.float64,
+    positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -65,14 +68,15 @@ def whole_forward(
     K = aligned(length, ALIGN) if S is None else D * S
     m_k = o_k < K
     mask = m_u[:, None] if EVEN else m_u[:, None] & m_k[None, :]
-    n = (o_u // G).to(tl.int64)
+    n = (o_u // (G * positions)).to(tl.int64)
+    place = o_u % (G * positions)
     g = o_u % G
-    p_in = p_x + (n * aligned(x_sample, ALIGN) + g * aligned(x_group, ALIGN))[:, None] + o_k[None, :]
+    p_in = p_x + (n * aligned(x_sample, ALIGN) + place * aligned(x_unit, ALIGN))[:, None] + o_k[None, :]
     b_x = tl.load(p_in, mask, 0.0).to(dtype)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     if EARLY:
         gain, offset = affine_of_units(
-            parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+            parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
@@ -89,9 +93,9 @@ def whole_forward(
         tl.store(p_var + o_u, variance, m_u)
     if not EARLY:
         gain, offset = affine_of_units(
-            parameters, o_u, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+            parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    p_out = p_y + (n * aligned(y_sample, ALIGN) + g * aligned(y_group, ALIGN))[:, None] + o_k[None, :]
+    p_out = p_y + (n * aligned(y_sample, ALIGN) + place * aligned(y_unit, ALIGN))[:, None] + o_k[None, :]
     tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)

@@ -43,7 +43,7 @@ class ColumnsForward(OneLaunchForward):
         super().__init__(problem, columns.positions_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters[:2], *saved[:2])
+        self.launch(x, y, *parameters, *saved[:2])
 
 
 class ColumnsBackward(SummedRowsBackward):
@@ -52,8 +52,9 @@ class ColumnsBackward(SummedRowsBackward):
     def __init__(self, problem: Problem, config: PositionsConfig) -> None:
         grad, output = problem.grad_layout, problem.output_layout
         assert grad is not None and output is not None
-        programs = problem.view.samples * _blocks(problem, config)
-        super().__init__(problem, programs)
+        blocks = _blocks(problem, config)
+        programs = problem.view.samples * blocks
+        super().__init__(problem, blocks if problem.modulated else programs)
         layouts = grad, problem.layout, output
         self.backward = prepared(
             columns.positions_backward,
@@ -61,7 +62,7 @@ class ColumnsBackward(SummedRowsBackward):
             (*_scalars(problem, config, layouts), self.activation_parameter),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
-                "BIAS": problem.bias_dtype is not None, **_tile(problem, config, layouts),
+                "BIAS": self.sums_first, **_tile(problem, config, layouts),
             },
             config.warps,
         )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Plans around kernels/rows.py: units of one group and one position."""
+"""Plans around kernels/rows.py: units of one group and one position, or positions with statistics of their own."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
-from fusednorm.backends.triton.kernels import rows
+from fusednorm.backends.triton.kernels import rows as kernels
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (
     BackwardPlan,
@@ -17,7 +17,12 @@ from fusednorm.backends.triton.plans.base import (
 )
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two, row_window
-from fusednorm.problem import Problem, View
+from fusednorm.problem import Layout, Problem, View
+
+
+def steps_of(layout: Layout, positions: int) -> tuple[int, int]:
+    """The strides of samples and of rows in them, 1 where a row is a sample: an argument of 1 is none."""
+    return layout.sample, layout.spatial if positions > 1 else 1
 
 
 class RowsForward(OneLaunchForward):
@@ -25,18 +30,19 @@ class RowsForward(OneLaunchForward):
 
     def __init__(self, problem: Problem, config: RowsForwardConfig) -> None:
         assert problem.output_layout is not None
-        view, size = problem.view, problem.reduced
-        row = view.spatial == 1
-        steps = [layout.sample if row else layout.channel for layout in (problem.layout, problem.output_layout)]
+        view, size, layouts = problem.view, problem.reduced, (problem.layout, problem.output_layout)
+        row = view.spatial == 1 or problem.norm.per_position
+        positions = max(1, view.spatial) if problem.norm.per_position else 1
+        steps = [step for layout in layouts for step in (steps_of(layout, positions) if row else (layout.channel, 1))]
         tile = {
             "K": size if row else None,
             "EVEN": size % config.elements == 0,
-            "ALIGN": alignment(problem.dtype, size, *steps),
+            "ALIGN": alignment(problem.dtype, size, *(steps if positions > 1 else steps[::2])),
             "BLOCK_K": config.elements,
         }
         programs = problem.num_statistics
-        scalars = (view.channels, 1 if row else size, *steps)
-        super().__init__(problem, rows.rows_forward, programs, scalars, tile, config.warps)
+        scalars = (view.channels, 1 if row else size, positions, *steps)
+        super().__init__(problem, kernels.rows_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters, *saved)
@@ -44,20 +50,28 @@ class RowsForward(OneLaunchForward):
 
 class SummedRowsBackward(BackwardPlan):
     """The rows in so many shares: each share's kernel leaves its sums of p and q, which a last launch adds up. The sums
-    of an only share are the gradients."""
+    of an only share are the gradients. With a scale or shift, each sample has so many shares."""
 
     def __init__(self, problem: Problem, shares: int) -> None:
         super().__init__(problem)
-        # The sums of a share lie where the partials of a sample of one chunk would.
-        partials = PartialsShape(View(shares, 1, problem.view.channels, 1), 1, 0, last=True, per_batch=False)
+        self.modulated = problem.modulated
+        # The sums of a share lie where the partials of a chunk would.
+        samples, chunks = (problem.view.samples, shares) if self.modulated else (shares, 1)
+        view = View(samples, 1, problem.view.channels, 1)
+        partials = PartialsShape(view, chunks, 0, last=True, per_batch=False)
         self.total = partials.total
         self.combine: Combination | None = None
-        if shares > 1:
-            self.combine = Combination(self, partials, 0, 1, ParameterSums(partials, True, False))
+        if shares > 1 or self.modulated:
+            self.combine = Combination(self, partials, 0, 1, ParameterSums(partials, True, self.modulated))
+
+    @property
+    def sums_first(self) -> bool:
+        """Whether p is summed beside q, for the gradients of bias, scale or shift."""
+        return self.modulated or self.gradients_of[1] is not None
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        operands = (*parameters[:2], *saved)
-        if self.combine is None or (grads[0] is None and grads[1] is None):
+        operands = (*parameters, *saved)
+        if self.combine is None or all(grad is None for grad in grads):
             self.gradients(data, dx, operands, (None, *grads[:2]))
         else:
             partials = self.workspace(2 * self.total)
@@ -65,32 +79,53 @@ class SummedRowsBackward(BackwardPlan):
             self.combine(partials, parameters, None, grads)
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
-        """Compute grad_input and the sums of p and q. ``operands`` are weight, bias, mean and rstd, and ``sums`` the
-        partials of the shares, or None and the gradients of weight and bias."""
+        """Compute grad_input and the sums of p and q. ``operands`` are weight, bias, scale, shift, mean and rstd, and
+        ``sums`` the partials of the shares, or None and the gradients of weight and bias."""
         raise NotImplementedError
+
+
+class Rows:
+    """The rows of a backward: how many there are, and those that shares are of, a sample's or all; ``positions`` rows
+    make a sample, which is 1 where each row is one. ``steps`` are the strides of samples and of rows of grad_output,
+    input and output."""
+
+    def __init__(self, problem: Problem) -> None:
+        grad, output, view = problem.grad_layout, problem.output_layout, problem.view
+        assert grad is not None and output is not None
+        self.positions = max(1, view.spatial) if problem.norm.per_position else 1
+        self.samples, self.count = view.samples, view.samples * self.positions
+        self.shared = self.positions if problem.modulated else self.count
+        layouts = grad, problem.layout, output
+        self.steps = tuple(step for layout in layouts for step in steps_of(layout, self.positions))
+        steps = self.steps if self.positions > 1 else self.steps[::2]
+        self.alignment = alignment(problem.dtype, view.channels, *steps)
 
 
 class RowsBackward(SummedRowsBackward):
     """Each program takes a share, of whole rows."""
 
     def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
-        view, grad, output = problem.view, problem.grad_layout, problem.output_layout
-        assert grad is not None and output is not None
-        steps = max(1, -(-view.samples // (config.rows * config.programs)))
-        programs = -(-view.samples // (config.rows * steps))
-        window = 1 if config.reload or config.rows > 1 else row_window(problem)
+        view, rows = problem.view, Rows(problem)
+        together = min(config.rows, power_of_two(rows.shared))
+        most = max(1, config.programs * rows.shared // max(1, rows.count))
+        steps = max(1, -(-rows.shared // (together * most)))
+        shares = -(-rows.shared // (together * steps))
+        whole = config.reload or together > 1 or problem.norm.per_position
+        window = 1 if whole else row_window(problem)
         if window > 1 and steps > 1:  # the rows of a step lie in their windows as those of the next
-            programs = -(-programs // window) * window
-        super().__init__(problem, programs)
-        samples = grad.sample, problem.layout.sample, output.sample
+            shares = -(-shares // window) * window
+        super().__init__(problem, shares)
+        programs = shares * (rows.samples if problem.modulated else 1)
         self.backward = prepared(
-            rows.rows_backward,
+            kernels.rows_backward,
             programs,
-            (view.samples, *samples, steps, self.activation_parameter),
+            (
+                rows.count, rows.positions, shares if problem.modulated else 1, *rows.steps, steps,
+                self.activation_parameter,
+            ),
             {
-                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha,
-                "BIAS": problem.bias_dtype is not None, "K": view.channels,
-                "ALIGN": alignment(problem.dtype, view.channels, *samples), "WINDOW": window, "BLOCK_U": config.rows,
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "BIAS": self.sums_first,
+                "K": view.channels, "ALIGN": rows.alignment, "WINDOW": window, "BLOCK_U": together,
                 "BLOCK_K": power_of_two(view.channels + window - 1), "STAGES": stages(config.stages),
                 "RELOAD": config.reload,
             },
@@ -106,30 +141,31 @@ class LongRowsBackward(SummedRowsBackward):
     a share's rows."""
 
     def __init__(self, problem: Problem, config: ColumnsBackwardConfig) -> None:
-        grad, output, self.rows = problem.grad_layout, problem.output_layout, problem.view.samples
-        assert grad is not None and output is not None
-        size = problem.view.channels
+        rows, size = Rows(problem), problem.view.channels
+        self.rows = rows.count
         blocks = -(-size // config.elements)
-        steps = max(1, min(self.rows, config.steps))
-        shares = -(-self.rows // steps)
+        steps = max(1, min(rows.shared, config.steps))
+        shares = -(-rows.shared // steps)
         super().__init__(problem, shares)
         self.chunks = min(-(-size // config.row_elements), max(1, -(-config.row_programs // max(1, self.rows))))
-        samples = grad.sample, problem.layout.sample, output.sample
         common = {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha}
-        row = {"K": size, "ALIGN": alignment(problem.dtype, size, *samples)}
+        row = {"K": size, "ALIGN": rows.alignment}
         self.totals = prepared(
-            rows.row_totals,
+            kernels.row_totals,
             self.rows * self.chunks,
-            (grad.sample, problem.layout.sample, self.chunks, self.activation_parameter),
+            (rows.positions, *rows.steps[:4], self.chunks, self.activation_parameter),
             {**common, **row, "BLOCK_K": config.row_elements},
             config.row_warps,
         )
         self.columns = prepared(
-            rows.columns_backward,
-            blocks * shares,
-            (self.rows, *samples, steps, self.chunks, self.activation_parameter),
+            kernels.columns_backward,
+            blocks * shares * (rows.samples if problem.modulated else 1),
+            (
+                self.rows, rows.positions, shares if problem.modulated else 1, *rows.steps, steps, self.chunks,
+                self.activation_parameter,
+            ),
             {
-                **common, "BIAS": problem.bias_dtype is not None, **row, "BLOCK_K": config.elements,
+                **common, "BIAS": self.sums_first, **row, "BLOCK_K": config.elements,
                 "BLOCK_J": power_of_two(self.chunks), "STAGES": stages(config.stages),
             },
             config.warps,

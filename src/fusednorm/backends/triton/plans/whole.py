@@ -19,14 +19,17 @@ class WholeForward(OneLaunchForward):
         view, output = problem.view, problem.output_layout
         assert output is not None
 
-        def group(layout: Layout) -> tuple[int, int]:
-            return layout.sample, view.group_channels * layout.channel
+        single = problem.norm.per_position  # each position of a sample is a unit
+        positions, spatial = (max(1, view.spatial), 1) if single else (1, view.spatial)
+
+        def unit(layout: Layout) -> tuple[int, int]:
+            return layout.sample, layout.spatial if single else view.group_channels * layout.channel
 
         programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
-        compiled = view.spatial if view.spatial == power_of_two(view.spatial) else None
-        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, view.spatial)))
-        steps = *group(problem.layout), *group(output)
-        scalars = (problem.num_statistics, length, reciprocal, *steps)
+        compiled = spatial if spatial == power_of_two(spatial) else None
+        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, spatial)))
+        steps = *unit(problem.layout), *unit(output)
+        scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
         tile: dict[str, int | None] = {
             "G": view.groups,
             "D": view.group_channels,

@@ -1,0 +1,69 @@
+"""scale and shift of layer_norm and rms_norm: a norm of trailing dimensions as one over the channels of samples.
+
+    y = phi(z)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
+
+The leading dimensions up to the last one along which scale or shift change are the samples, those after it positions;
+the K normalized elements are the channels of (samples, *positions, K), and scale and shift are (samples, K). All these
+are views where strides permit them, and autograd sums the gradients of what was broadcast.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+import torch
+from torch import Tensor
+
+from fusednorm.arguments import check_modulation
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import Operands
+from fusednorm.strides import output_order, reordered
+
+
+def in_samples(function: str, operands: Operands, num_dims: int) -> Operands:
+    """The operands of a norm of ``num_dims`` trailing dimensions, checked but for scale and shift, as those of the norm
+    over the channels of (samples, *positions, K).
+
+    Raises ValueError or TypeError where scale or shift do not broadcast against the input; (B, K) means (B, 1, ..., K).
+    """
+    o = operands
+    leading = o.input.dim() - num_dims
+    shapes, split = [], 0
+    for name, value in (("scale", o.scale), ("shift", o.shift)):
+        shape = () if value is None else check_modulation(function, name, value, o.input, leading)
+        rows = value is not None and value.dim() == 2 and leading > 0
+        shapes.append(shape)
+        split = max(split, _last_change(shape[:leading]), int(rows))
+    outer, inner, trailing = o.input.shape[:split], o.input.shape[split:leading], o.input.shape[leading:]
+    samples, channels = prod(outer), prod(trailing)
+
+    def per_sample(value: Tensor | None, shape: tuple[int, ...]) -> Tensor | None:
+        if value is None or value.shape == (samples, channels):
+            return value
+        own = shape[:split] + shape[leading:]
+        if own != (*outer, *trailing):  # the sum of many gradients is rounded once
+            value = value.to(torch.promote_types(value.dtype, torch.float32))
+        return value.reshape(own).expand(*outer, *trailing).reshape(samples, channels)
+
+    def flat(parameter: Tensor | None) -> Tensor | None:
+        return parameter if parameter is None or num_dims == 1 else parameter.reshape(channels)
+
+    direct = split == num_dims == 1
+    input = o.input if direct else o.input.reshape(samples, *inner, channels)
+    return Operands(input, flat(o.weight), flat(o.bias), per_sample(o.scale, shapes[0]), per_sample(o.shift, shapes[1]))
+
+
+def _last_change(shape: tuple[int, ...]) -> int:
+    """The number of dimensions up to the last one that is not 1."""
+    dims = len(shape)
+    while dims and shape[dims - 1] == 1:
+        dims -= 1
+    return dims
+
+
+def in_shape(family: Family, output: Tensor, input: Tensor, num_dims: int) -> Tensor:
+    """The output of a norm of samples in the shape and the memory order of the call's input."""
+    if output.shape == input.shape:
+        return output
+    trailing = norm_of(family, num_dims)
+    return reordered(output.view(input.shape), output_order(trailing, input))
