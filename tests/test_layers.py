@@ -43,6 +43,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gate",),
     ("autograd",),
     ("repeats",),
+    ("sums",),
     ("running",),
     ("functional",),
     ("interop", "rewriting", "tolerance"),

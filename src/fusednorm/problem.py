@@ -66,6 +66,26 @@ def statistics_shape(norm: Norm, view: View) -> tuple[int, ...]:
     return (view.channels,) if norm.per_batch else (view.samples, view.groups)
 
 
+def spread_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape (N, 1, ..., C, ..., 1) in which an (N, C) broadcasts against a shape with channels in ``axis``."""
+    axis %= len(shape)
+    return tuple(size if place in (0, axis) else 1 for place, size in enumerate(shape))
+
+
+def gate_shape(shape: Sequence[int], axis: int, gate: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape, of the input's rank, in which a gate broadcasts against the input; None where it does not.
+
+    An (N, C) is one number per sample and channel, whatever else it could mean; anything else follows torch's rule.
+    """
+    if len(gate) == 2 and len(shape) > 2 and tuple(gate) == (shape[0], shape[axis]):
+        return spread_shape(shape, axis)
+    if len(gate) > len(shape):
+        return None
+    aligned = (1,) * (len(shape) - len(gate)) + tuple(gate)
+    fits = all(one in (1, size) for one, size in zip(aligned, shape, strict=True))
+    return aligned if fits else None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A memory order of the view and the element strides of (sample, channel, spatial) in it.
