@@ -9,6 +9,10 @@ where phi is the activation and x is s = input + pre_gate · pre_add, rounded to
 left out. The input is float64, float32, float16 or bfloat16, and so are all other operands, each in a dtype of its own.
 Statistics and accumulation are float32, float64 for float64 input. The output has the input's dtype, under autocast
 too, and its memory order.
+
+On the CPU layer_norm and rms_norm over trailing dimensions, and norms of (N, C), fuse the sums where what is added has
+the input's dtype and order of memory; torch's operators form all others (``fusednorm.explain`` says which). Then z, and
+in eager mode z + post_add, are rounded to the input's dtype.
 """
 
 from __future__ import annotations

@@ -170,6 +170,51 @@ def dense_layout(view: View, order: Order) -> Layout:
     return Layout(order, channels * spatial, 1, channels)
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How a gate lies against rows: ``rows`` of them share one, which has a number for each element or one for all, and
+    the next lies ``step`` numbers behind it."""
+
+    rows: int
+    step: int
+    per_element: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What is added around a problem's norm: s = input + gate · pre_add is normalized, and post_add is added to z.
+
+    ``names`` are the call's tensors that are added. A layout is None where nothing is added. ``keeps_sum`` says that a
+    forward writes s, ``grad_sum`` that a backward, whose input is s, is given a gradient of s. ``obstacle`` is None, or
+    why no kernel can add: shapes, dtypes or strides.
+    """
+
+    pre_layout: Layout | None = None
+    gate: Gate | None = None
+    post_layout: Layout | None = None
+    keeps_sum: bool = False
+    grad_sum: bool = False
+    obstacle: str | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def transfers(self) -> int:
+        """How many tensors as large as the input the sums read and write beyond those of the norm."""
+        return sum(name != "pre_gate" for name in self.names) + self.keeps_sum + self.grad_sum
+
+
+def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int]) -> Gate | None:
+    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel; None where no rows share it
+    one after the other."""
+    split = len(shape) - norm.num_dims if norm.row_family else 1
+    outer, inner = gate[:split], gate[split:]
+    shared = next((place for place in reversed(range(split)) if outer[place] != 1), -1) + 1
+    whole = prod(inner) != 1
+    if tuple(outer[:shared]) != tuple(shape[:shared]) or (whole and tuple(inner) != tuple(shape[split:])):
+        return None
+    return Gate(max(1, prod(shape[shared:split])), (prod(inner) if prod(outer) > 1 else 0), whole)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One normalization to run: the norm, the view, its dtypes and memory order, and which operands there are.
@@ -178,7 +223,8 @@ class Problem:
     ``grad_layout`` grad_output's (None in the forward directions); all layouts have one order. ``dense`` says that the
     output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
     without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
-    ``rows_of`` is the call's norm where ``norm`` and the view are those of the rows that its positions are.
+    ``rows_of`` is the call's norm where ``norm`` and the view are those of the rows that its positions are. ``added``
+    is None where nothing is added around the norm.
     """
 
     norm: Norm
@@ -198,6 +244,7 @@ class Problem:
     dense: bool = True
     copies: tuple[str, ...] = ()
     rows_of: Norm | None = None
+    added: Added | None = None
 
     @property
     def called(self) -> Norm:
@@ -322,7 +369,8 @@ class Problem:
     def bytes(self) -> int:
         """The fewest bytes that the operation can move: each tensor read or written once."""
         view = self.view
-        total = TRANSFERS[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
+        transfers = TRANSFERS[self.direction] + (0 if self.added is None else self.added.transfers)
+        total = transfers * view.numel * DTYPE_BYTES[self.dtype]
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
         total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1

@@ -36,7 +36,12 @@ ROWS_FLUSHED = 64
 COLUMNS, COLUMN_ROWS = 1024, 32
 #: How many blocks of positions make a task where each position has statistics of its own.
 BLOCKS = 25
-FIELDS = 26
+#: Strides between rows of what is added before and behind a norm, and of s. Where nobody keeps s, each worker has room
+#: for one row of it, TOTAL_WORKER behind that of the worker before.
+PRE_SAMPLE, POST_SAMPLE, TOTAL_SAMPLE, TOTAL_WORKER = range(26, 30)
+#: Whether a gate has an element for each of a row's, how many rows share one gate, and the step to the next.
+GATE_PER_ELEMENT, GATE_ROWS, GATE_STEP = range(30, 33)
+FIELDS = 33
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
@@ -106,4 +111,10 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     fields[REPEAT] = repeat(problem)
     fields[TILE_PLANES : TILE_UNITS + 1] = tile(problem)
+    added = problem.added
+    if added is not None:
+        fields[PRE_SAMPLE] = added.pre_layout.sample if added.pre_layout else 0
+        fields[POST_SAMPLE] = added.post_layout.sample if added.post_layout else 0
+        if added.gate is not None:
+            fields[GATE_PER_ELEMENT : GATE_STEP + 1] = added.gate.per_element, added.gate.rows, added.gate.step
     return fields
