@@ -68,6 +68,18 @@ def same_on_every_rank(device: str) -> Tensor:
     return input.grad.cpu()
 
 
+def summed(rank: int) -> list[tuple[Tensor, Tensor]]:
+    """Results with sums around the module, each beside that of torch's sums around another."""
+    first, second = (SyncBatchNorm(CHANNELS, activation=activation) for activation in ("relu", None))
+    generator = torch.Generator().manual_seed(rank)
+    x, r, p = (torch.randn(2 + rank, CHANNELS, 4, generator=generator).requires_grad_() for _ in range(3))
+    y, s = first(x, pre_add=r, post_add=p, return_sum=True)
+    expected = torch.relu(second(x + r) + p)
+    one, other = (torch.autograd.grad(each.square().sum(), (x, r, p)) for each in (y, expected))
+    pairs = [(y.detach(), expected.detach()), (s.detach(), (x + r).detach()), *zip(one, other, strict=True)]
+    return [*pairs, (first.running_var, second.running_var)]
+
+
 def averaged(rank: int) -> tuple[Tensor, Tensor]:
     """The gradient of weight under DistributedDataParallel, which averages, and without it."""
     gradients = []
@@ -103,6 +115,7 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     found["none"] = error_of(lambda: module(x))
     found["refused later"] = error_of(lambda: module(x[:, 1:] if last else x))
     found["no tensor"] = error_of(lambda: module(None if last else x))
+    found["sum refused"] = error_of(lambda: module(x, return_sum=last))
     found["none again"] = error_of(lambda: module(x))
     found["updates"] = str(int(module.num_batches_tracked))
     found["one element"] = error_of(lambda: module(torch.randn(int(last), CHANNELS)))
@@ -140,6 +153,7 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
     if device == "cpu":
         if world_size == 2:  # it loads torch.compile, which takes seconds in each process
             found["averaged"] = averaged(rank)
+            found["summed"] = summed(rank)
         found["errors"] = errors(rank, world_size)
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()  # nobody leaves while another waits for its timeout

@@ -189,6 +189,12 @@ def test_distributed_data_parallel_averages_the_gradients(folder: Path) -> None:
         torch.testing.assert_close(found["averaged"][0], mean)
 
 
+def test_sums_around_the_module_are_torchs_own(folder: Path) -> None:
+    for found in load(folder, 2):
+        for one, other in found["summed"]:
+            torch.testing.assert_close(one, other)
+
+
 def errors(ranks: Found, mistake: str) -> tuple[list[str], str]:
     """The errors of the ranks that did nothing wrong, and that of the last, which made the mistake."""
     words = [found["errors"][mistake] for found in ranks]
@@ -211,13 +217,15 @@ def test_ranks_that_disagree_all_say_so(ranks: Found, mistake: str, detail: str)
         assert detail in words
 
 
-@pytest.mark.parametrize("mistake", ["refused at the first call", "refused later", "no tensor"])
+@pytest.mark.parametrize("mistake", ["refused at the first call", "refused later", "no tensor", "sum refused"])
 def test_a_rank_that_refuses_its_input_stops_all(ranks: Found, mistake: str) -> None:
     others, last = errors(ranks, mistake)
     for words in others:
         assert f"RuntimeError: SyncBatchNorm: rank {len(ranks) - 1} of the group refused its arguments" in words
     if mistake == "no tensor":
         assert last.startswith("TypeError: SyncBatchNorm: input is a NoneType")
+    elif mistake == "sum refused":
+        assert last.startswith("ValueError: SyncBatchNorm: return_sum is True and pre_add is None")
     else:
         assert "ValueError: SyncBatchNorm: input of shape (3, 5, 4) has 5 channels in dimension 1" in last
 

@@ -197,6 +197,18 @@ CASES: dict[str, tuple[Call, list[str]]] = {
     ),
     "rms_norm": (lambda *t: fusednorm.rms_norm(t[0], (6,), t[7]), ["RMSNormalization"]),
     "rms_norm, no weight": (lambda x, *_: fusednorm.rms_norm(x, (6,)), ["RMSNormalization"]),
+    "group_norm of a sum, silu": (
+        lambda x, w, b, m, v, t, *_: fusednorm.group_norm(x, 4, w, b, pre_add=t, activation="silu"),
+        ["Add", "GroupNormalization", "Mul", "Reshape", "Sigmoid"],
+    ),
+    "batch_norm and a shortcut, relu": (
+        lambda x, w, b, mean, var, *_: fusednorm.batch_norm(x, mean, var, w, b, post_add=x, activation="relu"),
+        ["Add", "BatchNormalization", "Relu"],
+    ),
+    "layer_norm of a gated sum": (
+        lambda *t: fusednorm.layer_norm(t[0], (6,), t[7], t[7], pre_add=t[0], pre_gate=t[7]),
+        ["Add", "LayerNormalization", "Mul", "Reshape"],
+    ),
 }
 
 ACTIVATIONS: dict[str, list[str]] = {

@@ -45,6 +45,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("transforms",),
     ("autograd",),
     ("repeats",),
+    ("sums",),
     ("running",),
     ("functional",),
     ("interop", "rewriting", "tolerance"),

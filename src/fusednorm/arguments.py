@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from fusednorm.dtypes import DTYPES, compute_dtype
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.norm import Norm
+from fusednorm.operands import BackwardOperands, Operands, Sums
+from fusednorm.problem import gate_shape
 
 _STRIDED = torch.strided
 _DTYPE_NAMES = "float64, float32, float16 or bfloat16"
@@ -287,3 +289,36 @@ def check_gradient(function: str, grad_output: Tensor, input: Tensor) -> None:
             f"{function}: grad_output has dtype {grad_output.dtype}; expected the input's {input.dtype}; "
             "convert it, e.g. grad_output.to(input.dtype)"
         )
+
+
+def check_sums(function: str, norm: Norm, input: Tensor, sums: Sums) -> None:
+    """The operands of the sums fit the checked input of a norm, and the sum that is asked for exists."""
+    pre_add, gate, post_add = sums.pre_add, sums.pre_gate, sums.post_add
+    if not isinstance(sums.return_sum, bool):
+        raise TypeError(f"{function}: return_sum is a {type(sums.return_sum).__name__}; expected a bool")
+    if pre_add is None and (gate is not None or sums.return_sum):
+        what = "return_sum is True" if gate is None else "pre_gate is given"
+        raise ValueError(
+            f"{function}: {what} and pre_add is None; expected pre_add too, since the sum is "
+            "input + pre_gate · pre_add; pass the tensor that is added, or leave this argument out"
+        )
+    if pre_add is not None and not _fits(pre_add, input.shape, input.device):
+        channels = (input.shape[0], input.shape[norm.channel_axis])
+        small = isinstance(pre_add, Tensor) and not norm.row_family and pre_add.shape == channels
+        meaning = "the shape" if norm.row_family else f"the shape, or (N, C) = {channels} for one number per channel,"
+        check_parameter(function, "pre_add", pre_add, channels if small else input.shape, input, meaning)
+    check_parameter(function, "post_add", post_add, input.shape, input, "the shape")
+    if gate is not None:
+        _check_gate(function, norm, input, gate)
+
+
+def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
+    if not isinstance(gate, Tensor):
+        raise TypeError(f"{function}: pre_gate is a {type(gate).__name__}; expected a torch.Tensor or None")
+    if gate_shape(input.shape, norm.channel_axis, gate.shape) is None:
+        pair = (input.shape[0], input.shape[norm.channel_axis])
+        raise ValueError(
+            f"{function}: pre_gate has shape {tuple(gate.shape)}; expected {pair}, a scalar tensor, or a shape that "
+            f"broadcasts against the input's {tuple(input.shape)}"
+        )
+    check_parameter(function, "pre_gate", gate, gate.shape, input, "a gate")

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any
+
+from torch import Tensor
 
 from fusednorm.backends import reference
 from fusednorm.choice import choose, forced, selection
 from fusednorm.copies import copying
-from fusednorm.instance import CompilationError
+from fusednorm.instance import CompilationError, SumBackwardPlan, SumForwardPlan
 from fusednorm.norm import Norm
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem, forward_problem
+from fusednorm.problems import (
+    backward_direction,
+    backward_problem,
+    forward_problem,
+    sum_backward_problem,
+    sum_forward_problem,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -92,3 +101,65 @@ def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradient
     """Run a backward of checked operands."""
     gradients: Gradients = backward_plan(norm, operands, wanted)(operands, wanted)
     return gradients
+
+
+# --- sums around a norm ---
+
+
+def _sum_plan(key: tuple[object, ...], problem: Problem) -> Any:
+    """The plan, kept, of the instance that runs the problem without its sums; None where that does not fuse them."""
+    choice = choose(replace(problem, added=None), forced())
+    plan = None
+    if choice.instance.supports(problem) is None:
+        try:
+            plan = choice.plan(problem)
+        except CompilationError as error:
+            if forced() is not None:
+                raise
+            _warn_once(f"{error}; calls that need it are composed of torch's sums")
+    if len(_plans) >= MOST_PLANS:
+        _plans.clear()
+    _plans[key] = plan
+    return plan
+
+
+def _described(tensor: Tensor | None) -> object:
+    return None if tensor is None else (tensor.shape, tensor.stride(), tensor.dtype)
+
+
+def _parameter_dtypes(operands: Operands | BackwardOperands) -> tuple[object, ...]:
+    parameters = (operands.weight, operands.bias, operands.scale, operands.shift)
+    return tuple(None if tensor is None else tensor.dtype for tensor in parameters)
+
+
+def sum_forward_plan(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> SumForwardPlan | None:
+    """The plan of a forward of checked operands with sums around it, which returns s where ``keeps_sum`` says so; None
+    where nothing fuses them."""
+    input = operands.input
+    key = (
+        "sums", norm, _described(input), input.device, *_parameter_dtypes(operands), _described(sums.pre_add),
+        _described(sums.pre_gate), _described(sums.post_add), keeps_sum, selection(),
+    )  # fmt: skip
+    found: SumForwardPlan | None
+    try:
+        found = _plans[key]
+    except KeyError:
+        found = _sum_plan(key, sum_forward_problem(norm, operands, sums, keeps_sum))
+    return found
+
+
+def sum_backward_plan(
+    norm: Norm, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: bool
+) -> SumBackwardPlan | None:
+    """The plan of a backward whose input is s, as :func:`fusednorm.problems.sum_backward_problem` says it."""
+    input, direction = operands.input, backward_direction(wanted)
+    key = (
+        "sums", direction, norm, _described(input), operands.grad_output.stride(), input.device,
+        *_parameter_dtypes(operands), _described(post_add), grad_sum, selection(),
+    )  # fmt: skip
+    found: SumBackwardPlan | None
+    try:
+        found = _plans[key]
+    except KeyError:
+        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, post_add, grad_sum))
+    return found

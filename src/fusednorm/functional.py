@@ -3,17 +3,23 @@
 Each checks its arguments, calls :func:`fusednorm.autograd.normalize`, and updates running statistics once that has
 succeeded. x̂ = (x - mean) rstd with rstd = (var + eps)^(-1/2), biased variance, and
 
-    y = phi(z)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
+    y = phi(z + post_add)        z = x̂ weight (1 + scale) + bias (1 + scale) + shift
 
-where phi is the activation; an absent operand is left out. The input is float64, float32, float16 or bfloat16, and so
-are weight, bias, scale and shift, each in a dtype of its own. Statistics and accumulation are float32, float64 for
-float64 input. The output has the input's dtype, under autocast too, and its memory order.
+where phi is the activation and x is s = input + pre_gate · pre_add, rounded to the input's dtype; an absent operand is
+left out. The input is float64, float32, float16 or bfloat16, and so are all other operands, each in a dtype of its own.
+Statistics and accumulation are float32, float64 for float64 input. The output has the input's dtype, under autocast
+too, and its memory order.
+
+On the CPU layer_norm and rms_norm over trailing dimensions, and norms of (N, C), fuse the sums where what is added has
+the input's dtype and order of memory; torch's operators form all others (``fusednorm.explain`` says which). Then z, and
+in eager mode z + post_add, are rounded to the input's dtype.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +32,11 @@ from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
 from fusednorm.modulation import in_samples, in_shape
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
-from fusednorm.operands import Operands, Results
+from fusednorm.operands import Operands, Results, Sums
 from fusednorm.private.torch_names import no_torch_function
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
+from fusednorm.sums import checked_around, normalize_sums
 
 _PLAIN = (None, no_torch_function)
 
@@ -62,6 +69,11 @@ def call_norm(
     return norm_of(family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training)
 
 
+def _returned(results: Results, sums: Sums | None) -> Any:
+    """What a public function returns: the output, or (output, s) where the caller asked for s."""
+    return results.output if sums is None or not sums.return_sum else (results.output, results.sum)
+
+
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -73,7 +85,11 @@ def group_norm(
     channel_dim: int = 1,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
-) -> Tensor:
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """Group normalization: statistics over the channels of a group and all positions, for each sample.
 
     Args:
@@ -84,9 +100,14 @@ def group_norm(
         activation: a name such as "silu", an :class:`fusednorm.Activation`, or None.
         channel_dim: 1 or -1.
         scale, shift: (N, C) or None; z = x̂ weight (1 + scale) + bias (1 + scale) + shift.
+        pre_add: of the input's shape, or (N, C): s = input + pre_add, rounded to the input's dtype, is normalized.
+        pre_gate: s = input + pre_gate · pre_add; (N, C), a scalar tensor, or what broadcasts against the input.
+        return_sum: whether (output, s) is returned; s is a new tensor.
+        post_add: of the input's shape: y = phi(z + post_add).
 
     Raises:
-        ValueError: a shape, device, num_groups or activation that does not fit; one sample with one element per group.
+        ValueError: a shape, device, num_groups or activation that does not fit; one sample with one element per group;
+            a gate, or ``return_sum``, without ``pre_add``.
         TypeError: an argument or a dtype of the wrong kind.
 
     Source: Wu and He, Group Normalization, 2018 (arXiv:1803.08494).
@@ -95,24 +116,34 @@ def group_norm(
     >>> y = group_norm(x, 4, activation="silu")
     >>> torch.allclose(y, torch.nn.functional.silu(torch.nn.functional.group_norm(x, 4)), atol=1e-5)
     True
+    >>> y, s = group_norm(x, 4, activation="silu", pre_add=torch.ones(2, 8), return_sum=True)
+    >>> torch.equal(s, x + 1)
+    True
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift):
-        tensors = (input, weight, bias, scale, shift)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift, pre_add, pre_gate, post_add):
+        tensors = (input, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
                 group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
+                **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     # The type too: True is equal to 1, and is no number of groups.
     call = ("group_norm", num_groups, type(num_groups), channel_dim, eps)
-    output = repeated(call, activation, input, weight, bias, scale, shift)
-    if output is not None:
-        return output
+    if sums is None:
+        output = repeated(call, activation, input, weight, bias, scale, shift)
+        if output is not None:
+            return output
     operands = Operands(input, weight, bias, scale, shift)
     channels = arguments.check_channels("group_norm", operands, eps, channel_dim)
     arguments.check_groups("group_norm", input, channels, num_groups)
     norm = call_norm("group_norm", num_groups, channel_dim, eps, activation)
+    if sums is not None:
+        return _returned(normalize_sums("group_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)
     return output
@@ -132,7 +163,11 @@ def instance_norm(
     channel_dim: int = 1,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
-) -> Tensor:
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """Instance normalization: statistics over the positions, for each sample and channel.
 
     Args:
@@ -141,7 +176,7 @@ def instance_norm(
             succeeded, by the samples' average mean and unbiased variance; without it the call normalizes by them.
         weight, bias: (C,) or None.
         momentum: the share of the new statistics in the running ones.
-        eps, activation, channel_dim, scale, shift: as in :func:`group_norm`.
+        eps, activation, channel_dim, scale, shift, pre_add, pre_gate, return_sum, post_add: as in :func:`group_norm`.
 
     Raises:
         ValueError: as in :func:`group_norm`; one position with ``use_input_stats``; running statistics that are missing
@@ -154,18 +189,24 @@ def instance_norm(
     >>> torch.allclose(instance_norm(x), torch.nn.functional.instance_norm(x), atol=1e-5)
     True
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
-        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(
+        input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
                 instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+                **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     given = not use_input_stats
     updates = not given and (running_mean is not None or running_var is not None)
     call = ("instance_norm", given, momentum, channel_dim, eps)
-    if not updates:
+    if not updates and sums is None:
         mean, var = (running_mean, running_var) if given else (None, None)
         output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
         if output is not None:
@@ -177,20 +218,25 @@ def instance_norm(
     if given:
         operands.mean, operands.var = running_mean, running_var
         norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
+        if sums is not None:
+            return _returned(normalize_sums("instance_norm", norm, operands, sums), sums)
         output = normalize(norm, operands, False).output
         keep(call, activation, norm, operands)
         return output
     positions = arguments.check_positions("instance_norm", input, channel_dim)
     moves = updates and input.numel() > 0
     norm = call_norm("instance_norm", 0, channel_dim, eps, activation)
-    results = normalize(norm, operands, moves)
+    if sums is None:
+        results = normalize(norm, operands, moves)
+    else:
+        results = normalize_sums("instance_norm", norm, operands, sums, moves)
     if moves:
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean.mean(0), results.var.mean(0), positions, momentum)
-    if not updates:
+    if not updates and sums is None:
         keep(call, activation, norm, operands)
-    return results.output
+    return _returned(results, sums)
 
 
 def layer_norm(
@@ -204,7 +250,11 @@ def layer_norm(
     channel_dim: int = -1,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
-) -> Tensor:
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """Layer normalization: statistics over the trailing dimensions, y = phi(x̂ weight + bias).
 
     With ``channel_dim=1`` the statistics run over the channels of (N, C, *), for each sample and position: the
@@ -218,6 +268,11 @@ def layer_norm(
         channel_dim: -1 for the trailing dimensions, or 1; contiguous and channels_last without a copy.
         scale, shift: None, or the modulation of adaLN: z = x̂ weight (1 + scale) + bias (1 + scale) + shift. Both
             broadcast against the input, (B, K) meaning (B, 1, ..., K); they are (N, C) with ``channel_dim=1``.
+        pre_add, post_add: of the input's shape, or None; with ``channel_dim=1`` a pre_add may be (N, C). What is
+            normalized is s = input + pre_add, rounded to the input's dtype, and y = phi(z + post_add).
+        pre_gate: s = input + pre_gate · pre_add; a scalar tensor or what broadcasts against the input, where (B, K)
+            means (B, 1, ..., K), or (N, C) with ``channel_dim=1``.
+        return_sum: whether (output, s) is returned; s is a new tensor.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -232,25 +287,35 @@ def layer_norm(
     >>> y = torch.nn.functional.layer_norm(x, (8,)) * (1 + scale[:, None]) + shift[:, None]
     >>> torch.allclose(layer_norm(x, (8,), scale=scale, shift=shift), y, atol=1e-5)
     True
+    >>> y, s = layer_norm(x, (8,), pre_add=torch.ones(2, 5, 8), return_sum=True)
+    >>> torch.equal(s, x + 1)
+    True
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift):
-        tensors = (input, weight, bias, scale, shift)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, bias, scale, shift, pre_add, pre_gate, post_add):
+        tensors = (input, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
+                **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     if scale is not None or shift is not None:
         operands = Operands(input, weight, bias, scale, shift)
-        return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim)
+        return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
     call = ("layer_norm", normalized_shape, channel_dim, eps)
-    output = repeated(call, activation, input, weight, bias)
-    if output is not None:
-        return output
+    if sums is None:
+        output = repeated(call, activation, input, weight, bias)
+        if output is not None:
+            return output
     operands = Operands(input, weight, bias)
     num_dims = arguments.check_normalized("layer_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("layer_norm", num_dims, 1, eps, activation)
+    if sums is not None:
+        return _returned(normalize_sums("layer_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)
     return output
@@ -266,7 +331,11 @@ def rms_norm(
     channel_dim: int = -1,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
-) -> Tensor:
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """Root-mean-square normalization over the trailing dimensions, or over the channels of (N, C, *).
 
     y = phi(x rstd weight), rstd = (mean(x²) + eps)^(-1/2).
@@ -277,7 +346,7 @@ def rms_norm(
         weight: of shape ``normalized_shape``, or None.
         eps: None means the machine epsilon of the compute dtype: of float32, and of float64 for float64 input.
         activation: as in :func:`group_norm`.
-        channel_dim, scale, shift: as in :func:`layer_norm`.
+        channel_dim, scale, shift, pre_add, pre_gate, return_sum, post_add: as in :func:`layer_norm`.
 
     Raises:
         ValueError: a shape, device or activation that does not fit.
@@ -289,25 +358,31 @@ def rms_norm(
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, weight, scale, shift):
-        tensors = (input, weight, scale, shift)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(input, weight, scale, shift, pre_add, pre_gate, post_add):
+        tensors = (input, weight, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
-                rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation,
-                channel_dim=channel_dim, scale=scale, shift=shift,
+                rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation, channel_dim=channel_dim,
+                scale=scale, shift=shift, **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     if scale is not None or shift is not None:
         eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
-        return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim)
+        return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
     call = ("rms_norm", normalized_shape, channel_dim, eps)
-    output = repeated(call, activation, input, weight)
-    if output is not None:
-        return output
+    if sums is None:
+        output = repeated(call, activation, input, weight)
+        if output is not None:
+            return output
     operands = Operands(input, weight)
     eps = arguments.rms_eps("rms_norm", input, eps)
     num_dims = arguments.check_normalized("rms_norm", operands, normalized_shape, eps, channel_dim)
     norm = call_norm("rms_norm", num_dims, 1, eps, activation)
+    if sums is not None:
+        return _returned(normalize_sums("rms_norm", norm, operands, sums), sums)
     output = normalize(norm, operands, False).output
     keep(call, activation, norm, operands)
     return output
@@ -320,19 +395,39 @@ def _modulated(
     eps: float,
     activation: str | Activation | None,
     channel_dim: int,
-) -> Tensor:
-    """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
+    sums: Sums | None,
+) -> Any:
+    """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions; sums around
+    it are torch's."""
     num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
-    seen = in_samples(family, operands, num_dims) if num_dims else operands
     if not num_dims:
         arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
-    o = seen
+    if sums is None:
+        return _modulated_output(family, operands, num_dims, eps, activation, channel_dim)
+
+    def run(norm: Norm, s: Tensor) -> Results:
+        given = replace(operands, input=s)
+        return Results(_modulated_output(family, given, num_dims, eps, norm.activation, channel_dim))
+
+    norm = call_norm(family, num_dims, 1, eps, activation)
+    return _returned(checked_around(family, norm, operands.input, sums, run), sums)
+
+
+def _modulated_output(
+    family: Family,
+    operands: Operands,
+    num_dims: int,
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+) -> Tensor:
+    o = in_samples(family, operands, num_dims) if num_dims else operands
     call = (family, "modulated", channel_dim, eps)
     output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
     if output is None:
         norm = call_norm(family, 0, channel_dim, eps, activation)
-        output = normalize(norm, seen, False).output
-        keep(call, activation, norm, seen)
+        output = normalize(norm, o, False).output
+        keep(call, activation, norm, o)
     return in_shape(family, output, operands.input, num_dims) if num_dims else output
 
 
@@ -350,7 +445,11 @@ def batch_norm(
     channel_dim: int = 1,
     scale: Tensor | None = None,
     shift: Tensor | None = None,
-) -> Tensor:
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """Batch normalization: statistics over the samples and positions, for each channel.
 
     Args:
@@ -361,7 +460,7 @@ def batch_norm(
         training: whether the input's own statistics are used.
         momentum: the share of the new statistics in the running ones.
         eps: positive in training, at least 0 otherwise.
-        activation, channel_dim, scale, shift: as in :func:`group_norm`.
+        activation, channel_dim, scale, shift, pre_add, pre_gate, return_sum, post_add: as in :func:`group_norm`.
 
     Raises:
         ValueError: as in :func:`group_norm`; one element for each channel in training; an eps out of range; running
@@ -375,18 +474,25 @@ def batch_norm(
     >>> torch.allclose(y, torch.nn.functional.batch_norm(x, None, None, training=True), atol=1e-5)
     True
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias, scale, shift):
-        tensors = (input, running_mean, running_var, weight, bias, scale, shift)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(
+        input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
                 batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
+                **({} if sums is None else sums.keywords()),
             )  # fmt: skip
-    return batch_norm_results(
+    results = batch_norm_results(
         Operands(input, weight, bias, scale, shift), running_mean, running_var, training, momentum, eps, activation,
-        channel_dim, False,
-    ).output  # fmt: skip
+        channel_dim, False, sums,
+    )  # fmt: skip
+    return _returned(results, sums)
 
 
 def counted_batch_norm(
@@ -401,30 +507,41 @@ def counted_batch_norm(
     eps: float,
     activation: str | Activation | None,
     channel_dim: int,
-) -> Tensor:
+    *,
+    pre_add: Tensor | None = None,
+    pre_gate: Tensor | None = None,
+    return_sum: bool = False,
+    post_add: Tensor | None = None,
+) -> Any:
     """A module's :func:`batch_norm`, which then adds one to ``counter``; a momentum of None is a cumulative average.
 
     It is one function, since torch.fx records calls alone and would lose the change of a buffer.
     """
-    unusual = type(input) is not Tensor or type(weight) is not Parameter
-    if unusual and has_torch_function_variadic(input, running_mean, running_var, weight, bias):
-        tensors = (input, running_mean, running_var, weight, bias)
+    sums = None
+    if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
+        sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    if unusual and has_torch_function_variadic(
+        input, running_mean, running_var, weight, bias, pre_add, pre_gate, post_add
+    ):
+        tensors = (input, running_mean, running_var, weight, bias, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return handle_torch_function(
                 counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training,
                 momentum, eps, activation, channel_dim,
+                **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     share: float | Tensor = 0.0 if momentum is None else momentum
     if counter is not None and momentum is None and running_mean is not None:
         # A tensor, since a number would wait for the device and break a compiled graph.
         share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
     operands = Operands(input, weight, bias)
-    output = batch_norm_results(
-        operands, running_mean, running_var, training, share, eps, activation, channel_dim, False
-    ).output
+    results = batch_norm_results(
+        operands, running_mean, running_var, training, share, eps, activation, channel_dim, False, sums
+    )
     if counter is not None:
         counter.add_(1)
-    return output
+    return _returned(results, sums)
 
 
 def batch_norm_results(
@@ -437,12 +554,14 @@ def batch_norm_results(
     activation: str | Activation | None,
     channel_dim: int,
     wants_statistics: bool,
+    sums: Sums | None = None,
 ) -> Results:
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     call = ("batch_norm", bool(training), Tensor if isinstance(momentum, Tensor) else momentum, channel_dim, eps)
-    if not wants_statistics:
+    repeats = not wants_statistics and sums is None
+    if repeats:
         moments: list[tuple[Tensor, Tensor]] | None = [] if training and running_mean is not None else None
         output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var, moments)
         if output is not None:
@@ -461,19 +580,24 @@ def batch_norm_results(
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, bool(training))
     if not training:
         operands.mean, operands.var = running_mean, running_var
+        if sums is not None:
+            return normalize_sums("batch_norm", norm, operands, sums, wants_statistics)
         results = normalize(norm, operands, wants_statistics)
-        if not wants_statistics:
+        if repeats:
             keep(call, activation, norm, operands)
         return results
     numel = input.numel()
     if numel and numel == channels:
         arguments.refuse_one_element("batch_norm", input, "channel")
     moves = running_mean is not None and running_var is not None and numel > 0
-    results = normalize(norm, operands, wants_statistics or moves)
+    if sums is None:
+        results = normalize(norm, operands, wants_statistics or moves)
+    else:
+        results = normalize_sums("batch_norm", norm, operands, sums, wants_statistics or moves)
     if moves:
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
         update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
-    if not wants_statistics and (moves or running_mean is None):
+    if repeats and (moves or running_mean is None):
         keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var))
     return results

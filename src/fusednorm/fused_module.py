@@ -72,7 +72,15 @@ class FusedModule(torch.nn.Module):
 class FusedBatchNorm(FusedModule, BatchNormBase):
     """What the batch norms share: the call by this process's own input."""
 
-    def _normalize(self, input: torch.Tensor) -> torch.Tensor:
+    def _normalize(
+        self,
+        input: torch.Tensor,
+        *,
+        pre_add: torch.Tensor | None = None,
+        pre_gate: torch.Tensor | None = None,
+        return_sum: bool = False,
+        post_add: torch.Tensor | None = None,
+    ) -> Any:
         update = self.training and self.track_running_stats
         given = update or not self.training  # running statistics that are not to be updated stay out of training
         return functional.counted_batch_norm(
@@ -87,6 +95,10 @@ class FusedBatchNorm(FusedModule, BatchNormBase):
             self._eps,
             self.activation,
             self.channel_dim,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -15,9 +15,9 @@ from fusednorm.instance import Candidate
 from fusednorm.machine.limits import copy_bandwidth, peak_flops
 from fusednorm.modulation import in_samples
 from fusednorm.norm import FAMILIES, Family, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import Direction, Problem
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem
 from fusednorm.text import printable
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
@@ -41,7 +41,8 @@ class Explanation:
     per byte. ``copy_bandwidth`` (bytes/s) and ``peak_flops`` (flops/s) were measured in this process by a plain copy of
     about as many bytes and by a matrix product; ``balance`` is peak_flops / copy_bandwidth. Memory bounds a call of a
     lower intensity, arithmetic any other. ``least_seconds`` is the time of a plain copy of ``bytes``. ``copies`` names
-    the tensors whose strides force a copy first.
+    the tensors whose strides force a copy first. ``composed`` is None, or says why the sums around the norm are torch's
+    own operators before and after the instance.
     """
 
     problem: Problem
@@ -54,6 +55,7 @@ class Explanation:
     peak_flops: float
     copies: tuple[str, ...]
     rejected: tuple[Rejected, ...]
+    composed: str | None = None
 
     @property
     def intensity(self) -> float:
@@ -94,6 +96,10 @@ class Explanation:
                 else "none"
             ),
         ]
+        if problem.added is not None:
+            names = ", ".join(problem.added.names)
+            why = f"{names} by torch's operators: {self.instance} {self.composed}"
+            lines.append(f"  fused      {names}" if self.composed is None else f"  composed   {why}")
         lines += [f"  not        {one.instance}: {one.reason}" for one in self.rejected]
         return "\n".join(lines)
 
@@ -123,7 +129,8 @@ def _check(function: Callable[..., Any], bound: inspect.BoundArguments) -> None:
 
 
 def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked = "forward", **kwargs: Any) -> Problem:
-    """The Problem of a public call; a backward's grad_output is taken to have the input's strides."""
+    """The Problem of a public call; a backward is that of the norm alone, and its grad_output is taken to have the
+    input's strides."""
     family = _family(function)
     if direction not in ASKED:
         raise ValueError(f"direction: {direction!r} is unknown; expected one of {', '.join(ASKED)}")
@@ -144,6 +151,9 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
             channel_dim = 1
     norm = norm_of(family, int(groups_or_dims), channel_dim, 0.0, given["activation"], training)
     if direction == "forward":
+        sums = Sums(given["pre_add"], given["pre_gate"], given["post_add"], given["return_sum"])
+        if sums.keywords():
+            return sum_forward_problem(norm, operands, sums, sums.return_sum)
         return forward_problem(norm, operands)
     o, none = operands, torch.empty(0)
     grad_output = torch.empty_like(o.input, device="meta")
@@ -160,8 +170,9 @@ def instances(function: Callable[..., Any], *args: Any, direction: Asked = "forw
         direction: "forward", "backward", "backward_data" or "backward_gamma_beta".
 
     Returns:
-        Candidates with ``instance.name`` and ``reason``: None, or why it cannot run the call. The configurations of an
-        instance that can are ``instance.configs(problem)``, where the problem is the one that :func:`explain` returns.
+        Candidates with ``instance.name`` and ``reason``: None, or why it cannot run the call, or fuse the sums around
+        it, which torch's operators then form. The configurations of an instance that can are
+        ``instance.configs(problem)``, where the problem is the one that :func:`explain` returns.
 
     Raises:
         TypeError: ``function`` is not a public function of fusednorm.
@@ -197,7 +208,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     """
     problem = problem_of_call(function, *args, direction=direction, **kwargs)
     forced = choice.forced()
-    chosen = choice.choose(problem, forced)
+    chosen = choice.choose(replace(problem, added=None), forced)
     summary = (inspect.getdoc(type(chosen.instance)) or "").partition("\n")[0]
     asked = "asked for by use_instance" if forced else "the default for this problem"
     if chosen.tuned is not None:
@@ -212,6 +223,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
         copy_bandwidth=copy_bandwidth(problem.bytes // 2, problem.device),
         peak_flops=peak_flops(problem.compute_dtype, problem.device),
         copies=problem.copies,
+        composed=None if problem.added is None else chosen.instance.supports(problem),
         rejected=tuple(
             Rejected(candidate.instance.name, candidate.reason)
             for candidate in choice.instances(problem)

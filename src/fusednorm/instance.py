@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
 
 
@@ -44,7 +44,24 @@ class BackwardPlan(Protocol):
         out."""
 
 
-Plan = ForwardPlan | BackwardPlan
+class SumForwardPlan(Protocol):
+    """A forward of a problem with ``added``, on tensors that fit its description."""
+
+    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:
+        """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above."""
+
+
+class SumBackwardPlan(Protocol):
+    """A backward of a problem with ``added``, whose input is s."""
+
+    def __call__(
+        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+    ) -> tuple[Gradients, Tensor | None]:
+        """Run it. grad_input is that of s, to which ``grad_sum`` is added, whose strides are those of s. The second
+        result is the gradient of ``post_add``, which is given where an activation meets the sum."""
+
+
+Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan
 
 
 class Instance(Protocol):
@@ -66,7 +83,8 @@ class Instance(Protocol):
         """
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
-        """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward.
+        """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward; their kin with sums where
+        something is added around the norm.
 
         Without ``config`` it has the default configuration.
         """

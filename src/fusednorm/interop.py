@@ -5,17 +5,19 @@ each such tool either keeps the activation or is refused with a remedy. Tools th
 modules alone: ``torch.fx.experimental.optimization.fuse``, the fusions of FX graph mode quantization and of Inductor.
 """
 
-from __future__ import annotations
+# Annotations are evaluated here: torch.fx cannot pickle a graph whose inputs have them as strings.
 
+import inspect
 import sys
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fusednorm.operands import Sums
 from fusednorm.private.torch_names import (
     COMPARISONS,
     DDP_REFUSAL,
@@ -25,6 +27,8 @@ from fusednorm.private.torch_names import (
     fuser_methods,
     has_hooks,
 )
+
+Forward = TypeVar("Forward", bound=Callable[..., Any])
 
 
 def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
@@ -57,26 +61,52 @@ def _refuse(module: Any, what: str) -> NoReturn:
 # --- tracing ---
 
 
-def leaf(module: Any, input: Any, **parts: Any) -> Any:
-    """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy. ``parts``
-    are the forward's other arguments, None where they are absent.
+def leaf(
+    module: Any,
+    input: Any,
+    pre_add: Any = None,
+    pre_gate: Any = None,
+    return_sum: bool = False,
+    post_add: Any = None,
+    **modulation: Any,
+) -> Any:
+    """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
+    ``modulation`` is scale and shift, where the forward takes them.
 
     Tracers take a module for a leaf by the package of its class, so they trace into ours. Two modules must be traced
     into: the traced module itself, whose graph cannot call it, and a module with hooks, which are being traced around
     this call and would run again with it. There torch.fx records the function that ``forward`` calls: the result is
-    None, or that of ``_normalize`` where ``forward`` would look at its input's shape, which a Proxy has not.
+    None, or that of ``_normalize`` where ``forward`` would look at its input's shape, which a Proxy has not. Of the
+    sums around the norm the call gets those that were given.
     """
     if not isinstance(input, torch.fx.Proxy):
         return None
     tracer = input.tracer
     if not isinstance(tracer, torch.fx.Tracer):
         return None
+    given = {name: part for name, part in modulation.items() if part is not None}
+    given |= Sums(pre_add, pre_gate, post_add, return_sum).keywords()
     path = tracer.path_of_module(module)
     if path and not has_hooks(module):
-        given = {name: part for name, part in parts.items() if part is not None}
         return tracer.create_proxy("call_module", path, (input,), given)
     normalize = getattr(module, "_normalize", None)
-    return None if normalize is None else normalize(input)
+    return None if normalize is None else normalize(input, **given)
+
+
+def traced_alone(forward: Forward) -> Forward:
+    """A module's ``forward``, of which torch.fx sees the first parameter where it traces the module itself.
+
+    torch.fx makes an input of each parameter, and would take the sums around the norm for given. It looks at the
+    function behind ``__wrapped__``; ``__signature__`` keeps the whole for everybody else.
+    """
+
+    def of_input(self: Any, input: Tensor) -> Any: ...
+    def of_x(self: Any, x: Tensor) -> Any: ...
+
+    signature = inspect.signature(forward)
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    forward.__wrapped__ = of_x if "x" in signature.parameters else of_input  # type: ignore[attr-defined]
+    return forward
 
 
 # --- DistributedDataParallel ---

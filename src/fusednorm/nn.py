@@ -6,6 +6,10 @@ shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, 
 these three take ``scale`` and ``shift`` beside the input, the modulation of adaLN.
 Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
 
+A call takes the sums around the norm as the functions' keywords: ``norm(x, pre_add=residual, return_sum=True)`` gives
+(output, s), and ``norm(x, post_add=shortcut)`` adds before the activation. A sample without its batch dimension has all
+of these without it.
+
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
 each module as one call, as it does torch's; ``torch.ao.quantization.fuse_modules`` takes the batch norms, and keeps a
@@ -61,9 +65,20 @@ class GroupNorm(FusedModule, torch.nn.GroupNorm):
         super().__init__(num_groups, num_channels, eps, affine, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
-            return call
+    @interop.traced_alone
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(input) is not Tensor:
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            if call is not None:
+                return call
         return functional.group_norm(
             input,
             self.num_groups,
@@ -72,6 +87,10 @@ class GroupNorm(FusedModule, torch.nn.GroupNorm):
             self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
 
 
@@ -104,9 +123,22 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
         self._set_fused(activation, channel_dim)
         _check_channels_alone(self)
 
-    def forward(self, input: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input, scale=scale, shift=shift)) is not None:
-            return call
+    @interop.traced_alone
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(input) is not Tensor:
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
+            if call is not None:
+                return call
         return functional.layer_norm(
             input,
             self.normalized_shape,
@@ -117,6 +149,10 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
             channel_dim=self.channel_dim,
             scale=scale,
             shift=shift,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
 
 
@@ -169,9 +205,22 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
         self._set_fused(activation, channel_dim)
         _check_channels_alone(self)
 
-    def forward(self, x: Tensor, *, scale: Tensor | None = None, shift: Tensor | None = None) -> Tensor:
-        if type(x) is not Tensor and (call := interop.leaf(self, x, scale=scale, shift=shift)) is not None:
-            return call
+    @interop.traced_alone
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(x) is not Tensor:
+            call = interop.leaf(self, x, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
+            if call is not None:
+                return call
         return functional.rms_norm(
             x,
             self.normalized_shape,
@@ -181,6 +230,10 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
             channel_dim=self.channel_dim,
             scale=scale,
             shift=shift,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
 
 
@@ -208,14 +261,23 @@ class _FusedBatchNorm(FusedBatchNorm):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if type(input) is Tensor:
+    @interop.traced_alone
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(input) is not Tensor:
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            if call is not None:
+                return call
+        if type(input) is Tensor or not isinstance(input, torch.fx.Proxy):
             self._check_input(input)
-        elif (call := interop.leaf(self, input)) is not None:
-            return call
-        elif not isinstance(input, torch.fx.Proxy):
-            self._check_input(input)
-        return self._normalize(input)
+        return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
 
 
 class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):
@@ -240,6 +302,11 @@ class BatchNorm3d(_FusedBatchNorm, torch.nn.BatchNorm3d):
     >>> BatchNorm3d(8, activation="relu")(torch.randn(2, 8, 2, 4, 4)).shape
     torch.Size([2, 8, 2, 4, 4])
     """
+
+
+def _as_batch(operand: Tensor | None) -> Tensor | None:
+    """An operand of one sample as that of a batch of one; a scalar stays one."""
+    return operand if not isinstance(operand, Tensor) or operand.dim() == 0 else operand.unsqueeze(0)
 
 
 class _FusedInstanceNorm(FusedModule, InstanceNormBase):
@@ -268,16 +335,32 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, **options)
         self._set_fused(activation, channel_dim)
 
-    def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
-            return call
+    @interop.traced_alone
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(input) is not Tensor:
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            if call is not None:
+                return call
         self._check_input(input)
         unbatched = input.dim() == self._unbatched_rank()
         axis = -1 if self.channel_dim == -1 else int(not unbatched)
         if input.size(axis) != self.num_features:
             self._refuse_channels(input, axis)
-        output = self._normalize(input.unsqueeze(0) if unbatched else input)
-        return output.squeeze(0) if unbatched else output
+        if not unbatched:
+            return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
+        pre_add, pre_gate, post_add = map(_as_batch, (pre_add, pre_gate, post_add))
+        found = self._normalize(
+            input.unsqueeze(0), pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add
+        )
+        return tuple(tensor.squeeze(0) for tensor in found) if return_sum else found.squeeze(0)
 
     def _refuse_channels(self, input: Tensor, axis: int) -> None:
         message = (
@@ -288,7 +371,15 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
             raise ValueError(f"{message}; build the module for {input.size(axis)} channels, or check channel_dim")
         warnings.warn(f"{message}, which is not used because affine=False", stacklevel=3)
 
-    def _normalize(self, input: Tensor) -> Tensor:
+    def _normalize(
+        self,
+        input: Tensor,
+        *,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
         return functional.instance_norm(
             input,
             self.running_mean,
@@ -300,6 +391,10 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
             self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
 
 

@@ -58,6 +58,11 @@ class Norm:
         return self.num_dims == 0 and self.family in ROW_FAMILIES
 
     @property
+    def channel_axis(self) -> int:
+        """The dimension of the channels; for trailing dimensions the last, along which a gate of (B, K) lies."""
+        return -1 if self.row_family else self.channel_dim
+
+    @property
     def per_batch(self) -> bool:
         """True for batch_norm, whose statistics run over the samples too."""
         return self.family == "batch_norm"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -23,6 +24,28 @@ class Operands:
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All of them, in the order of the op's schema."""
         return self.input, self.weight, self.bias, self.scale, self.shift, self.mean, self.var
+
+
+@dataclass(slots=True, eq=False)
+class Sums:
+    """The sums around a norm: it normalizes s = input + pre_gate · pre_add, and gives phi(z + post_add).
+
+    ``pre_add`` has the input's shape, or (N, C) where there are channels; ``post_add`` has the input's shape;
+    ``pre_gate`` broadcasts against the input. ``return_sum`` says that the caller takes s too.
+    """
+
+    pre_add: Tensor | None = None
+    pre_gate: Tensor | None = None
+    post_add: Tensor | None = None
+    return_sum: bool = False
+
+    def keywords(self) -> dict[str, Any]:
+        """The keyword arguments of a public function that were given."""
+        every = {"pre_add": self.pre_add, "pre_gate": self.pre_gate, "post_add": self.post_add}
+        given: dict[str, Any] = {name: tensor for name, tensor in every.items() if tensor is not None}
+        if self.return_sum:
+            given["return_sum"] = self.return_sum
+        return given
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +70,13 @@ class BackwardOperands:
 @dataclass(slots=True, eq=False)
 class Results:
     """The results of a forward; ``var`` is the biased variance. A statistic is None where the family has none or nobody
-    asked for it."""
+    asked for it. ``sum`` is the s of :class:`Sums`, None without a ``pre_add``."""
 
     output: Tensor
     mean: Tensor | None = None
     rstd: Tensor | None = None
     var: Tensor | None = None
+    sum: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

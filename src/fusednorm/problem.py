@@ -66,6 +66,26 @@ def statistics_shape(norm: Norm, view: View) -> tuple[int, ...]:
     return (view.channels,) if norm.per_batch else (view.samples, view.groups)
 
 
+def spread_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
+    """The shape (N, 1, ..., C, ..., 1) in which an (N, C) broadcasts against a shape with channels in ``axis``."""
+    axis %= len(shape)
+    return tuple(size if place in (0, axis) else 1 for place, size in enumerate(shape))
+
+
+def gate_shape(shape: Sequence[int], axis: int, gate: Sequence[int]) -> tuple[int, ...] | None:
+    """The shape, of the input's rank, in which a gate broadcasts against the input; None where it does not.
+
+    An (N, C) is one number per sample and channel, whatever else it could mean; anything else follows torch's rule.
+    """
+    if len(gate) == 2 and len(shape) > 2 and tuple(gate) == (shape[0], shape[axis]):
+        return spread_shape(shape, axis)
+    if len(gate) > len(shape):
+        return None
+    aligned = (1,) * (len(shape) - len(gate)) + tuple(gate)
+    fits = all(one in (1, size) for one, size in zip(aligned, shape, strict=True))
+    return aligned if fits else None
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """A memory order of the view and the element strides of (sample, channel, spatial) in it.
@@ -166,6 +186,51 @@ def dense_layout(view: View, order: Order) -> Layout:
     return Layout(order, channels * spatial, 1, channels)
 
 
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How a gate lies against rows: ``rows`` of them share one, which has a number for each element or one for all, and
+    the next lies ``step`` numbers behind it."""
+
+    rows: int
+    step: int
+    per_element: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What is added around a problem's norm: s = input + gate · pre_add is normalized, and post_add is added to z.
+
+    ``names`` are the call's tensors that are added. A layout is None where nothing is added. ``keeps_sum`` says that a
+    forward writes s, ``grad_sum`` that a backward, whose input is s, is given a gradient of s. ``obstacle`` is None, or
+    why no kernel can add: shapes, dtypes or strides.
+    """
+
+    pre_layout: Layout | None = None
+    gate: Gate | None = None
+    post_layout: Layout | None = None
+    keeps_sum: bool = False
+    grad_sum: bool = False
+    obstacle: str | None = None
+    names: tuple[str, ...] = ()
+
+    @property
+    def transfers(self) -> int:
+        """How many tensors as large as the input the sums read and write beyond those of the norm."""
+        return sum(name != "pre_gate" for name in self.names) + self.keeps_sum + self.grad_sum
+
+
+def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int]) -> Gate | None:
+    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel; None where no rows share it
+    one after the other."""
+    split = len(shape) - norm.num_dims if norm.row_family else 1
+    outer, inner = gate[:split], gate[split:]
+    shared = next((place for place in reversed(range(split)) if outer[place] != 1), -1) + 1
+    whole = prod(inner) != 1
+    if tuple(outer[:shared]) != tuple(shape[:shared]) or (whole and tuple(inner) != tuple(shape[split:])):
+        return None
+    return Gate(max(1, prod(shape[shared:split])), (prod(inner) if prod(outer) > 1 else 0), whole)
+
+
 @dataclass(frozen=True)
 class Problem:
     """One normalization to run: the norm, the view, its dtypes and memory order, and which operands there are.
@@ -175,7 +240,7 @@ class Problem:
     output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
     without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
     ``made_of`` is the call's norm where ``norm`` and the view are not: its positions are seen as rows, or its rows as
-    the positions of samples.
+    the positions of samples. ``added`` is None where nothing is added around the norm.
     """
 
     norm: Norm
@@ -195,6 +260,7 @@ class Problem:
     dense: bool = True
     copies: tuple[str, ...] = ()
     made_of: Norm | None = None
+    added: Added | None = None
 
     @property
     def called(self) -> Norm:
@@ -329,7 +395,8 @@ class Problem:
     def bytes(self) -> int:
         """The fewest bytes that the operation can move: each tensor read or written once."""
         view = self.view
-        total = TRANSFERS[self.direction] * view.numel * DTYPE_BYTES[self.dtype]
+        transfers = TRANSFERS[self.direction] + (0 if self.added is None else self.added.transfers)
+        total = transfers * view.numel * DTYPE_BYTES[self.dtype]
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
         total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -9,8 +10,18 @@ from torch import Tensor
 
 from fusednorm.dtypes import dtype_name
 from fusednorm.norm import Norm, norm_of
-from fusednorm.operands import BackwardOperands, Operands, Wanted
-from fusednorm.problem import Direction, Problem, layout_of, rows_in_samples, view_of
+from fusednorm.operands import BackwardOperands, Operands, Sums, Wanted
+from fusednorm.problem import (
+    Added,
+    Direction,
+    Layout,
+    Problem,
+    gate_of,
+    gate_shape,
+    layout_of,
+    rows_in_samples,
+    view_of,
+)
 from fusednorm.strides import empty_output, is_dense, packed_strides
 
 
@@ -110,6 +121,63 @@ def _seen(
             gradient = steps[2] if len(steps) > 2 else None
             return _Seen(seen, (samples, positions, elements), steps[0], steps[1], gradient)
     return _Seen(norm, shape, input, output, grad)
+
+
+def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> Problem:
+    """The Problem of a forward with sums around it; ``keeps_sum`` where s is a result."""
+    problem, input = forward_problem(norm, operands), operands.input
+    gate, obstacle = None, _obstacle(problem, input, pre_add=sums.pre_add, post_add=sums.post_add)
+    if sums.pre_gate is not None:
+        shape = gate_shape(input.shape, norm.channel_axis, sums.pre_gate.shape)
+        gate = None if shape is None else gate_of(norm, input.shape, shape)
+        if sums.pre_gate.dtype == torch.float64 != input.dtype:
+            obstacle = obstacle or "pre_gate is float64 and the input is not"
+        elif gate is None:
+            obstacle = obstacle or "pre_gate is not shared by rows that follow one another"
+    added = Added(
+        pre_layout=_added_layout(problem, input, sums.pre_add),
+        gate=gate,
+        post_layout=_added_layout(problem, input, sums.post_add),
+        keeps_sum=keeps_sum,
+        obstacle=obstacle,
+        names=tuple(name for name in ("pre_add", "pre_gate", "post_add") if getattr(sums, name) is not None),
+    )
+    return replace(problem, added=added)
+
+
+def sum_backward_problem(
+    norm: Norm, operands: BackwardOperands, direction: Direction, post_add: Tensor | None, grad_sum: bool
+) -> Problem:
+    """The Problem of a backward whose input is s, with ``post_add`` where that meets an activation, and where
+    ``grad_sum`` says so with the gradient of s, in the strides of s."""
+    problem = backward_problem(norm, operands, direction)
+    post_layout = _added_layout(problem, operands.input, post_add)
+    obstacle = _obstacle(problem, operands.input, post_add=post_add)
+    return replace(
+        problem,
+        added=Added(None, None, post_layout, False, grad_sum, obstacle, () if post_add is None else ("post_add",)),
+    )
+
+
+def _added_layout(problem: Problem, input: Tensor, added: Tensor | None) -> Layout | None:
+    """The layout of what is added; None where nothing is, or where no kernel can add it."""
+    if added is None or added.shape != input.shape or added.dtype != input.dtype:
+        return None
+    if input.numel() == 0:
+        return problem.layout
+    return layout_of(problem.norm, input.shape, added.stride(), input.stride(), problem.layout.order)
+
+
+def _obstacle(problem: Problem, input: Tensor, **added: Tensor | None) -> str | None:
+    """Why no kernel can add these tensors, or None."""
+    if problem.copies:
+        return f"the strides of {' and '.join(problem.copies)} fit no memory order"
+    if problem.made_of is not None:
+        return "each position has statistics of its own"
+    for name, tensor in added.items():
+        if tensor is not None and _added_layout(problem, input, tensor) is None:
+            return f"{name} has not the input's shape, dtype and memory order"
+    return None
 
 
 def _dtype_of(operand: Tensor | None) -> str | None:

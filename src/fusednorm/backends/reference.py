@@ -261,7 +261,7 @@ class ReferenceInstance:
     name = "reference"
 
     def supports(self, problem: Problem) -> str | None:
-        return None
+        return None if problem.added is None else "adds nothing before or behind the norm"
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)

@@ -11,12 +11,16 @@ import torch
 from torch import Tensor
 
 from fusednorm import interop
-from fusednorm.arguments import check_momentum
+from fusednorm.arguments import check_momentum, check_sums
 from fusednorm.distributed.agreement import check_agreement, header
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
 from fusednorm.dtypes import compute_dtype
+from fusednorm.functional import call_norm
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm
+from fusednorm.norm import Norm
+from fusednorm.operands import Results, Sums
+from fusednorm.sums import around
 
 
 class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
@@ -70,36 +74,57 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_agreed"}
 
-    def forward(self, input: Tensor) -> Tensor:
-        if type(input) is not Tensor and (call := interop.leaf(self, input)) is not None:
-            return call
+    @interop.traced_alone
+    def forward(
+        self,
+        input: Tensor,
+        *,
+        pre_add: Tensor | None = None,
+        pre_gate: Tensor | None = None,
+        return_sum: bool = False,
+        post_add: Tensor | None = None,
+    ) -> Any:
+        if type(input) is not Tensor:
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            if call is not None:
+                return call
         if self.training and not (isinstance(input, Tensor) and input.is_meta):  # which has shapes alone to exchange
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
-                return self._synchronized(input, group)
-        return self._normalize(input)
+                return self._synchronized(input, group, Sums(pre_add, pre_gate, post_add, return_sum))
+        return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
             yield from super().named_modules(*arguments, **keywords)
 
-    def _synchronized(self, input: Tensor, group: Any) -> Tensor:
+    def _synchronized(self, input: Tensor, group: Any, sums: Sums) -> Any:
         running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        self._check_together(input, running, group)
+        self._check_together(input, running, group, sums)
         counter = self.num_batches_tracked if self.track_running_stats else None
         share: float | Tensor = 0.0 if self.momentum is None else self.momentum
         if counter is not None and self.momentum is None and running[0] is not None:
             # A tensor, since a number would wait for the device.
             share = (counter + 1).to(compute_dtype(running[0].dtype)).reciprocal()
-        output = synchronized_batch_norm(
-            "SyncBatchNorm", input, *running, self.weight, self.bias, share, self._eps, self.activation,
-            self.channel_dim, group,
-        )  # fmt: skip
+
+        def run(norm: Norm, s: Tensor) -> Results:
+            output = synchronized_batch_norm(
+                "SyncBatchNorm", s, *running, self.weight, self.bias, share, self._eps, norm.activation,
+                self.channel_dim, group,
+            )  # fmt: skip
+            return Results(output)
+
+        results = around(self._norm(), input, sums, run)
         if counter is not None:
             counter.add_(1)
-        return output
+        return (results.output, results.sum) if sums.return_sum else results.output
 
-    def _check_together(self, input: Tensor, running: tuple[Tensor | None, Tensor | None], group: Any) -> None:
+    def _norm(self) -> Norm:
+        return call_norm("batch_norm", 0, self.channel_dim, self._eps, self.activation, False)
+
+    def _check_together(
+        self, input: Tensor, running: tuple[Tensor | None, Tensor | None], group: Any, sums: Sums
+    ) -> None:
         """Check this rank's arguments; whatever is wrong with them, it takes part in the exchange, since the other
         ranks would wait for it."""
         refusal: Exception | None = None
@@ -107,6 +132,7 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             check(
                 "SyncBatchNorm", self.num_features, input, *running, self.weight, self.bias, self._eps, self.channel_dim
             )
+            check_sums("SyncBatchNorm", self._norm(), input, sums)
             if self.momentum is not None:
                 check_momentum("SyncBatchNorm", self.momentum)
         except (TypeError, ValueError) as error:

@@ -49,6 +49,13 @@ ARGUMENTS = {
     # Of a forward with given statistics.
     "given_variance": "operand",
     "given_variance_dtype": "integer",
+    # Of the sums around a norm: s, which a kernel writes and reads; what it is made of; what is added to z; gradients.
+    "total": "element",
+    "pre_add": "element",
+    "pre_gate": "compute",
+    "post_add": "element",
+    "grad_total": "element",
+    "grad_post_add": "element",
     # The same in all calls of a plan.
     "geometry": "geometry",
     "activation_parameter": "float",

@@ -42,7 +42,12 @@ GAIN_DTYPE, OFFSET_DTYPE, MODULATION = 26, 27, 28
 #: Of how many rows, or blocks of positions, the parameters' gradients are summed together: those of a sample where
 #: scale or shift differ by sample, or all.
 SUMMED = 29
-FIELDS = 30
+#: Strides between rows of what is added before and behind a norm, and of s. Where nobody keeps s, each worker has room
+#: for one row of it, TOTAL_WORKER behind that of the worker before.
+PRE_SAMPLE, POST_SAMPLE, TOTAL_SAMPLE, TOTAL_WORKER = range(30, 34)
+#: Whether a gate has an element for each of a row's, how many rows share one gate, and the step to the next.
+GATE_PER_ELEMENT, GATE_ROWS, GATE_STEP = range(34, 37)
+FIELDS = 37
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
@@ -123,4 +128,10 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[WANT_INPUT_GRAD] = problem.direction != "backward_gamma_beta"
     fields[REPEAT] = repeat(problem)
     fields[TILE_PLANES : TILE_UNITS + 1] = tile(problem)
+    added = problem.added
+    if added is not None:
+        fields[PRE_SAMPLE] = added.pre_layout.sample if added.pre_layout else 0
+        fields[POST_SAMPLE] = added.post_layout.sample if added.post_layout else 0
+        if added.gate is not None:
+            fields[GATE_PER_ELEMENT : GATE_STEP + 1] = added.gate.per_element, added.gate.rows, added.gate.step
     return fields

@@ -11,7 +11,13 @@ from typing import TypeVar
 from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, summed_rows
 from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
 from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
-from fusednorm.backends.cpu.plans.rows import FewRowsBackward, RowsBackward, RowsForward
+from fusednorm.backends.cpu.plans.rows import (
+    FewRowsBackward,
+    RowsBackward,
+    RowsForward,
+    RowsSumBackward,
+    RowsSumForward,
+)
 from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -114,7 +120,9 @@ def unavailable() -> str | None:
     return None
 
 
-def _common(problem: Problem) -> str | None:
+def _common(problem: Problem, adds: bool = False) -> str | None:
+    if problem.added is not None and (problem.added.obstacle or not adds):
+        return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cpu":
@@ -242,7 +250,7 @@ class SlabsSplitInstance:
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
     """One position per channel, or statistics for each position of channels_last: each row from its statistics to its
-    result."""
+    result, with the sums around the norm."""
 
     name: str = "cpu.rows"
 
@@ -255,16 +263,19 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        return _common(problem) or _needs(problem, "channels_last")
+        return _common(problem, adds=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
-        if not problem.backward or self._few(problem):
+        if not problem.backward or (problem.added is None and self._few(problem)):
             return (None,)
         return _distinct(SEGMENTS, lambda config: min(config.size(problem), summed_rows(problem)[1]))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if not problem.backward:
-            return RowsForward(problem)
+            return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
+        if problem.added is not None:
+            rows = (config or SEGMENTS[0]).size(problem)
+            return RowsSumBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
         if self._few(problem):
             pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
             return FewRowsBackward(problem, pieces, ROW_PIECE)

@@ -79,6 +79,8 @@ def _interpreted() -> bool:
 
 
 def _common(problem: Problem) -> str | None:
+    if problem.added is not None:
+        return "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 from fusednorm.backends.cpu.geometry import SCRATCH
 from fusednorm.private.numba_names import bfloat, ir_type, void_value
 
-WRITTEN = ("output", "first", "second", "kept")
+WRITTEN = ("output", "first", "second", "kept", "total")
 FILLED = 16  # elements that one ``fill`` writes
 POINTEE = {
     "float64": types.float64,
@@ -38,7 +38,8 @@ class Element(NamedTuple):
     ``round(v)`` gives the nearest number that the input's dtype holds. ``add_first(p, i, v)`` and
     ``add_second(p, i, v)`` accumulate into arrays of the compute dtype; ``scratch()`` is an array of SCRATCH elements
     on the stack with room behind it, since ``fill(p, i, v)`` writes v to FILLED elements. ``keep(p, i, v)`` and
-    ``recall(p, i)`` write and read an array of the compute dtype that overlaps none of the others.
+    ``recall(p, i)`` write and read an array of the compute dtype that overlaps none of the others, ``put_total(p, i,
+    v)`` and ``load_total(p, i)`` one of the input's dtype.
     """
 
     compute: type
@@ -52,6 +53,8 @@ class Element(NamedTuple):
     fill: object
     keep: object
     recall: object
+    put_total: object
+    load_total: object
 
 
 def _scopes(builder, names):
@@ -231,6 +234,8 @@ def element(dtype: str) -> Element:
         fill=_make_fill(compute),
         keep=_make_store(compute, compute, None, "kept"),
         recall=_make_load(compute, compute, None, "kept"),
+        put_total=_make_store(pointee, compute, narrow, "total"),
+        load_total=_make_load(pointee, compute, widen, "total"),
     )
 
 

@@ -10,6 +10,10 @@ The forward takes each row from its statistics to its output. The backward takes
 and sums the parameters' gradients over fixed segments of rows, with a scale or shift of rows of one sample. Few rows
 would make few segments: first the sums of all pieces of them are taken, then, a block of channels at a time, all
 gradients.
+
+With sums around the norm the forward first makes a row of s = x + gate pre_add, in ``total``, and then normalizes that
+row while it lies in cache; it adds post_add to z. The backward, whose x is s, then keeps dz of each row and stores it
+too, and adds the gradient of s to dx.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from fusednorm.backends.cpu.geometry import (
     COLUMN_ROWS,
     COLUMNS,
     GAIN_DTYPE,
+    GATE_PER_ELEMENT,
+    GATE_ROWS,
+    GATE_STEP,
     GRAD_SAMPLE,
     GRAD_STEP,
     GROUP_CHANNELS,
@@ -35,6 +42,8 @@ from fusednorm.backends.cpu.geometry import (
     OUTPUT_STEP,
     PIECE,
     PIECES,
+    POST_SAMPLE,
+    PRE_SAMPLE,
     RMS,
     ROWS_FLUSHED,
     SCALE_DTYPE,
@@ -42,6 +51,8 @@ from fusednorm.backends.cpu.geometry import (
     SHIFT_DTYPE,
     SPATIAL,
     SUMMED,
+    TOTAL_SAMPLE,
+    TOTAL_WORKER,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
@@ -71,24 +82,49 @@ def parameters_of(geometry, n):
     return n // geometry[SPATIAL] * geometry[MODULATION] if geometry[MODULATION] else 0
 
 
-def build_forward(element: Element, value, pullback):
-    """Rows start to stop."""
-    load, read, store, T = element.load, element.read, element.store, element.compute
-    row_moments, as_read = moments(element), widened(element)
+@cache
+def _add_row(element: Element):
+    load, read, put, T = element.load, element.read, element.put_total, element.compute
 
     @exact
-    def apply_row(x, i, y, j, n, mean, rstd, weight, bias, first, activation_parameter):
-        """y = value(weight xhat + bias)."""
+    def add_row(x, i, pre, p, gates, q, gated, per_element, total, t, n):
+        """total = x + gate pre, rounded to the input's dtype."""
+        gate = read(gates, q) if gated else T(1)
+        for part in range(2):
+            start, stop = span(part, n)
+            if per_element:
+                for k in range(start, stop):
+                    put(total, t + k, load(x, i + k) + read(gates, q + k) * load(pre, p + k))
+            else:
+                for k in range(start, stop):
+                    put(total, t + k, load(x, i + k) + gate * load(pre, p + k))
+
+    return add_row
+
+
+def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False):
+    """Rows start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add."""
+    read, store, T, load_post = element.read, element.store, element.compute, element.load
+    load = element.load_total if adds_before else element.load
+    row_moments, as_read = moments(element._replace(load=load)), widened(element)
+    add_row = _add_row(element)
+
+    @exact
+    def apply_row(x, i, y, j, post, p, n, mean, rstd, weight, bias, first, activation_parameter):
+        """y = value(weight xhat + bias + post)."""
         centre, inverse, alpha = T(mean), T(rstd), T(activation_parameter)
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
+                if adds_behind:
+                    z += load_post(post, p + k)
                 store(y, j + k, value(z, alpha))
 
     def forward(
-        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
-    ):
+        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, total, pre_add, pre_gate, post_add, geometry, eps,
+        activation_parameter, worker, start, stop,
+    ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
@@ -96,31 +132,50 @@ def build_forward(element: Element, value, pullback):
             place = parameters_of(geometry, n)
             for g in range(groups):
                 i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + g * length
-                centre, m2 = row_moments(x, i, length, geometry[RMS])
+                p = n * geometry[POST_SAMPLE] + g * length
+                source = x
+                if adds_before:
+                    t = n * geometry[TOTAL_SAMPLE] + worker * geometry[TOTAL_WORKER] + g * length
+                    q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
+                    q += g * length if geometry[GATE_PER_ELEMENT] else 0
+                    add_row(
+                        x, i, pre_add, n * geometry[PRE_SAMPLE] + g * length, pre_gate, q, geometry[GATE_ROWS] > 0,
+                        geometry[GATE_PER_ELEMENT], total, t, length,
+                    )  # fmt: skip
+                    source, i = total, t
+                centre, m2 = row_moments(source, i, length, geometry[RMS])
                 inverse = 1.0 / np.sqrt(m2 / length + eps)
                 rstd[n * groups + g] = T(inverse)
                 if not geometry[RMS]:
                     mean[n * groups + g] = T(centre)
                 j = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + g * length
-                apply_row(x, i, y, j, length, centre, inverse, gains, offsets, place + g * length, activation_parameter)
+                apply_row(
+                    source, i, y, j, post_add, p, length, centre, inverse, gains, offsets, place + g * length,
+                    activation_parameter,
+                )  # fmt: skip
 
     return forward
 
 
 @cache
-def _keep_group(element: Element, pullback):
-    load, read, keep = element.load, element.read, element.keep
+def _keep_group(element: Element, pullback, adds_behind: bool):
+    load, read, keep, store = element.load, element.read, element.keep, element.store
 
     @exact
-    def keep_group(grad, g, x, i, kept, r, n, centre, inverse, weight, bias, first, alpha):
+    def keep_group(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, inverse, weight, bias, first, alpha):
         """dz of one group of one row, put into ``kept`` from r on: the sums of its last elements are scalar code, in
-        which no exponential should be."""
+        which no exponential should be. With ``adds_behind`` z is z + post, and dz its gradient, which is stored too."""
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 gain = read(weight, first + k)
                 z = normalized(load(x, i + k) - centre, scaled(gain, inverse), read(bias, first + k))
-                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
+                if adds_behind:
+                    z += load(post, p + k)
+                dz = pullback(load(grad, g + k), z, alpha)
+                keep(kept, r + k, dz)
+                if adds_behind:
+                    store(grad_post, o + k, dz)
 
     return keep_group
 
@@ -149,15 +204,17 @@ def _group_sums(element: Element, make, accumulate: bool):
 
 
 @cache
-def _gradient_group(element: Element, make, accumulate: bool):
+def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: bool = False):
     load, read, store, T = element.load, element.read, element.store, element.compute
     add_first, add_second = element.add_first, element.add_second
 
     @exact
     def gradient_group(
-        grad, g, x, i, dx, o, kept, r, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q, sums, ps, qs
-    ):
-        """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` the parameters' gradients are summed too."""
+        grad, g, x, i, dx, o, kept, r, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q, sums, ps, qs,
+        grad_total,
+    ):  # fmt: skip
+        """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` the parameters' gradients are summed too, and
+        with ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
@@ -166,24 +223,32 @@ def _gradient_group(element: Element, make, accumulate: bool):
             if accumulate:
                 add_first(sums, ps + first + k, dz)
                 add_second(sums, qs + first + k, dz * xhat)
-            store(dx, o + k, inverse * (gain * dz - (p + xhat * q)))
+            gradient = inverse * (gain * dz - (p + xhat * q))
+            if adds_gradient:
+                gradient += load(grad_total, i + k)
+            store(dx, o + k, gradient)
 
     return gradient_group
 
 
-def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
+def build_backward(
+    element: Element, value, pullback, accumulate=True, keeps=False, adds_behind=False, adds_gradient=False
+):
     """The input's gradient, and with ``accumulate`` the parameters' of segments of PIECE rows; PIECES segments make the
     SUMMED rows.
 
-    Where dz is kept, ``kept`` has room for a group per worker.
+    Where dz is kept, ``kept`` has room for a group per worker. With ``adds_behind`` it is the gradient of z + post_add,
+    and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
     """
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback)
-    group_sums, gradient_group = _group_sums(element, make, accumulate), _gradient_group(element, make, False)
+    make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback, adds_behind)
+    group_sums = _group_sums(element, make, accumulate)
+    gradient_group = _gradient_group(element, make, False, adds_gradient)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        running, partials, kept, geometry, activation_parameter, worker, start, stop,
+        running, partials, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start,
+        stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
@@ -212,7 +277,10 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                     o = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
                     first, total_p, total_q = place + channel, 0.0, 0.0
                     if keeps:
-                        keep_group(grad, g, x, i, kept, slot, length, centre, inverse, gains, offsets, first, alpha)
+                        keep_group(
+                            grad, g, x, i, kept, slot, post_add, n * geometry[POST_SAMPLE] + channel, grad_post_add,
+                            o, length, centre, inverse, gains, offsets, first, alpha,
+                        )  # fmt: skip
                     for k in range(0, length, CHUNK):
                         chunk_p, chunk_q = group_sums(
                             grad, g + k, x, i + k, kept, slot + k, min(CHUNK, length - k), centre, inverse, gains,
@@ -228,6 +296,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                         gradient_group(
                             grad, g + k, x, i + k, dx, o + k, kept, slot + k, min(CHUNK, length - k), centre, inverse,
                             gains, offsets, first + k, alpha, mean_p, mean_q, running, ps - place, qs - place,
+                            grad_total,
                         )  # fmt: skip
                 if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
                     for c in range(2 * channels):
@@ -311,7 +380,7 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                     mean_p, mean_q = mean_of_pieces(partials, unit, geometry[PIECES], length)
                     gradient_group(
                         grad, g + c, x, i + c, dx, o + c, running, 0, width, centre, inverse, gains, offsets, c, alpha,
-                        0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels,
+                        0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels, dx,
                     )  # fmt: skip
                     c += width
                 if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SUMMED]):
@@ -436,10 +505,23 @@ def build_modulation_sums(element: Element, value, pullback):
 
 BUILDERS = {
     "forward": build_forward,
+    "forward_before": partial(build_forward, adds_before=True),
+    "forward_behind": partial(build_forward, adds_behind=True),
+    "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
     "backward": build_backward,
     "backward_data": partial(build_backward, accumulate=False),
     "backward_kept": partial(build_backward, keeps=True),
     "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
+    "backward_total": partial(build_backward, adds_gradient=True),
+    "backward_data_total": partial(build_backward, accumulate=False, adds_gradient=True),
+    "backward_kept_total": partial(build_backward, keeps=True, adds_gradient=True),
+    "backward_data_kept_total": partial(build_backward, accumulate=False, keeps=True, adds_gradient=True),
+    "backward_behind": partial(build_backward, keeps=True, adds_behind=True),
+    "backward_data_behind": partial(build_backward, accumulate=False, keeps=True, adds_behind=True),
+    "backward_behind_total": partial(build_backward, keeps=True, adds_behind=True, adds_gradient=True),
+    "backward_data_behind_total": partial(
+        build_backward, accumulate=False, keeps=True, adds_behind=True, adds_gradient=True
+    ),
     "reduce": build_reduce,
     "columns": build_columns,
     "columns_data": partial(build_columns, accumulate=False),

@@ -1,0 +1,286 @@
+"""The sums around a norm: what is added to its input, and what is added before its activation.
+
+    s = input + pre_gate · pre_add        z = norm(s)        y = phi(z + post_add)
+
+s is rounded to the input's dtype, has its memory order, and is a tensor of its own.
+
+Where the norm's instance fuses the sums, an eager call is one kernel forward and one backward, and z is never rounded.
+Any other call is composed of torch's sums and of the norm's own call, so that whatever watches or transforms torch's
+operators sees sums that it knows: compilers, exporters, torch.func, checkpoints, second derivatives. Composed, z is
+rounded to the input's dtype before ``post_add`` meets it, and so is their sum before the activation, but under
+torch.compile, which fuses the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm import dispatch
+from fusednorm.activations import Activation
+from fusednorm.arguments import check_sums
+from fusednorm.autograd import gradients, normalize
+from fusednorm.choice import Selection, as_selected, lost, tuned_file
+from fusednorm.dtypes import compute_dtype
+from fusednorm.equivalents import activated
+from fusednorm.gate import batched, plain, readable, straight_backward, straight_forward
+from fusednorm.instance import SumForwardPlan
+from fusednorm.norm import Norm, norm_of, traced_norm
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, transformed
+from fusednorm.problem import gate_shape, spread_shape
+from fusednorm.strides import output_order, reordered
+
+_is_compiling = torch.compiler.is_dynamo_compiling
+_grad_enabled = torch.is_grad_enabled
+
+
+def normalize_sums(
+    function: str, norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = False
+) -> Results:
+    """The results of a forward of checked operands with sums around it, which are checked here; statistics as in
+    :func:`fusednorm.autograd.normalize`."""
+    check_sums(function, norm, operands.input, sums)
+    if _straight(operands, sums):
+        tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
+        differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+        keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
+        plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
+        if plan is not None:
+            if differentiable:
+                return _differentiable(norm, operands, sums, plan)
+            return plan(operands, sums, wants_statistics)
+
+    def run(norm: Norm, s: Tensor) -> Results:
+        return normalize(norm, replace(operands, input=s), wants_statistics)
+
+    return around(norm, operands.input, sums, run)
+
+
+def _straight(operands: Operands, sums: Sums) -> bool:
+    """Whether a call may go past torch's dispatcher, as in :mod:`fusednorm.gate`; where hooks see what is saved it may
+    not, since they would see other tensors under a mode."""
+    if _is_compiling() or saved_tensors_hooks(False) is not None or not straight_forward(operands):
+        return False
+    added = [each for each in (sums.pre_add, sums.pre_gate, sums.post_add) if each is not None]
+    return not transformed() and not batched(operands) and all(plain(each) and not is_batched(each) for each in added)
+
+
+def checked_around(
+    function: str, norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]
+) -> Results:
+    """:func:`around` with sums that are checked here."""
+    check_sums(function, norm, input, sums)
+    return around(norm, input, sums, run)
+
+
+def around(norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]) -> Results:
+    """The results of ``run(norm, s)`` with checked sums around it."""
+    pre_add, post_add = sums.pre_add, sums.post_add
+    s = input if pre_add is None else before(norm, input, pre_add, sums.pre_gate)
+    results = run(norm if post_add is None else _without_activation(norm), s)
+    if post_add is not None:
+        results.output = after(results.output, post_add, norm.activation)
+    results.sum = None if pre_add is None else s
+    return results
+
+
+def before(norm: Norm, input: Tensor, pre_add: Tensor, pre_gate: Tensor | None) -> Tensor:
+    """s = input + pre_gate · pre_add, in the widest of the dtypes, then in the input's."""
+    if pre_add.shape != input.shape:
+        pre_add = pre_add.reshape(spread_shape(input.shape, norm.channel_axis))
+    if pre_gate is None:
+        total = input + pre_add
+    else:
+        shape = gate_shape(input.shape, norm.channel_axis, pre_gate.shape)
+        assert shape is not None
+        # With a dimension for each of the input's: a tensor of none would be rounded to the others' dtype.
+        total = torch.addcmul(input, pre_gate.reshape(shape), pre_add)
+    total = total.to(input.dtype)
+    if _is_compiling() or total.stride() == input.stride() or transformed():
+        return total
+    return reordered(total, output_order(norm, input))
+
+
+def after(z: Tensor, post_add: Tensor, activation: Activation | None) -> Tensor:
+    """phi(z + post_add) in the dtype of z, a tensor that nobody else has."""
+    dtype = z.dtype
+    if _is_compiling():
+        total = z.to(compute_dtype(dtype)) + post_add
+    elif torch.promote_types(dtype, post_add.dtype) == dtype and not transformed():
+        total = z.add_(post_add)
+    else:
+        total = z + post_add
+    if activation is not None:
+        total = activated(total, activation)
+    return total.to(dtype)
+
+
+def _without_activation(norm: Norm) -> Norm:
+    if norm.activation is None:
+        return norm
+    groups_or_dims = norm.num_groups or norm.num_dims
+    make = traced_norm if _is_compiling() else norm_of
+    return make(norm.family, groups_or_dims, norm.channel_dim, norm.eps, None, norm.training)
+
+
+# --- fused, with gradients ---
+
+
+class SummedNormalization(torch.autograd.Function):
+    """y and, with a pre_add, s. ``plan`` computes; the list ``kept`` gets its results."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        pre_add: Tensor | None,
+        pre_gate: Tensor | None,
+        post_add: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        norm: Norm,
+        sums: Sums,
+        plan: SumForwardPlan,
+        kept: list[Results],
+    ) -> tuple[Tensor, Tensor | None]:
+        results = plan(Operands(input, weight, bias), sums, True)
+        ctx.set_materialize_grads(False)
+        ctx.norm, ctx.tuned = norm, tuned_file()
+        s = input if results.sum is None else results.sum
+        behind = None if norm.activation is None else post_add
+        gated = pre_gate is not None and ctx.needs_input_grad[2]
+        ctx.gate_shape = None if pre_gate is None else pre_gate.shape
+        ctx.save_for_backward(s, weight, bias, behind, results.mean, results.rstd, pre_gate, pre_add if gated else None)
+        kept.append(results)
+        return results.output, results.sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        s, weight, bias, post_add, mean, rstd, pre_gate, pre_add = ctx.saved_tensors
+        norm: Norm = ctx.norm
+        grad_output, grad_sum = grads
+        needs = ctx.needs_input_grad
+        wants_s = needs[0] or needs[1] or needs[2]
+        grad_post_add = None
+        found = Gradients(input=grad_sum)
+        if grad_output is not None:
+            wanted = (wants_s, needs[4], needs[5], False, False)
+            operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias)
+            selected = Selection(None, ctx.tuned) if lost(ctx.tuned) else None
+            if selected is None:
+                found, grad_post_add = _backward(norm, operands, wanted, post_add, needs[3], grad_sum)
+            else:
+                with as_selected(selected):
+                    found, grad_post_add = _backward(norm, operands, wanted, post_add, needs[3], grad_sum)
+        ds = found.input if wants_s else None
+        grad_pre_add = ds
+        grad_pre_gate = None
+        if pre_gate is not None and ds is not None:
+            shape = gate_shape(ds.shape, norm.channel_axis, pre_gate.shape)
+            assert shape is not None
+            grad_pre_add = (ds * pre_gate.reshape(shape)).to(ds.dtype) if needs[1] else None
+            if needs[2]:
+                dtype = torch.promote_types(compute_dtype(ds.dtype), pre_gate.dtype)
+                grad_pre_gate = (ds.to(dtype) * pre_add).sum_to_size(shape).reshape(pre_gate.shape).to(pre_gate.dtype)
+        return (
+            ds if needs[0] else None,
+            grad_pre_add if needs[1] else None,
+            grad_pre_gate,
+            grad_post_add,
+            found.weight if needs[4] else None,
+            found.bias if needs[5] else None,
+            None, None, None, None,
+        )  # fmt: skip
+
+
+def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForwardPlan) -> Results:
+    kept: list[Results] = []
+    o = operands
+    y, s = SummedNormalization.apply(
+        o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, norm, sums, plan, kept
+    )
+    return Results(y, kept[0].mean, kept[0].rstd, None, s)
+
+
+def _backward(
+    norm: Norm,
+    operands: BackwardOperands,
+    wanted: Wanted,
+    post_add: Tensor | None,
+    wants_post: bool,
+    grad_sum: Tensor | None,
+) -> tuple[Gradients, Tensor | None]:
+    """The gradients of s, of weight and of bias, and that of post_add. ``post_add`` is given where an activation meets
+    it; elsewhere its gradient is grad_output."""
+    grad_output, s = operands.grad_output, operands.input
+    added = [each for each in (post_add, grad_sum) if each is not None]
+    straight = not _grad_enabled() and straight_backward(operands) and not batched(operands)
+    if not straight or not all(readable(each) and not is_batched(each) for each in added):
+        return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
+    wants_s, *parameters = wanted
+    if post_add is not None or (grad_sum is not None and wants_s and grad_sum.stride() == s.stride()):
+        fits = grad_sum is not None and grad_sum.stride() == s.stride()
+        native = operands
+        if grad_output.stride() != s.stride():
+            native = replace(operands, grad_output=torch.empty_like(s).copy_(grad_output))
+        # With post_add every kernel makes the gradient of s too.
+        asked: Wanted = (True, *parameters)  # type: ignore[assignment]
+        plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
+        if plan is None:
+            if post_add is not None:
+                return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
+        else:
+            found, grad_post_add = plan(native, asked, post_add, grad_sum if fits else None)
+            if grad_sum is not None and not fits and found.input is not None:
+                found.input += grad_sum
+            if post_add is None and wants_post:
+                grad_post_add = grad_output
+            return found, grad_post_add if wants_post else None
+    found = gradients(norm, operands, wanted)
+    if grad_sum is not None and found.input is not None:
+        found.input = found.input + grad_sum
+    return found, grad_output if wants_post else None
+
+
+def _composed_backward(
+    norm: Norm,
+    operands: BackwardOperands,
+    wanted: Wanted,
+    post_add: Tensor | None,
+    wants_post: bool,
+    grad_sum: Tensor | None,
+) -> tuple[Gradients, Tensor | None]:
+    """:func:`_backward` by autograd through the composed call of s, differentiable in every tensor."""
+    o, differentiable = operands, _grad_enabled()
+
+    def own(tensor: Tensor | None, needed: bool) -> Tensor | None:
+        """A name of its own for an operand: the same tensor may be several."""
+        if tensor is None:
+            return None
+        return tensor.view_as(tensor) if differentiable else tensor.detach().requires_grad_(needed)
+
+    with torch.enable_grad():
+        s, weight, bias = own(o.input, True), own(o.weight, wanted[1]), own(o.bias, wanted[2])
+        behind = own(post_add, wants_post)
+        assert s is not None
+        if not s.requires_grad:
+            s = s.detach().requires_grad_()
+        bare = norm if behind is None else _without_activation(norm)
+        y = normalize(bare, Operands(s, weight, bias), False).output
+        if behind is not None:
+            y = after(y, behind, norm.activation)
+        asked = {"input": s, "weight": weight, "bias": bias, "post": behind}
+        wants = {"input": wanted[0], "weight": wanted[1], "bias": wanted[2], "post": wants_post}
+        leaves = {name: one for name, one in asked.items() if one is not None and wants[name] and one.requires_grad}
+        found = torch.autograd.grad(y, list(leaves.values()), o.grad_output, create_graph=differentiable)
+    grads = dict(zip(leaves, found, strict=True))
+    ds = grads.get("input")
+    if ds is not None and grad_sum is not None:
+        ds = ds + grad_sum
+    grad_post_add = grads.get("post") if post_add is not None else o.grad_output if wants_post else None
+    return Gradients(ds, grads.get("weight"), grads.get("bias")), grad_post_add
