@@ -22,10 +22,11 @@ from fusednorm.bench.models.measuring import OURS, TORCH, relative_error, run_jo
 from fusednorm.bench.models.norms import OURS as OUR_NORMS
 from fusednorm.bench.models.norms import TORCH as TORCH_NORMS
 from fusednorm.bench.models.norms import Norms
-from fusednorm.bench.models.rows import ModelReport, ModelRow, pairs_of, read_report
+from fusednorm.bench.models.rows import ModelReport, ModelRow, pairs_of
 from fusednorm.bench.models.step import Mode, Step
 from fusednorm.bench.models.summary import LEAST_SPEEDUP, broken_rules, model_table, ratio, verdict
 from fusednorm.bench.provenance import Machine
+from fusednorm.bench.reading import read_report
 from fusednorm.bench.results import Report
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm.BatchNorm2d, nn.InstanceNorm3d)

@@ -13,6 +13,7 @@ import typer
 from fusednorm.bench.autotune import Tuned, compile_ahead, heuristics_tables, operations_of
 from fusednorm.bench.autotune import tune as tune_workload
 from fusednorm.bench.contenders import Contender, available
+from fusednorm.bench.forms.rows import FORMS_SUITE
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
 from fusednorm.bench.models.rows import MODELS, MODES
@@ -36,6 +37,7 @@ from fusednorm.bench.sweep import COUNT, JUDGED_BYTES, MOST_BYTES, MOST_COUNT, S
 from fusednorm.bench.sweep_summary import sweep_tables
 from fusednorm.bench.workloads import SUITES, Init, Workload, narrowed, select
 from fusednorm.cli import output
+from fusednorm.cli.forms import bench_forms, form_jobs
 from fusednorm.cli.models import bench_models, model_jobs, modes_of
 from fusednorm.machine.limits import peak_flops
 from fusednorm.machine.timing import timer_for
@@ -56,7 +58,10 @@ def bench(
     suite: Annotated[
         str,
         typer.Option(
-            help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn, or {MODELS}: whole networks."
+            help="One of "
+            + ", ".join(SUITES)
+            + f", or {SWEEP}, whose shapes are drawn, or {MODELS}: whole networks, or "
+            f"{FORMS_SUITE}: norms with the work around them in one call."
         ),
     ] = "quick",
     mode: Annotated[
@@ -115,6 +120,11 @@ def bench(
         if suite == MODELS:
             modes = modes_of(mode or ())
             model_work = model_jobs(dtypes, layout or (), direction, match, where)
+        if suite == FORMS_SUITE:
+            form_work = form_jobs(dtypes, layout or (), direction, match, where)
+    if suite == FORMS_SUITE:
+        bench_forms(form_work, where, seconds, revision, json_path, csv_path)
+        return
     if suite == MODELS:
         bench_models(model_work, modes, where, seconds, revision, json_path, csv_path)
         return
@@ -157,18 +167,18 @@ def bench(
 def _check_suite(suite: str, seed: int | None, count: int | None, modes: Sequence[str], given: Sequence[str]) -> None:
     """Raises ValueError for an unknown suite, and for options that do not apply to it.
 
-    ``given`` has the options that the suite of models does not take.
+    ``given`` has the options that the suites of models and of forms do not take.
     """
-    known = (*SUITES, SWEEP, MODELS)
+    known = (*SUITES, SWEEP, MODELS, FORMS_SUITE)
     if suite not in known:
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(known)}")
     if suite != SWEEP and not seed is count is None:
         raise ValueError(f"--seed and --count: the workloads of {suite!r} are listed; only --suite {SWEEP} draws them")
     if suite != MODELS and modes:
         raise ValueError(f"--mode: {suite!r} has torch.compile as a contender; only --suite {MODELS} runs in a mode")
-    if suite == MODELS and given:
+    if suite in (MODELS, FORMS_SUITE) and given:
         raise ValueError(
-            f"{', '.join(given)}: not for --suite {MODELS}, which runs torch and fusednorm on normal numbers"
+            f"{', '.join(given)}: not for --suite {suite}, which runs torch and fusednorm on normal numbers"
         )
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from fusednorm.bench.markdown import report_markdown
-from fusednorm.bench.models.rows import read_report
 from fusednorm.bench.plot import draw_roofline, picture_format, roofline_of
+from fusednorm.bench.reading import read_report
 from fusednorm.bench.results import Report
 from fusednorm.cli import output
 from fusednorm.text import MOST_BYTES, read_bytes

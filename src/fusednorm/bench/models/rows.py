@@ -10,7 +10,7 @@ from typing import get_args
 from fusednorm.bench.models.catalog import Job, ModelDirection
 from fusednorm.bench.models.step import Mode
 from fusednorm.bench.provenance import Machine
-from fusednorm.bench.results import Report, Status, report_parts, rows_as_csv
+from fusednorm.bench.results import Status, report_parts, rows_as_csv
 
 MODELS = "models"
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -72,16 +72,6 @@ class ModelReport:
     def to_csv(self) -> str:
         """One line per row, under the names of its fields."""
         return rows_as_csv(ModelRow, self.rows)
-
-
-def read_report(text: str) -> Report | ModelReport:
-    """A report of any suite; ValueError where the text is none."""
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None  # from_json says what is wrong
-    models = isinstance(data, dict) and data.get("suite") == MODELS
-    return ModelReport.from_json(text) if models else Report.from_json(text)
 
 
 def pairs_of(rows: Iterable[ModelRow]) -> list[dict[str, ModelRow]]:
