@@ -209,7 +209,7 @@ CASES: dict[str, tuple[Call, list[str]]] = {
     ),
     "rms_norm of frames, shifted": (
         lambda x, w, b, m, v, scale, shift, row: fusednorm.rms_norm(x, (6,), row, shift=shift[..., None, None] * row),
-        [],
+        ["Add", "Mul", "RMSNormalization", "Reshape", "Reshape", "Reshape", "Unsqueeze"],
     ),
     "rms_norm": (lambda *t: fusednorm.rms_norm(t[0], (6,), t[7]), ["RMSNormalization"]),
     "rms_norm, no weight": (lambda x, *_: fusednorm.rms_norm(x, (6,)), ["RMSNormalization"]),
