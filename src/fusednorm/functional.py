@@ -322,18 +322,22 @@ def _modulated(
     channel_dim: int,
 ) -> Tensor:
     """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
-    num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
-    seen = in_samples(family, operands, num_dims) if num_dims else operands
-    if not num_dims:
-        arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
-    o = seen
-    call = (family, "modulated", channel_dim, eps)
+    o, call = operands, (family, "modulated", normalized_shape, channel_dim, eps)
     output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
-    if output is None:
-        norm = call_norm(family, 0, channel_dim, eps, activation)
-        output = normalize(norm, seen, False).output
-        keep(call, activation, norm, seen)
-    return in_shape(family, output, operands.input, num_dims) if num_dims else output
+    if output is not None:
+        return output
+    num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
+    if num_dims:
+        seen = in_samples(family, operands, num_dims)
+    else:
+        arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
+        seen = operands
+    norm = call_norm(family, 0, channel_dim, eps, activation)
+    output = normalize(norm, seen, False).output
+    if seen is operands:
+        keep(call, activation, norm, operands)
+        return output
+    return in_shape(family, output, operands.input, num_dims)
 
 
 def batch_norm(
