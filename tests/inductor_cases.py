@@ -95,6 +95,13 @@ CASES: dict[str, Case] = {
         "lambda x, w, b: fusednorm.layer_norm(x, (320,), w, b, activation='gelu', channel_dim=1)",
         (IMAGE, CHANNELS, CHANNELS),
     ),
+    "adaLN": Case(
+        "lambda x, w, b, s, t: fusednorm.layer_norm(x, (1024,), w, b, scale=s, shift=t)",
+        ((4, 512, 1024), (1024,), (1024,), (4, 1024), (4, 1024)),
+    ),
+    "packed heads": Case(
+        "lambda x, w: fusednorm.rms_norm(x[:, :, 0], (128,), w, activation='silu')", ((4, 512, 3, 16, 128), (128,))
+    ),
     "layer_norm of channels_last": Case(
         "lambda x, w, b: fusednorm.layer_norm(x, (320,), w, b, activation='gelu', channel_dim=1)",
         (IMAGE, CHANNELS, CHANNELS),

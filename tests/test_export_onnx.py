@@ -195,6 +195,22 @@ CASES: dict[str, tuple[Call, list[str]]] = {
         lambda x, w, b, *_: fusednorm.layer_norm(x, w.shape, w, b, channel_dim=1),
         ["LayerNormalization", "Transpose", "Transpose"],
     ),
+    "layer_norm of channels, modulated": (
+        lambda x, w, b, m, v, scale, shift, _: fusednorm.layer_norm(
+            x, w.shape, w, b, channel_dim=1, scale=scale, shift=shift
+        ),
+        ["Add", "Add", "LayerNormalization", "Mul", "Reshape", "Reshape", "Transpose", "Transpose"],
+    ),
+    "layer_norm, modulated": (
+        lambda x, w, b, m, v, scale, shift, _: fusednorm.layer_norm(
+            x.movedim(1, -1), (8,), w, b, scale=scale, shift=shift
+        ),
+        ["Add", "Add", "LayerNormalization", "Mul", "Reshape", "Reshape", "Transpose"],
+    ),
+    "rms_norm of frames, shifted": (
+        lambda x, w, b, m, v, scale, shift, row: fusednorm.rms_norm(x, (6,), row, shift=shift[..., None, None] * row),
+        ["Add", "Mul", "RMSNormalization", "Reshape", "Reshape", "Reshape", "Unsqueeze"],
+    ),
     "rms_norm": (lambda *t: fusednorm.rms_norm(t[0], (6,), t[7]), ["RMSNormalization"]),
     "rms_norm, no weight": (lambda x, *_: fusednorm.rms_norm(x, (6,)), ["RMSNormalization"]),
     "group_norm of a sum, silu": (

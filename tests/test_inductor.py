@@ -48,6 +48,8 @@ EXPECTED = {
     "rms_norm": [[], ["rows_backward", "combine"]],
     "layer_norm of channels": [["positions_forward"], ["positions_backward", "combine"]],
     "layer_norm of channels_last": [["whole_forward"], ["rows_backward", "combine"]],
+    "adaLN": [["whole_forward"], ["rows_backward", "combine"]],
+    "packed heads": [[], ["rows_backward", "combine"]],
     "forced": [["rows_forward"]],
     "instance_norm": [PLANES, BACK],
     "float64": [["held_forward"], ["held_backward", "combine"]],
@@ -64,6 +66,7 @@ WITH_OTHERS = {
     "gradient of a sum": [2, 1],  # the sum, and the gradient, which is one number everywhere
     "transposed": [3, 3],  # torch's formula, which reads the input as it lies, and its output in the input's strides
     "batch_norm inference": [1],  # torch's own formula, which is as fast alone and fuses with its neighbours
+    "packed heads": [1, 1],  # the gradient of the slice
     "layer_norm": [1, 0],
     "rms_norm": [1, 0],
     "convolutions": [4, 1],  # what the fake convolution needs in channels_last, and the result in channels_first

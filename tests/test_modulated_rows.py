@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from drawn_judge import same_bits
+from interpreter_support import interpreted
 from torch import Tensor
 
 import fusednorm
@@ -451,6 +452,67 @@ def test_configurations_of_the_cpu_are_right(direction: str, order: Callable[[Te
             gradients = plan(backward, (True,) * 5)
             found = {f"grad_{name}": getattr(gradients, name) for name in ("input", *PARAMETERS)}
         assert faults("layer_norm", tensors, found, channel_dim=1) == [], config
+
+
+INTERPRETED = """
+import json
+import torch
+from test_modulated_rows import EPS, PARAMETERS, faults, given
+from fusednorm.backends.triton.config.kinds import (
+    ColumnsBackwardConfig, PositionsConfig, RowsBackwardConfig, RowsForwardConfig
+)
+from fusednorm.backends.triton.instances import ROWS, choose
+from fusednorm.norm import norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
+
+found = []
+
+
+def check(family, shape, dtype, activation, memory, modulated, instance=None, forward=None, backward=None):
+    tensors = given(family, shape, 1, (shape[0], shape[-1]), (shape[0], shape[-1]), dtype)
+    for name in ("input", "grad_output") if memory == "first" else ("input",) if memory == "sliced" else ():
+        one = tensors[name]
+        wide = torch.cat((one, one), 1)[:, : shape[1]]
+        tensors[name] = one.transpose(1, 2).contiguous().transpose(1, 2) if memory == "first" else wide
+    if not modulated:
+        del tensors["scale"], tensors["shift"]
+    parameters = [tensors.get(name) for name in PARAMETERS]
+    norm, operands = norm_of(family, 0, -1, EPS, activation), Operands(tensors["input"], *parameters)
+    problem = forward_problem(norm, operands)
+    made = (instance or choose(problem)).plan(problem, forward)(operands)
+    gradient = BackwardOperands(tensors["grad_output"], operands.input, made.mean, made.rstd, *parameters)
+    problem = backward_problem(norm, gradient)
+    gradients = (instance or choose(problem)).plan(problem, backward)(gradient, (True,) * 5)
+    names = [name for name in ("input", *PARAMETERS) if name in tensors]
+    results = {"output": made.output} | {f"grad_{name}": getattr(gradients, name) for name in names}
+    words = faults(family, tensors, results, 1, activation)
+    found.extend(f"{family} {shape} {memory} {modulated} {backward}: {one}" for one in words)
+
+
+for memory in ("dense", "sliced", "first"):
+    for modulated in (True, False):
+        check("layer_norm", (2, 5, 12), torch.float32, "silu", memory, modulated)
+        check("rms_norm", (3, 4, 33), torch.float16, None, memory, modulated)
+for memory, modulated in (("dense", True), ("sliced", True), ("sliced", False)):
+    shape, step = (2, 7, 12), RowsForwardConfig(8, 1)
+    for backward in (
+        RowsBackwardConfig(2, 1, 4), RowsBackwardConfig(1, 1, 3, reload=True), ColumnsBackwardConfig(8, 1, 4, 8, 3, 1)
+    ):
+        check("layer_norm", shape, torch.float32, None, memory, modulated, ROWS, step, backward)
+check("layer_norm", (5, 1, 12), torch.float64, None, "dense", True)
+steps = PositionsConfig(4, 8, 1)
+check("layer_norm", (2, 9, 12), torch.float32, "silu", "first", True, None, steps, steps)
+for shape in ((0, 5, 12), (2, 0, 12)):
+    check("layer_norm", shape, torch.float32, None, "dense", True)
+print(json.dumps(found))
+"""
+
+
+def test_triton_in_the_interpreter() -> None:
+    """Whole rows, rows in steps, long rows by columns, and channels_first; rows of one stride and of two."""
+    pytest.importorskip("triton")
+    assert interpreted(INTERPRETED) == []
 
 
 @pytest.mark.parametrize(

@@ -112,6 +112,14 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 0, (4, 2048, 7, 7), FP16, instance=COLUMNS),
     Case("rms_norm", 0, (2, 768, 31, 33), FP64, instance=COLUMNS),
     Case("layer_norm", 0, (1, 5, 3), FP32, instance=COLUMNS),
+    Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", modulated=True, instance=COLUMNS),
+    Case("rms_norm", 0, (2, 768, 31, 33), FP32, modulated=True, instance=COLUMNS),
+    Case("layer_norm", 0, (8, 1152, 16, 16), last=True, modulated=True),
+    Case("layer_norm", 0, (2, 3072, 64, 64), last=True, modulated=True, parameters=FP32),
+    Case("rms_norm", 0, (4, 128, 64, 32), FP32, "silu", last=True, modulated=True, instance=ROWS),
+    Case("layer_norm", 0, (2, 12288, 32, 32), last=True, modulated=True),
+    Case("layer_norm", 0, (2, 20000, 8, 8), FP16, "silu", last=True, modulated=True),
+    Case("rms_norm", 0, (3, 768, 7, 9), FP64, last=True, modulated=True, instance=ROWS),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS

@@ -399,36 +399,34 @@ def _modulated(
 ) -> Any:
     """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions; sums around
     it are torch's."""
+    o, call = operands, (family, "modulated", normalized_shape, channel_dim, eps)
+    if sums is None:
+        output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
+        if output is not None:
+            return output
     num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
     if not num_dims:
         arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
-    if sums is None:
-        return _modulated_output(family, operands, num_dims, eps, activation, channel_dim)
+    if sums is not None:
 
-    def run(norm: Norm, s: Tensor) -> Results:
-        given = replace(operands, input=s)
-        return Results(_modulated_output(family, given, num_dims, eps, norm.activation, channel_dim))
+        def run(norm: Norm, s: Tensor) -> Results:
+            seen = _in_samples(family, replace(operands, input=s), num_dims)
+            results = normalize(call_norm(family, 0, channel_dim, eps, norm.activation), seen, False)
+            return Results(in_shape(family, results.output, s, num_dims) if num_dims else results.output)
 
-    norm = call_norm(family, num_dims, 1, eps, activation)
-    return _returned(checked_around(family, norm, operands.input, sums, run), sums)
+        norm = call_norm(family, num_dims, 1, eps, activation)
+        return _returned(checked_around(family, norm, operands.input, sums, run), sums)
+    seen = _in_samples(family, operands, num_dims)
+    norm = call_norm(family, 0, channel_dim, eps, activation)
+    output = normalize(norm, seen, False).output
+    if seen is operands:
+        keep(call, activation, norm, operands)
+        return output
+    return in_shape(family, output, operands.input, num_dims)
 
 
-def _modulated_output(
-    family: Family,
-    operands: Operands,
-    num_dims: int,
-    eps: float,
-    activation: str | Activation | None,
-    channel_dim: int,
-) -> Tensor:
-    o = in_samples(family, operands, num_dims) if num_dims else operands
-    call = (family, "modulated", channel_dim, eps)
-    output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
-    if output is None:
-        norm = call_norm(family, 0, channel_dim, eps, activation)
-        output = normalize(norm, o, False).output
-        keep(call, activation, norm, o)
-    return in_shape(family, output, operands.input, num_dims) if num_dims else output
+def _in_samples(family: Family, operands: Operands, num_dims: int) -> Operands:
+    return in_samples(family, operands, num_dims) if num_dims else operands
 
 
 def batch_norm(

@@ -22,7 +22,7 @@ from fusednorm.strides import output_order, reordered
 
 def in_samples(function: str, operands: Operands, num_dims: int) -> Operands:
     """The operands of a norm of ``num_dims`` trailing dimensions, checked but for scale and shift, as those of the norm
-    over the channels of (samples, *positions, K).
+    over the channels of (samples, *positions, K): the same object where these are that already.
 
     Raises ValueError or TypeError where scale or shift do not broadcast against the input; (B, K) means (B, 1, ..., K).
     """
@@ -48,9 +48,11 @@ def in_samples(function: str, operands: Operands, num_dims: int) -> Operands:
     def flat(parameter: Tensor | None) -> Tensor | None:
         return parameter if parameter is None or num_dims == 1 else parameter.reshape(channels)
 
-    direct = split == num_dims == 1
-    input = o.input if direct else o.input.reshape(samples, *inner, channels)
-    return Operands(input, flat(o.weight), flat(o.bias), per_sample(o.scale, shapes[0]), per_sample(o.shift, shapes[1]))
+    scale, shift = per_sample(o.scale, shapes[0]), per_sample(o.shift, shapes[1])
+    if split == num_dims == 1:
+        same = scale is o.scale and shift is o.shift
+        return operands if same else Operands(o.input, o.weight, o.bias, scale, shift)
+    return Operands(o.input.reshape(samples, *inner, channels), flat(o.weight), flat(o.bias), scale, shift)
 
 
 def _last_change(shape: tuple[int, ...]) -> int:

@@ -142,7 +142,8 @@ def norm_forward(
         activation: str, parameter: float) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
     """(output, mean, rstd, var) of any family by the op's arguments, checked; a statistic it lacks is None or empty.
 
-    num_groups is group_norm's number of groups, and for layer_norm and rms_norm the number of trailing dimensions.
+    num_groups is group_norm's number of groups, and for layer_norm and rms_norm the number of trailing dimensions, or 0
+    for the channels of (N, C, *), and with channel_dim=-1 of (N, *, C), which alone take scale and shift, of (N, C).
     mean and var, of shape [C], are given for batch_norm in evaluation alone. activation is "" for none; parameter is
     its number, silu's beta or leaky_relu's slope.
     """

@@ -90,8 +90,7 @@ def _workload(draws: _Draws, family: Family, most_bytes: int) -> Workload:
     activation = draws.pick(ACTIVATIONS)
     if family in ROW_FAMILIES:
         shape, normalized = _rows(draws, elements)
-        modulated = normalized == 1 and draws.chance(0.2)
-        return Workload(family, shape, normalized, dtype, activation=activation, modulated=modulated)
+        return Workload(family, shape, normalized, dtype, activation=activation)
     rank = draws.pick(RANKS)
     shape = _image(draws, elements, rank) if rank > 2 else _points(draws, elements)
     return Workload(

@@ -106,7 +106,7 @@ class RowsBackward(SummedRowsBackward):
 
     def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
         view, rows = problem.view, Rows(problem)
-        together = min(config.rows, power_of_two(rows.shared))
+        together = min(config.rows, power_of_two(rows.shared)) if problem.modulated else config.rows
         most = max(1, config.programs * rows.shared // max(1, rows.count))
         steps = max(1, -(-rows.shared // (together * most)))
         shares = -(-rows.shared // (together * steps))
