@@ -31,9 +31,9 @@ ACTIVATIONS = {None: lambda z: z, "relu": F.relu, "silu": F.silu, "gelu": F.gelu
 Found = list[dict[str, Any]]
 
 
-def run(folder: Path, device: str, *world_sizes: int) -> Path:
+def run(folder: Path, device: str, *world_sizes: int, worker: Path = WORKER) -> Path:
     """Where each rank of each world size has left what it found."""
-    command = [sys.executable, str(WORKER), str(folder), device, *map(str, world_sizes)]
+    command = [sys.executable, str(worker), str(folder), device, *map(str, world_sizes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder

@@ -24,7 +24,7 @@ from fusednorm.autograd import gradients, normalize
 from fusednorm.distributed.collective import gather, sum_in_rank_order
 from fusednorm.distributed.moments import Moments, Units, merge_in_order, moments_of
 from fusednorm.functional import call_norm
-from fusednorm.norm import Norm
+from fusednorm.norm import Family, Norm
 from fusednorm.op_arguments import check_backward
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.strides import empty_output
@@ -53,15 +53,18 @@ def exchange_moments(exchange: Exchange, part: Moments) -> Moments:
     return Moments(count, whole.mean.view(part.mean.shape), whole.m2.view(part.m2.shape))
 
 
-def local_moments(input: Tensor) -> Moments:
-    """The moments of each (n, c) of this rank's input, (N, C, *); all 0 where it has no elements."""
+def local_moments(input: Tensor, over_samples: bool = False) -> Moments:
+    """The moments of each (n, c) of this rank's input, (N, C, *), or of each c, (1, C, *); 0 where it is empty."""
     samples, channels = input.shape[:2]
+    rows = 1 if over_samples else samples
     if input.numel() == 0:
-        nothing = torch.zeros(samples, channels, dtype=torch.float64, device=input.device)
+        nothing = torch.zeros(rows, channels, dtype=torch.float64, device=input.device)
         return moments_of(0, nothing, nothing)
-    results = normalize(call_norm("instance_norm", 0, 1, 1e-5, None), Operands(input.detach()))
+    family: Family = "batch_norm" if over_samples else "instance_norm"
+    results = normalize(call_norm(family, 0, 1, 1e-5, None), Operands(input.detach()))
     assert results.mean is not None and results.var is not None
-    return moments_of(input.numel() // (samples * channels), results.mean, results.var)
+    elements = input.numel() // (rows * channels)
+    return moments_of(elements, results.mean.view(rows, channels), results.var.view(rows, channels))
 
 
 def normalize_by(
@@ -220,18 +223,9 @@ def _grad_input(
     return _joined(norm, found, input)
 
 
-def with_summed_gradients(
-    function: str, group: Any, dtype: torch.dtype, *parameters: Tensor | None
-) -> list[Tensor | None]:
-    """Parameters that all ranks have alike: the gradients of those that require one are the sums over the ranks.
-
-    Those are in ``dtype``, that of the computation, in which their gradients are summed before they are rounded.
-    """
-    wanted = [each.to(dtype) for each in parameters if each is not None and each.requires_grad]
-    if not wanted or not torch.is_grad_enabled():
-        return list(parameters)
-    shared = iter(_Summed.apply(function, group, *wanted))
-    return [next(shared) if each is not None and each.requires_grad else each for each in parameters]
+def sum_gradients(function: str, group: Any, parameters: list[Tensor]) -> list[Tensor]:
+    """The same tensors, whose gradients are the sums over the ranks; one exchange for all of them in the backward."""
+    return list(_Summed.apply(function, group, *parameters))
 
 
 class _Summed(torch.autograd.Function):
