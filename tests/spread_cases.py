@@ -114,7 +114,7 @@ CASES = {
     "instance, NHWC": Case("instance_norm", (3, 4, 0, 6), 2, UNEVEN, channel_dim=-1, running=True),
     "instance, samples": Case("instance_norm", (0, 6, 5), 0, WITH_EMPTY, running=True, operands=MODULATED),
     "instance, samples, not running": Case("instance_norm", (0, 6, 5), 0, WITH_EMPTY),
-    "instance, channels": Case("instance_norm", (2, 0, 5), 1, CUT, running=True, operands=MODULATED),
+    "instance, channels": Case("instance_norm", (2, 0, 5), 1, PAIRS, running=True, operands=MODULATED),
     "instance, given": Case("instance_norm", (2, 6, 0, 5), 2, UNEVEN, running=True, training=False, activation="silu"),
     "batch, height": Case("batch_norm", (2, 6, 0, 5), 2, WITH_EMPTY, running=True, activation="relu"),
     "batch, height, modulated": Case(
@@ -124,7 +124,7 @@ CASES = {
     "batch, samples, modulated": Case(
         "batch_norm", (0, 6, 3, 5), 0, UNEVEN, operands=MODULATED, layout="channels_last"
     ),
-    "batch, channels": Case("batch_norm", (2, 0, 5), 1, CUT, running=True, operands=MODULATED),
+    "batch, channels": Case("batch_norm", (2, 0, 5), 1, PAIRS, running=True, operands=MODULATED),
     "batch, NHWC, bfloat16": Case(
         "batch_norm", (2, 0, 4, 6), 1, UNEVEN, channel_dim=-1, dtype=torch.bfloat16, activation="relu"
     ),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,22 @@ from distributed_worker import error_of, in_processes, meet
 from spread_cases import CASES, Case, draw, own, parameters, running
 from torch import Tensor
 
+import fusednorm
 from fusednorm import distributed
 
 Found = dict[str, Any]
 EPS = 1e-5
 MOMENTUM = 0.3
+#: The cases that two pairs of four ranks make too, each pair as two ranks alone.
+PAIRED = ("group, height", "group, cut", "instance, samples", "layer, tokens")
 
 
-def call(case: Case, input: Tensor, operands: dict[str, Tensor], statistics: Any, world_size: int) -> Tensor:
+def call(
+    case: Case, input: Tensor, operands: dict[str, Tensor], statistics: Any, world_size: int, group: Any
+) -> Tensor:
     function: Callable[..., Tensor] = getattr(distributed, case.family)
-    keywords: dict[str, Any] = {"eps": EPS, "activation": case.activation, "shard_dim": case.shard_dim, **operands}
+    keywords: dict[str, Any] = {"eps": EPS, "activation": case.activation, "shard_dim": case.shard_dim, "group": group}
+    keywords |= operands
     if case.family in ("layer_norm", "rms_norm"):
         whole = case.whole(world_size)
         keywords["normalized_shape"] = whole[-case.num_dims :] if case.num_dims else whole[1:2]
@@ -40,7 +47,7 @@ def call(case: Case, input: Tensor, operands: dict[str, Tensor], statistics: Any
     return function(input, channel_dim=case.channel_dim, **keywords)
 
 
-def results(case: Case, rank: int, world_size: int, device: str) -> Found:
+def results(case: Case, rank: int, world_size: int, device: str, group: Any = None) -> Found:
     input, grad = (tensor.to(device) for tensor in draw(case, rank, world_size))
     input.requires_grad_("input" not in case.frozen)
     operands = {
@@ -54,7 +61,7 @@ def results(case: Case, rank: int, world_size: int, device: str) -> Found:
         statistics = [
             own(case, value, [case.channel_axis], rank, world_size).to(device, copy=True) for value in statistics
         ]
-    output = call(case, input, operands, statistics, world_size)
+    output = call(case, input, operands, statistics, world_size, group)
     output.backward(grad)
     found = {"output": output.detach(), "output_strides": output.stride(), "input": input.grad}
     found |= {name: value.grad for name, value in operands.items()}
@@ -138,6 +145,9 @@ def twice(x: Tensor) -> None:
 def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
     meet(rank, world_size, folder, device)
     found: Found = {name: [results(case, rank, world_size, device) for _ in range(2)] for name, case in CASES.items()}
+    if world_size == 4:
+        pairs = [dist.new_group([parity, parity + 2]) for parity in (0, 1)]
+        found["pairs"] = {name: results(CASES[name], rank // 2, 2, device, pairs[rank % 2]) for name in PAIRED}
     if device == "cpu":
         found["errors"] = errors(rank, world_size)
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
@@ -148,6 +158,13 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
 def main(folder: Path, device: str, world_sizes: list[int]) -> int:
     """How many processes failed."""
     torch.set_num_threads(1)
+    # The import of torch takes longer than all calls: it and most kernels are loaded once, before the processes part.
+    for case in CASES.values():
+        results(replace(case, sizes={1: (6,)}), 0, 1, device="cpu")
+        if case.family != "rms_norm" and case.num_dims == 0:
+            x = draw(replace(case, sizes={1: (6,)}), 0, 1)[0].requires_grad_()
+            one = torch.ones(x.shape[1], requires_grad=True)
+            fusednorm.batch_norm(x, one.detach(), one.detach(), one, one, activation=case.activation).sum().backward()
     return in_processes(rank_main, folder, device, world_sizes)
 
 

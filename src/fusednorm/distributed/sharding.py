@@ -120,7 +120,8 @@ def facts_of(operands: Operands, axis: int, eps: float, activation: str | Activa
         "operands": " ".join(present),
         "gradients for": " ".join(wanted) or "nothing",
         "eps": repr(float(eps)),
-        "activation": "none" if found is None else f"{found.name} {found.parameter}",
+        "activation": "none" if found is None else found.name,
+        "activation's parameter": "none" if found is None else repr(found.parameter),
     }
     return facts | {name: str(value) for name, value in others.items()}
 
