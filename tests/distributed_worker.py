@@ -133,7 +133,7 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     return found
 
 
-def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
+def meet(rank: int, world_size: int, folder: Path, device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(
@@ -143,6 +143,10 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
         world_size=world_size,
         timeout=timedelta(seconds=60),
     )
+
+
+def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
+    meet(rank, world_size, folder, device)
     by_parity = [dist.new_group(list(range(parity, world_size, 2))) for parity in (0, 1)]
     groups = {True: by_parity[rank % 2], False: None}
     found: Found = {
@@ -165,12 +169,15 @@ def main(folder: Path, device: str, world_sizes: list[int]) -> int:
     torch.set_num_threads(1)
     # The import of torch takes longer than all calls: it and the kernels are loaded once, before the processes part.
     SyncBatchNorm(CHANNELS)(torch.randn(2, CHANNELS, requires_grad=True)).sum().backward()
+    return in_processes(rank_main, folder, device, world_sizes)
+
+
+def in_processes(run: Callable[[int, int, Path, str], None], folder: Path, device: str, world_sizes: list[int]) -> int:
+    """``run`` of every rank of each world size; how many processes failed."""
     context = multiprocessing.get_context("fork")
     failed = 0
     for world_size in world_sizes:
-        processes = [
-            context.Process(target=rank_main, args=(rank, world_size, folder, device)) for rank in range(world_size)
-        ]
+        processes = [context.Process(target=run, args=(rank, world_size, folder, device)) for rank in range(world_size)]
         for process in processes:
             process.start()
         for process in processes:

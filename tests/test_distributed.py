@@ -21,7 +21,7 @@ from torch import Tensor
 import fusednorm
 from fusednorm import nn
 from fusednorm.distributed import SyncBatchNorm, convert_sync_batchnorm_
-from fusednorm.distributed.moments import merge_in_order, pack
+from fusednorm.distributed.moments import merge_in_order, moments_of
 from fusednorm.tolerance import judge, offset_of
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
@@ -31,9 +31,9 @@ ACTIVATIONS = {None: lambda z: z, "relu": F.relu, "silu": F.silu, "gelu": F.gelu
 Found = list[dict[str, Any]]
 
 
-def run(folder: Path, device: str, *world_sizes: int) -> Path:
+def run(folder: Path, device: str, *world_sizes: int, worker: Path = WORKER) -> Path:
     """Where each rank of each world size has left what it found."""
-    command = [sys.executable, str(WORKER), str(folder), device, *map(str, world_sizes)]
+    command = [sys.executable, str(worker), str(folder), device, *map(str, world_sizes)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder
@@ -282,10 +282,10 @@ def test_one_process_without_a_group_is_batch_norm(keywords: dict[str, Any]) -> 
 def test_a_merge_of_parts_is_the_whole() -> None:
     parts = [torch.randn(size, 5, dtype=torch.float64) * (size + 1) + 100 * size for size in (4, 0, 1, 7)]
     packed = [
-        pack(len(part), part.mean(0), part.var(0, correction=0)) if len(part) else pack(0, *torch.zeros(2, 5))
+        moments_of(len(part), *((part.mean(0), part.var(0, correction=0)) if len(part) else torch.zeros(2, 5))).packed()
         for part in parts
     ]
-    moments, everything = merge_in_order(torch.stack(packed)), torch.cat(parts)
+    moments, everything = merge_in_order(torch.stack(packed), 5), torch.cat(parts)
     assert float(moments.count) == 12
     torch.testing.assert_close(moments.mean, everything.mean(0))
     torch.testing.assert_close(moments.var(), everything.var(0, correction=0))

@@ -144,9 +144,14 @@ def check_modulation_of_samples(function: str, operands: Operands | BackwardOper
         check_parameter(function, "shift", operands.shift, (input.shape[0], channels), input, "(N, C)")
 
 
+def check_integer(function: str, name: str, value: object) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected an int")
+
+
 def check_groups(function: str, input: Tensor, channels: int, num_groups: int) -> None:
-    if type(num_groups) is not int and (not isinstance(num_groups, Integral) or isinstance(num_groups, bool)):
-        raise TypeError(f"{function}: num_groups is a {type(num_groups).__name__}; expected an int")
+    if type(num_groups) is not int:
+        check_integer(function, "num_groups", num_groups)
     if num_groups <= 0 or channels % num_groups:
         check_divisor(function, input, channels, num_groups)
     if input.numel() == num_groups:

@@ -5,6 +5,15 @@ the statistics have the same bits on every rank and in every run.
 """
 
 from fusednorm.distributed.conversion import convert_sync_batchnorm_
+from fusednorm.distributed.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from fusednorm.distributed.modules import SyncBatchNorm
 
-__all__ = ["SyncBatchNorm", "convert_sync_batchnorm_"]
+__all__ = [
+    "SyncBatchNorm",
+    "batch_norm",
+    "convert_sync_batchnorm_",
+    "group_norm",
+    "instance_norm",
+    "layer_norm",
+    "rms_norm",
+]

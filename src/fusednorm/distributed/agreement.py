@@ -1,45 +1,46 @@
 """Whether the ranks of a group make the same call, before they exchange tensors whose sizes follow from it.
 
-A transport that is given tensors of different sizes hangs, crashes or mixes their values. So the first call of a module
-over a group exchanges a header of fixed size, which every rank can send whatever its arguments are.
+A transport that is given tensors of different sizes hangs, crashes or mixes their values. So the ranks first exchange a
+header of fixed size, which every rank can send whatever its arguments are: the first call of a module over a group, and
+each call of the functions.
 """
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusednorm.distributed.collective import gather
-from fusednorm.dtypes import DTYPES, dtype_name
 
-#: The codes of dtypes in a header, from 1; 0 is any other dtype.
-_DTYPES = tuple(sorted(map(dtype_name, DTYPES)))
-_FIELDS = ("channels", "dtype", "gradient for the input")
+#: What every rank must have alike, by the words of an error. What JSON can hold keeps its value.
+Facts = dict[str, Any]
 
-
-def header(refused: bool, channels: int, input: Any) -> list[int]:
-    """What every rank must have alike, as numbers; the first says whether this rank refuses its own arguments."""
-    dtype = dtype_name(input.dtype) if isinstance(input, Tensor) else ""
-    code = _DTYPES.index(dtype) + 1 if dtype in _DTYPES else 0
-    differentiable = isinstance(input, Tensor) and input.requires_grad and torch.is_grad_enabled()
-    return [int(refused), channels, code, int(differentiable)]
+#: More than any facts take, those of a tensor of 64 dimensions included.
+_BYTES = 2048
 
 
-def check_agreement(function: str, own: list[int], device: torch.device, group: Any) -> None:
-    """Exchange headers once; RuntimeError on every rank where they differ or where a rank refuses its arguments."""
-    rows = gather(function, torch.tensor(own, dtype=torch.int64, device=device), group).tolist()
-    refusing = [rank for rank, row in enumerate(rows) if row[0]]
+def agree(
+    function: str, facts: Facts | None, own: int, device: torch.device, group: Any, remedy: str = ""
+) -> list[int]:
+    """Exchange headers once; the number ``own`` of every rank, in the order of the ranks.
+
+    ``facts`` is None on a rank that refuses its arguments. Raises RuntimeError on every rank where facts differ or a
+    rank refuses its arguments.
+    """
+    rows = gather(function, _encoded([facts, own], device), group).cpu()
+    found = [_decoded(row) for row in rows]
+    refusing = [rank for rank, (each, _) in enumerate(found) if each is None]
     if refusing:
         refuse_peers(function, refusing)
-    if any(row != rows[0] for row in rows):
-        ranks = "; ".join(f"rank {rank}: {_described(row)}" for rank, row in enumerate(rows))
-        raise RuntimeError(
-            f"{function}: the ranks of the group do not make the same call: {ranks}; give every rank a module of the "
-            "same channels and an input of the same dtype that requires grad on all ranks or on none; an empty input "
-            "is allowed"
-        )
+    every = [each for each, _ in found]
+    names = [name for name in every[0] if any(each.get(name) != every[0][name] for each in every)]
+    if names or any(each.keys() != every[0].keys() for each in every):
+        ranks = "; ".join(f"rank {rank}: {_described(each, names)}" for rank, each in enumerate(every))
+        raise RuntimeError(f"{function}: the ranks of the group do not make the same call: {ranks}; {remedy}")
+    return [number for _, number in found]
 
 
 def refuse_peers(function: str, ranks: list[int]) -> None:
@@ -49,6 +50,13 @@ def refuse_peers(function: str, ranks: list[int]) -> None:
     )
 
 
-def _described(row: list[int]) -> str:
-    values = (row[1], _DTYPES[row[2] - 1] if row[2] else "another dtype", "yes" if row[3] else "no")
-    return ", ".join(f"{name} {value}" for name, value in zip(_FIELDS, values, strict=True))
+def _encoded(value: Any, device: torch.device) -> Tensor:
+    return torch.tensor(list(json.dumps(value).encode().ljust(_BYTES)), dtype=torch.uint8, device=device)
+
+
+def _decoded(row: Tensor) -> Any:
+    return json.loads(bytes(row.tolist()))
+
+
+def _described(facts: Facts, names: list[str]) -> str:
+    return ", ".join(f"{name} {facts[name]}" for name in names or facts if name in facts)

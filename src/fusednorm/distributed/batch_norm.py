@@ -1,13 +1,7 @@
-"""Batch normalization in training, with the statistics of all ranks of a group.
-
-With K elements under one statistic over all ranks, A = weight and dz = dy phi'(z):
-
-    forward   x̂ = (x - mean) rstd          y = phi(A x̂ + bias)
-    backward  p = sum dz                    q = sum dz x̂             over this rank's elements
-              dx = rstd (A dz - (P + x̂ Q) / K)                       P = A sum p, Q = A sum q over the ranks
+"""Batch normalization in training, with the statistics of all ranks of a group: what SyncBatchNorm calls.
 
 One exchange forward, of (2 C + 1) float64 values for each rank, and one backward, of 2 C. The gradients of weight and
-bias are q and p of this rank, as torch.nn.SyncBatchNorm's are: DistributedDataParallel averages them.
+bias are this rank's, as torch.nn.SyncBatchNorm's are: DistributedDataParallel averages them.
 """
 
 from __future__ import annotations
@@ -17,19 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
-from fusednorm.autograd import gradients, normalize
+from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import refuse_peers
-from fusednorm.distributed.collective import gather, sum_in_rank_order
-from fusednorm.distributed.moments import merge_in_order, pack
+from fusednorm.distributed.collective import gather
+from fusednorm.distributed.moments import Units, merge_in_order, moments_of
+from fusednorm.distributed.synchronized import Exchange, normalize_by
 from fusednorm.dtypes import compute_dtype
 from fusednorm.functional import call_norm
-from fusednorm.norm import Norm
-from fusednorm.op_arguments import check_backward
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import Operands
 from fusednorm.running import move_running
 
 
@@ -85,21 +77,22 @@ def synchronized_batch_norm(
     with torch.no_grad():
         local = normalize(call_norm("batch_norm", 0, channel_dim, eps, None), Operands(input.detach()))
         assert local.mean is not None and local.var is not None
-        parts = gather(function, pack(count, local.mean, local.var), group)
+        parts = gather(function, moments_of(count, local.mean, local.var).packed(), group)
         # Reading the counts waits for a GPU and breaks a compiled graph; unread, a NaN in them makes all results NaN.
         # A rank with more than one element knows that the whole has a variance. Where the whole has one element, every
         # rank has one or none, so every rank reads and raises.
         elements = count
         if count <= 1 or (parts.device.type == "cpu" and not torch.compiler.is_compiling()):
             elements = _read_count(function, input, parts)
-        whole = merge_in_order(parts)
+        whole = merge_in_order(parts, local.mean.numel())
         mean, var = whole.mean.to(dtype), whole.var().to(dtype)
         if running_mean is not None and running_var is not None and elements > 0:
             move_running(running_mean, mean, momentum)
             move_running(running_var, whole.unbiased_var().to(dtype), momentum)
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
-    output: Tensor = _Synchronized.apply(input, weight, bias, mean, var, whole.count, norm, function, group)
-    return output
+    exchange = Exchange(function, group, Units(len(mean), over_samples=True), backward=input.requires_grad)
+    factor, offset = (None if each is None else each.to(dtype)[None] for each in (weight, bias))
+    return normalize_by(exchange, norm, input, factor, offset, mean[None], var[None], whole.count)
 
 
 def _read_count(function: str, input: Tensor, parts: Tensor) -> int:
@@ -115,79 +108,3 @@ def _read_count(function: str, input: Tensor, parts: Tensor) -> int:
             f"rank's has shape {tuple(input.shape)}; expected more than 1; use more samples, or evaluation mode"
         )
     return elements
-
-
-class _Synchronized(torch.autograd.Function):
-    """The normalization by the statistics of the whole, and its backward."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        input: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        mean: Tensor,
-        var: Tensor,
-        count: Tensor,
-        norm: Norm,
-        function: str,
-        group: Any,
-    ) -> Tensor:
-        results = normalize(norm, Operands(input, weight, bias, mean=mean, var=var))
-        ctx.norm, ctx.function, ctx.group = norm, function, group
-        ctx.save_for_backward(input, weight, bias, mean, var, results.rstd, count)
-        return results.output
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        input, weight, bias, mean, var, rstd, count = ctx.saved_tensors
-        gamma, beta = _wide(weight, mean, 1.0), _wide(bias, mean, 0.0)
-        operands = BackwardOperands(grad_output, input, mean, rstd, gamma, beta)
-        if not torch.compiler.is_dynamo_compiling():
-            # Hooks on saved tensors can give back other shapes, and a kernel would go past a tensor's end.
-            check_backward(f"the backward of {ctx.function}", ctx.norm, operands)
-        found = gradients(ctx.norm, operands, (False, True, True, False, False))
-        q, p = found.weight, found.bias
-        assert q is not None and p is not None
-        wants_input, wants_weight, wants_bias = ctx.needs_input_grad[:3]
-        grad_input = None
-        if wants_input:
-            sums = sum_in_rank_order(gather(ctx.function, torch.cat((p, q)).double(), ctx.group))
-            sums /= count.clamp(min=1)
-            grad_input = _grad_input(ctx.norm, operands, var, *sums.chunk(2))
-        return (
-            grad_input,
-            q.to(weight.dtype) if wants_weight else None,
-            p.to(bias.dtype) if wants_bias else None,
-            *(None,) * 6,
-        )
-
-
-def _wide(parameter: Tensor | None, like: Tensor, absent: float) -> Tensor:
-    """A parameter in the dtype of the computation, so that its gradient, which is p or q, is not rounded to its own."""
-    return torch.full_like(like, absent) if parameter is None else parameter.to(like.dtype)
-
-
-def _grad_input(norm: Norm, operands: BackwardOperands, var: Tensor, mean_dz: Tensor, mean_dz_xhat: Tensor) -> Tensor:
-    """dx = rstd A dz - rstd A (mean_dz + x̂ mean_dz_xhat), with the means over all ranks.
-
-    No kernel takes given sums. The first term is the backward with given statistics, the second a forward whose weight
-    and bias are the coefficients of x̂ and 1. Both are float32 (float64), since rounding each to a 16-bit dtype would
-    triple the error where they cancel; so 16-bit tensors are copied here.
-    """
-    input, mean, rstd, gamma = operands.input, operands.mean, operands.rstd, operands.weight
-    assert mean is not None and gamma is not None
-    wide, scale = input.to(mean.dtype), -(rstd * gamma)
-    direct = gradients(
-        norm,
-        BackwardOperands(operands.grad_output.to(mean.dtype), wide, mean, rstd, gamma, operands.bias),
-        (True, False, False, False, False),
-    ).input
-    assert direct is not None
-    line = call_norm("batch_norm", 0, norm.channel_dim, norm.eps, None, False)
-    through_statistics = normalize(
-        line,
-        Operands(wide, (scale * mean_dz_xhat).to(mean.dtype), (scale * mean_dz).to(mean.dtype), mean=mean, var=var),
-    ).output
-    return direct.add_(through_statistics).to(input.dtype)

@@ -9,6 +9,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 
+def exchange_device(group: Any) -> torch.device:
+    """A device whose tensors the group can exchange, whatever tensors a call is given: the CPU where it can."""
+    if "cpu:" in dist.get_backend_config(group):  # such as cpu:gloo,cuda:nccl
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
 def active_group(function: str, group: Any) -> Any:
     """The process group that a call runs over: ``group``, or the default one for None; None where there is one process.
 

@@ -12,15 +12,20 @@ from torch import Tensor
 
 from fusednorm import interop
 from fusednorm.arguments import check_momentum, check_sums
-from fusednorm.distributed.agreement import check_agreement, header
+from fusednorm.distributed.agreement import agree
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
-from fusednorm.dtypes import compute_dtype
+from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.functional import call_norm
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm
 from fusednorm.norm import Norm
 from fusednorm.operands import Results, Sums
 from fusednorm.sums import around
+
+_REMEDY = (
+    "give every rank a module of the same channels and an input of the same dtype that requires grad on all ranks or "
+    "on none; an empty input is allowed"
+)
 
 
 class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
@@ -143,8 +148,7 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
         agreed = self._agreed is not None and self._agreed() is group
         try:
             if not agreed:
-                facts = header(refusal is not None, self.num_features, input)
-                check_agreement("SyncBatchNorm", facts, device, group)
+                agree("SyncBatchNorm", None if refusal else self._facts(input), 0, device, group, _REMEDY)
             elif refusal is not None:
                 take_part_in_vain("SyncBatchNorm", self.num_features, device, group)
         except RuntimeError:
@@ -154,6 +158,14 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             raise refusal
         if not agreed:
             self._agreed = weakref.ref(group)
+
+    def _facts(self, input: Tensor) -> dict[str, Any]:
+        differentiable = input.requires_grad and torch.is_grad_enabled()
+        return {
+            "channels": self.num_features,
+            "dtype": dtype_name(input.dtype),
+            "gradient for the input": "yes" if differentiable else "no",
+        }
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> torch.nn.Module:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(slots=True, eq=False)
 class Moments:
-    """The moments of C statistics: ``count`` of shape (), ``mean`` and ``m2`` of shape (C,)."""
+    """The moments of some statistics: ``mean`` and ``m2`` of one shape, ``count`` of that shape or of one element."""
 
     count: Tensor
     mean: Tensor
@@ -28,35 +28,77 @@ class Moments:
         """The unbiased variance, of which torch's running variance is an average."""
         return self.m2 / (self.count - 1)
 
-
-def pack(count: int, mean: Tensor, var: Tensor) -> Tensor:
-    """A rank's part as one vector (2 C + 1,) to be exchanged; ``var`` is biased."""
-    channels = mean.numel()
-    values = torch.empty(2 * channels + 1, dtype=torch.float64, device=mean.device)
-    values[:channels] = mean
-    values[channels:-1] = var
-    values[channels:-1] *= count
-    values[-1] = count
-    return values
+    def packed(self) -> Tensor:
+        """The moments as one vector to be exchanged: all means, all M2, then one count or all counts."""
+        return torch.cat((self.mean.flatten(), self.m2.flatten(), self.count.flatten()))
 
 
-def merge_in_order(parts: Tensor) -> Moments:
-    """The moments of the whole, from packed parts of shape (ranks, 2 C + 1); any of them may be empty.
+def moments_of(count: int, mean: Tensor, var: Tensor) -> Moments:
+    """A part of ``count`` elements for each statistic; ``var`` is biased."""
+    elements = torch.full((1,), count, dtype=torch.float64, device=mean.device)
+    return Moments(elements, mean.double(), var.double() * count)
 
+
+def merge_in_order(parts: Tensor, statistics: int) -> Moments:
+    """The moments of the whole, as vectors, from the packed parts of all ranks; any of them may be empty.
+
+    ``parts`` has a row for each rank, of means and M2 of so many ``statistics``, and of one count or as many.
     The parts are merged one after the other in the order of the ranks, so every rank gets the same bits:
     delta = mean_b - mean_a, mean = mean_a + delta n_b / n, M2 = M2_a + M2_b + delta² n_a n_b / n.
 
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
     """
-    channels = parts.shape[1] // 2
-    counts = parts[:, -1]
+    means, m2s, counts = parts[:, :statistics], parts[:, statistics : 2 * statistics], parts[:, 2 * statistics :]
     # The sums of the first counts, exact in any order. cumsum is refused on GPUs under deterministic algorithms.
-    totals = counts.expand(len(counts), -1).tril().sum(1)
+    totals = counts.T.unsqueeze(1).expand(-1, len(parts), -1).tril().sum(2).T
     shares = counts / totals.clamp(min=1)
     weights = (totals - counts) * shares
-    mean, m2 = parts[0, :channels], parts[0, channels:-1]
+    mean, m2 = means[0], m2s[0]
     for rank in range(1, len(parts)):
-        delta = parts[rank, :channels] - mean
+        delta = means[rank] - mean
         mean = mean + delta * shares[rank]
-        m2 = m2 + parts[rank, channels:-1] + delta * delta * weights[rank]
+        m2 = m2 + m2s[rank] + delta * delta * weights[rank]
     return Moments(totals[-1], mean, m2)
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """Which of a rank's (n, c), samples and channels, share a statistic of the whole.
+
+    ``over_samples`` is batch_norm's. A group has ``group_channels`` of the whole's ``channels``, of which this rank has
+    some, from the one of index ``first`` on.
+    """
+
+    channels: int
+    over_samples: bool = False
+    group_channels: int = 1
+    first: int = 0
+
+    def sums(self, values: Tensor) -> Tensor:
+        """From (*, N, C) of this rank to the statistics of the whole, (*, N or 1, channels / group_channels)."""
+        if self.over_samples:
+            values = values.sum(-2, keepdim=True)
+        missing = self.channels - self.first - values.shape[-1]
+        if self.first or missing:
+            values = torch.nn.functional.pad(values, (self.first, missing))
+        if self.group_channels > 1:
+            values = values.unflatten(-1, (-1, self.group_channels)).sum(-1)
+        return values
+
+    def spread(self, values: Tensor, channels: int) -> Tensor:
+        """From the statistics of the whole, (*, N or 1, groups), to (*, N or 1, C) of this rank's ``channels``."""
+        if self.group_channels > 1:
+            values = values.unsqueeze(-1).expand(*values.shape, self.group_channels).flatten(-2)
+        return values.narrow(-1, self.first, channels)
+
+    def merge(self, part: Moments) -> Moments:
+        """This rank's part of the statistics of the whole, from the moments of its (n, c)."""
+        channels = part.mean.shape[-1]
+        counts = part.count.expand(part.mean.shape)
+        count = self.sums(counts)
+        elements = count.clamp(min=1)
+        mean = self.sums(counts * part.mean) / elements
+        # The mean of the deviations corrects the rounding of the mean: the mean of equal numbers is then that number.
+        mean = mean + self.sums(counts * (part.mean - self.spread(mean, channels))) / elements
+        delta = part.mean - self.spread(mean, channels)
+        return Moments(count, mean, self.sums(part.m2 + counts * delta * delta))

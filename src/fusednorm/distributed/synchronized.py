@@ -1,0 +1,244 @@
+"""Normalization by the statistics of an input that is spread over the ranks of a group: the forward and the backward.
+
+With K elements under one statistic over all ranks, A and B the affine of a statistic's channel and dz = dy phi'(z):
+
+    forward   x̂ = (x - mean) rstd          y = phi(A x̂ + B)
+    backward  p = sum dz                    q = sum dz x̂             over this rank's elements of each (n, c)
+              dx = rstd (A dz - (P + x̂ Q) / K)                       P = sum A p, Q = sum A q over unit and ranks
+
+The statistics are given here (``moments.py`` merges them). A backward makes one exchange: of p and q of each (n, c)
+where the ranks share a channel's parameters, whose gradients are the sums over the ranks; of P and Q of each unit
+elsewhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fusednorm.autograd import gradients, normalize
+from fusednorm.distributed.collective import gather, sum_in_rank_order
+from fusednorm.distributed.moments import Moments, Units, merge_in_order, moments_of
+from fusednorm.functional import call_norm
+from fusednorm.norm import Family, Norm
+from fusednorm.op_arguments import check_backward
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.strides import empty_output
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Exchange:
+    """What the ranks exchange for one call.
+
+    ``replicated`` says that all ranks have the same A and B of a channel, whose gradients are summed over them, and
+    ``backward`` whether any gradient needs the other ranks. rms_norm is not ``centred``.
+    """
+
+    function: str
+    group: Any
+    units: Units
+    replicated: bool = False
+    backward: bool = True
+    centred: bool = True
+
+
+def exchange_moments(exchange: Exchange, part: Moments) -> Moments:
+    """The statistics of the whole, of shape (N or 1, groups), from this rank's part of them."""
+    whole = merge_in_order(gather(exchange.function, part.packed(), exchange.group), part.mean.numel())
+    count = whole.count.view(part.mean.shape) if part.count.numel() > 1 else whole.count
+    return Moments(count, whole.mean.view(part.mean.shape), whole.m2.view(part.m2.shape))
+
+
+def local_moments(input: Tensor, over_samples: bool = False) -> Moments:
+    """The moments of each (n, c) of this rank's input, (N, C, *), or of each c, (1, C, *); 0 where it is empty."""
+    samples, channels = input.shape[:2]
+    rows = 1 if over_samples else samples
+    if input.numel() == 0:
+        nothing = torch.zeros(rows, channels, dtype=torch.float64, device=input.device)
+        return moments_of(0, nothing, nothing)
+    family: Family = "batch_norm" if over_samples else "instance_norm"
+    results = normalize(call_norm(family, 0, 1, 1e-5, None), Operands(input.detach()))
+    assert results.mean is not None and results.var is not None
+    elements = input.numel() // (rows * channels)
+    return moments_of(elements, results.mean.view(rows, channels), results.var.view(rows, channels))
+
+
+def normalize_by(
+    exchange: Exchange,
+    norm: Norm,
+    input: Tensor,
+    factor: Tensor | None,
+    offset: Tensor | None,
+    mean: Tensor,
+    var: Tensor,
+    count: Tensor,
+) -> Tensor:
+    """phi(A x̂ + B) by the statistics of the whole, which the backward differentiates through.
+
+    Args:
+        norm: batch_norm's evaluation, with the eps, the activation and the channel_dim.
+        input: (N, C, *), or (N, *, C) where ``mean`` has one row.
+        factor, offset: A and B, of ``mean``'s shape and dtype, or None.
+        mean, var: (N, C), or (1, C) for all samples, in the dtype of the computation.
+        count: K of each statistic of the whole, (N or 1, groups), or one number.
+    """
+    output: Tensor = _Synchronized.apply(input, factor, offset, mean, var, count, norm, exchange)
+    return output
+
+
+class _Synchronized(torch.autograd.Function):
+    """The normalization by the statistics of the whole, and its backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        factor: Tensor | None,
+        offset: Tensor | None,
+        mean: Tensor,
+        var: Tensor,
+        count: Tensor,
+        norm: Norm,
+        exchange: Exchange,
+    ) -> Tensor:
+        ctx.norm, ctx.exchange = norm, exchange
+        if input.numel() == 0:
+            ctx.save_for_backward(input, factor, offset, mean, var, var, count)
+            return empty_output(norm, input)
+        parts = _parts(input, len(mean))
+        rows = [_rows(tensor, len(parts)) for tensor in (factor, offset, mean, var)]
+        results = [
+            normalize(norm, Operands(part, a, b, mean=m, var=v)) for part, a, b, m, v in zip(parts, *rows, strict=True)
+        ]
+        rstd = torch.cat([found.rstd for found in results if found.rstd is not None]).view(mean.shape)
+        ctx.save_for_backward(input, factor, offset, mean, var, rstd, count)
+        return _joined(norm, [found.output for found in results], input)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        input, factor, offset, mean, var, rstd, count = ctx.saved_tensors
+        exchange: Exchange = ctx.exchange
+        gamma = torch.ones_like(mean) if factor is None else factor
+        beta = torch.zeros_like(mean) if offset is None else offset
+        calls = []
+        if input.numel():
+            tensors = _parts(grad_output, len(mean), input), _parts(input, len(mean))
+            rows = [_rows(tensor, len(tensors[0])) for tensor in (mean, rstd, gamma, beta)]
+            calls = [BackwardOperands(*each) for each in zip(*tensors, *rows, strict=True)]
+        sums = _sums(f"the backward of {exchange.function}", ctx.norm, calls, mean)
+        wants_input, wants_factor, wants_offset = ctx.needs_input_grad[:3]
+        grad_input = None
+        if exchange.backward:
+            units, wide = exchange.units, sums.double()
+            if exchange.replicated:
+                wide = sum_in_rank_order(gather(exchange.function, wide, exchange.group))
+                sums = wide.to(mean.dtype)
+                totals = units.sums(gamma * wide)
+            else:
+                totals = sum_in_rank_order(gather(exchange.function, units.sums(gamma * wide), exchange.group))
+            means = units.spread(totals / count.clamp(min=1), mean.shape[1])
+            if wants_input:
+                lines = (-rstd * means).to(mean.dtype).expand(2, *mean.shape)
+                grad_input = _grad_input(ctx.norm, exchange, calls, var, lines, input)
+        return grad_input, sums[1] if wants_factor else None, sums[0] if wants_offset else None, *(None,) * 5
+
+
+def _parts(tensor: Tensor, rows: int, like: Tensor | None = None) -> list[Tensor]:
+    """(N, C, *) as the inputs of calls with given statistics, each of whose channels is one of the statistics.
+
+    Statistics of one row serve all samples: the tensor is one part. Elsewhere a sample's channels follow the sample
+    before in memory, and the whole is one sample of N C channels; or else each sample is a part. ``like`` has the
+    strides that decide.
+    """
+    strides = tensor if like is None else like
+    if rows == 1:
+        return [tensor]
+    if strides.stride(0) == strides.shape[1] * strides.stride(1):
+        return [tensor.flatten(0, 1).unsqueeze(0)]
+    return list(tensor.split(1))
+
+
+def _rows(tensor: Tensor | None, parts: int) -> list[Any]:
+    """A row of statistics or parameters for each part."""
+    return [None] * parts if tensor is None else list(tensor.reshape(parts, -1).unbind())
+
+
+def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
+    """The inverse of :func:`_parts`."""
+    if len(outputs) > 1:
+        joined = empty_output(norm, like)
+        for place, output in zip(joined.split(1), outputs, strict=True):
+            place.copy_(output)
+        return joined
+    (output,) = outputs
+    return output if output.shape == like.shape else output.squeeze(0).unflatten(0, like.shape[:2])
+
+
+def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor) -> Tensor:
+    """p and q of this rank's elements, of shape (2, *mean.shape)."""
+    if not calls:
+        return mean.new_zeros(2, *mean.shape)
+    found = []
+    for operands in calls:
+        if not torch.compiler.is_dynamo_compiling():
+            # Hooks on saved tensors can give back other shapes, and a kernel would go past a tensor's end.
+            check_backward(function, norm, operands)
+        # A and B are in the dtype of the computation, so that their gradients, q and p, are not rounded to another.
+        found.append(gradients(norm, operands, (False, True, True, False, False)))
+    p = torch.cat([each.bias for each in found if each.bias is not None])
+    q = torch.cat([each.weight for each in found if each.weight is not None])
+    return torch.stack((p, q)).view(2, *mean.shape)
+
+
+def _grad_input(
+    norm: Norm, exchange: Exchange, calls: list[BackwardOperands], var: Tensor, lines: Tensor, input: Tensor
+) -> Tensor:
+    """dx = rstd A dz + (lines[0] + x̂ lines[1]), where lines are - rstd P / K and - rstd Q / K.
+
+    No kernel takes given sums. The first term is the backward with given statistics, the second a forward whose weight
+    and bias are the coefficients of x̂ and 1. Both are float32 (float64), since rounding each to a 16-bit dtype would
+    triple the error where they cancel; so 16-bit tensors are copied here.
+    """
+    if not calls:
+        return torch.empty_like(input)
+    line = call_norm("batch_norm", 0, norm.channel_dim, norm.eps, None, False)
+    offsets = lines[0] if exchange.centred else None
+    found = []
+    for o, v, b, a in zip(calls, *(_rows(each, len(calls)) for each in (var, offsets, lines[1])), strict=True):
+        assert o.mean is not None
+        wide = o.input.to(o.mean.dtype)
+        direct = gradients(
+            norm,
+            BackwardOperands(o.grad_output.to(o.mean.dtype), wide, o.mean, o.rstd, o.weight, o.bias),
+            (True, False, False, False, False),
+        ).input
+        assert direct is not None
+        through_statistics = normalize(line, Operands(wide, a, b, mean=o.mean, var=v)).output
+        found.append(direct.add_(through_statistics).to(input.dtype))
+    return _joined(norm, found, input)
+
+
+def sum_gradients(function: str, group: Any, parameters: list[Tensor]) -> list[Tensor]:
+    """The same tensors, whose gradients are the sums over the ranks; one exchange for all of them in the backward."""
+    return list(_Summed.apply(function, group, *parameters))
+
+
+class _Summed(torch.autograd.Function):
+    """The identity, whose backward sums the gradients over the ranks, in their order and in float64."""
+
+    @staticmethod
+    def forward(ctx: Any, function: str, group: Any, *parameters: Tensor) -> tuple[Tensor, ...]:
+        ctx.function, ctx.group = function, group
+        return tuple(each.view_as(each) for each in parameters)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        local = torch.cat([grad.double().flatten() for grad in grads])
+        sums = sum_in_rank_order(gather(ctx.function, local, ctx.group)).split([grad.numel() for grad in grads])
+        return None, None, *(part.view_as(grad).to(grad.dtype) for part, grad in zip(sums, grads, strict=True))
