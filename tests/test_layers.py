@@ -63,7 +63,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 # The layers that few may import, and who.
 IMPORTERS: dict[str, set[str]] = {
-    "backends.reference": {"choice", "dispatch", "autograd", "export", "graph", "bench"},
+    "backends.reference": {"choice", "dispatch", "autograd", "sums", "export", "graph", "bench"},
     "backends.cpu": {"choice"},
     "backends.triton": {"choice", "inductor"},
     "tolerance": {"graph", "bench"},
