@@ -10,9 +10,10 @@ left out. The input is float64, float32, float16 or bfloat16, and so are all oth
 Statistics and accumulation are float32, float64 for float64 input. The output has the input's dtype, under autocast
 too, and its memory order.
 
-On the CPU layer_norm and rms_norm over trailing dimensions, and norms of (N, C), fuse the sums where what is added has
-the input's dtype and order of memory; torch's operators form all others (``fusednorm.explain`` says which). Then z, and
-in eager mode z + post_add, are rounded to the input's dtype.
+On the CPU the sums are fused where what is added has the input's dtype and order of memory: by layer_norm and rms_norm
+over trailing dimensions, by norms of (N, C), and in training by norms of contiguous images of more than a few dozen
+positions. torch's operators form all others (``fusednorm.explain`` says which); then z, and in eager mode z + post_add,
+are rounded to the input's dtype.
 """
 
 from __future__ import annotations

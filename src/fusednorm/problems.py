@@ -133,7 +133,7 @@ def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: b
         if sums.pre_gate.dtype == torch.float64 != input.dtype:
             obstacle = obstacle or "pre_gate is float64 and the input is not"
         elif gate is None:
-            obstacle = obstacle or "pre_gate is not shared by rows that follow one another"
+            obstacle = obstacle or "pre_gate is not shared by rows that follow one another, nor by planes"
     added = Added(
         pre_layout=_added_layout(problem, input, sums.pre_add),
         gate=gate,
@@ -175,6 +175,8 @@ def _obstacle(problem: Problem, input: Tensor, **added: Tensor | None) -> str | 
     if problem.made_of is not None:
         return "each position has statistics of its own"
     for name, tensor in added.items():
+        if tensor is not None and name == "pre_add" and problem.view.spatial != 1 and tensor.shape != input.shape:
+            continue  # a number per sample and channel, in any dtype and order
         if tensor is not None and _added_layout(problem, input, tensor) is None:
             return f"{name} has not the input's shape, dtype and memory order"
     return None

@@ -24,6 +24,7 @@ from fusednorm import dispatch
 from fusednorm.activations import Activation
 from fusednorm.arguments import check_sums
 from fusednorm.autograd import gradients, normalize
+from fusednorm.backends import reference
 from fusednorm.choice import Selection, as_selected, lost, tuned_file
 from fusednorm.dtypes import compute_dtype
 from fusednorm.equivalents import activated
@@ -143,25 +144,29 @@ class SummedNormalization(torch.autograd.Function):
         post_add: Tensor | None,
         weight: Tensor | None,
         bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
         norm: Norm,
         sums: Sums,
         plan: SumForwardPlan,
         kept: list[Results],
     ) -> tuple[Tensor, Tensor | None]:
-        results = plan(Operands(input, weight, bias), sums, True)
+        results = plan(Operands(input, weight, bias, scale, shift), sums, True)
         ctx.set_materialize_grads(False)
         ctx.norm, ctx.tuned = norm, tuned_file()
         s = input if results.sum is None else results.sum
         behind = None if norm.activation is None else post_add
         gated = pre_gate is not None and ctx.needs_input_grad[2]
-        ctx.gate_shape = None if pre_gate is None else pre_gate.shape
-        ctx.save_for_backward(s, weight, bias, behind, results.mean, results.rstd, pre_gate, pre_add if gated else None)
+        ctx.pre_shape, ctx.pre_dtype = (None, None) if pre_add is None else (pre_add.shape, pre_add.dtype)
+        ctx.save_for_backward(
+            s, weight, bias, scale, shift, behind, results.mean, results.rstd, pre_gate, pre_add if gated else None
+        )
         kept.append(results)
         return results.output, results.sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, weight, bias, post_add, mean, rstd, pre_gate, pre_add = ctx.saved_tensors
+        s, weight, bias, scale, shift, post_add, mean, rstd, pre_gate, pre_add = ctx.saved_tensors
         norm: Norm = ctx.norm
         grad_output, grad_sum = grads
         needs = ctx.needs_input_grad
@@ -169,24 +174,20 @@ class SummedNormalization(torch.autograd.Function):
         grad_post_add = None
         found = Gradients(input=grad_sum)
         if grad_output is not None:
-            wanted = (wants_s, needs[4], needs[5], False, False)
-            operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias)
-            selected = Selection(None, ctx.tuned) if lost(ctx.tuned) else None
-            if selected is None:
-                found, grad_post_add = _backward(norm, operands, wanted, post_add, needs[3], grad_sum)
+            wanted = (wants_s, *needs[4:8])
+            operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
+            arguments = (norm, operands, wanted, post_add, needs[3], grad_sum)
+            if lost(ctx.tuned) and not _is_compiling():
+                with as_selected(Selection(None, ctx.tuned)):
+                    found, grad_post_add = _backward(*arguments)
             else:
-                with as_selected(selected):
-                    found, grad_post_add = _backward(norm, operands, wanted, post_add, needs[3], grad_sum)
+                found, grad_post_add = _backward(*arguments)
         ds = found.input if wants_s else None
         grad_pre_add = ds
         grad_pre_gate = None
-        if pre_gate is not None and ds is not None:
-            shape = gate_shape(ds.shape, norm.channel_axis, pre_gate.shape)
-            assert shape is not None
-            grad_pre_add = (ds * pre_gate.reshape(shape)).to(ds.dtype) if needs[1] else None
-            if needs[2]:
-                dtype = torch.promote_types(compute_dtype(ds.dtype), pre_gate.dtype)
-                grad_pre_gate = (ds.to(dtype) * pre_add).sum_to_size(shape).reshape(pre_gate.shape).to(pre_gate.dtype)
+        if ds is not None and (needs[2] or (needs[1] and (pre_gate is not None or ctx.pre_shape != ds.shape))):
+            grad_pre_add, grad_pre_gate = _behind_sum(norm, ds, pre_gate, pre_add, ctx.pre_shape, needs[1], needs[2])
+            grad_pre_add = None if grad_pre_add is None else grad_pre_add.to(ctx.pre_dtype)
         return (
             ds if needs[0] else None,
             grad_pre_add if needs[1] else None,
@@ -194,17 +195,52 @@ class SummedNormalization(torch.autograd.Function):
             grad_post_add,
             found.weight if needs[4] else None,
             found.bias if needs[5] else None,
+            found.scale if needs[6] else None,
+            found.shift if needs[7] else None,
             None, None, None, None,
         )  # fmt: skip
+
+
+def _behind_sum(
+    norm: Norm,
+    ds: Tensor,
+    pre_gate: Tensor | None,
+    pre_add: Tensor | None,
+    pre_shape: torch.Size,
+    wants_added: bool,
+    wants_gate: bool,
+) -> tuple[Tensor | None, Tensor | None]:
+    """gate · ds and Σ pre_add · ds, each summed to the shape of its operand, in the compute dtype."""
+    grad_pre_add = grad_pre_gate = gate = None
+    axis, dtype = norm.channel_axis, compute_dtype(ds.dtype)
+    if pre_gate is not None:
+        shape = gate_shape(ds.shape, axis, pre_gate.shape)
+        assert shape is not None
+        gate = pre_gate.reshape(shape)
+    if wants_added:
+        if pre_shape == ds.shape:
+            assert gate is not None
+            grad_pre_add = (ds * gate).to(ds.dtype)
+        else:
+            planes = spread_shape(ds.shape, axis)
+            axes = [place for place, size in enumerate(planes) if size != ds.shape[place]]
+            total = ds.sum(axes, keepdim=True, dtype=dtype) if axes else ds.to(dtype)
+            grad_pre_add = (total if gate is None else total * gate).reshape(pre_shape)
+    if wants_gate:
+        assert pre_gate is not None and pre_add is not None and gate is not None
+        added = pre_add if pre_shape == ds.shape else pre_add.reshape(spread_shape(ds.shape, axis))
+        wide = ds.to(torch.promote_types(dtype, pre_gate.dtype))
+        grad_pre_gate = (wide * added).sum_to_size(gate.shape).reshape(pre_gate.shape).to(pre_gate.dtype)
+    return grad_pre_add, grad_pre_gate
 
 
 def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForwardPlan) -> Results:
     kept: list[Results] = []
     o = operands
     y, s = SummedNormalization.apply(
-        o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, norm, sums, plan, kept
+        o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, o.scale, o.shift, norm, sums, plan, kept
     )
-    return Results(y, kept[0].mean, kept[0].rstd, None, s)
+    return replace(kept[0], output=y, sum=s)
 
 
 def _backward(
@@ -215,28 +251,33 @@ def _backward(
     wants_post: bool,
     grad_sum: Tensor | None,
 ) -> tuple[Gradients, Tensor | None]:
-    """The gradients of s, of weight and of bias, and that of post_add. ``post_add`` is given where an activation meets
+    """The gradients of s and of the parameters, and that of post_add. ``post_add`` is given where an activation meets
     it; elsewhere its gradient is grad_output."""
     grad_output, s = operands.grad_output, operands.input
     added = [each for each in (post_add, grad_sum) if each is not None]
-    straight = not _grad_enabled() and straight_backward(operands) and not batched(operands)
+    if _is_compiling():  # compiled autograd traces the Function's backward
+        straight = False
+    else:
+        straight = not _grad_enabled() and straight_backward(operands) and not batched(operands)
     if not straight or not all(readable(each) and not is_batched(each) for each in added):
         return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
     wants_s, *parameters = wanted
-    if post_add is not None or (grad_sum is not None and wants_s and grad_sum.stride() == s.stride()):
-        fits = grad_sum is not None and grad_sum.stride() == s.stride()
+    fits = grad_sum is not None and wants_s and grad_sum.stride() == s.stride()
+    if post_add is not None or fits:
         native = operands
         if grad_output.stride() != s.stride():
             native = replace(operands, grad_output=torch.empty_like(s).copy_(grad_output))
         # With post_add every kernel makes the gradient of s too.
         asked: Wanted = (True, *parameters)  # type: ignore[assignment]
         plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
-        if plan is None:
-            if post_add is not None:
-                return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
-        else:
+        if plan is None and fits and post_add is not None:
+            fits, plan = False, dispatch.sum_backward_plan(norm, native, asked, post_add, False)
+        if plan is None and post_add is not None:
+            return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
+        if plan is not None:
             found, grad_post_add = plan(native, asked, post_add, grad_sum if fits else None)
-            if grad_sum is not None and not fits and found.input is not None:
+            if grad_sum is not None and not fits and wants_s:
+                assert found.input is not None
                 found.input += grad_sum
             if post_add is None and wants_post:
                 grad_post_add = grad_output
@@ -255,32 +296,21 @@ def _composed_backward(
     wants_post: bool,
     grad_sum: Tensor | None,
 ) -> tuple[Gradients, Tensor | None]:
-    """:func:`_backward` by autograd through the composed call of s, differentiable in every tensor."""
-    o, differentiable = operands, _grad_enabled()
-
-    def own(tensor: Tensor | None, needed: bool) -> Tensor | None:
-        """A name of its own for an operand: the same tensor may be several."""
-        if tensor is None:
-            return None
-        return tensor.view_as(tensor) if differentiable else tensor.detach().requires_grad_(needed)
-
-    with torch.enable_grad():
-        s, weight, bias = own(o.input, True), own(o.weight, wanted[1]), own(o.bias, wanted[2])
-        behind = own(post_add, wants_post)
-        assert s is not None
-        if not s.requires_grad:
-            s = s.detach().requires_grad_()
-        bare = norm if behind is None else _without_activation(norm)
-        y = normalize(bare, Operands(s, weight, bias), False).output
-        if behind is not None:
-            y = after(y, behind, norm.activation)
-        asked = {"input": s, "weight": weight, "bias": bias, "post": behind}
-        wants = {"input": wanted[0], "weight": wanted[1], "bias": wanted[2], "post": wants_post}
-        leaves = {name: one for name, one in asked.items() if one is not None and wants[name] and one.requires_grad}
-        found = torch.autograd.grad(y, list(leaves.values()), o.grad_output, create_graph=differentiable)
-    grads = dict(zip(leaves, found, strict=True))
-    ds = grads.get("input")
-    if ds is not None and grad_sum is not None:
-        ds = ds + grad_sum
-    grad_post_add = grads.get("post") if post_add is not None else o.grad_output if wants_post else None
-    return Gradients(ds, grads.get("weight"), grads.get("bias")), grad_post_add
+    """:func:`_backward` by torch's operators and the norm's own backward, differentiable in every tensor."""
+    o, grad_output, dtype = operands, operands.grad_output, operands.input.dtype
+    if _grad_enabled():
+        # The saved statistics are constants to autograd, so the second derivative needs new ones.
+        mean, rstd = reference.saved_statistics(norm, o.input)
+        o = replace(o, mean=mean, rstd=rstd)
+    if post_add is not None:
+        assert norm.activation is not None
+        derivative, bare = reference.DERIVATIVES[norm.activation.name], _without_activation(norm)
+        z = normalize(bare, Operands(o.input, *o.tensors()[4:]), False).output
+        dz = grad_output * derivative(z.to(compute_dtype(dtype)) + post_add, norm.activation.parameter)
+        norm, grad_output = bare, dz.to(dtype)
+        o = replace(o, grad_output=grad_output)
+    found = gradients(norm, o, wanted)
+    if grad_sum is not None and wanted[0]:
+        assert found.input is not None
+        found.input = found.input + grad_sum
+    return found, grad_output if wants_post else None

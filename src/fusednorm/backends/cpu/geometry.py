@@ -47,7 +47,9 @@ SUMMED = 29
 PRE_SAMPLE, POST_SAMPLE, TOTAL_SAMPLE, TOTAL_WORKER = range(30, 34)
 #: Whether a gate has an element for each of a row's, how many rows share one gate, and the step to the next.
 GATE_PER_ELEMENT, GATE_ROWS, GATE_STEP = range(34, 37)
-FIELDS = 37
+#: The same between planes of channels_first, and between those of the one unit of s for which each worker has room.
+PRE_STEP, POST_STEP, TOTAL_STEP, TOTAL_ROW = range(37, 41)
+FIELDS = 41
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
@@ -130,8 +132,10 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
     fields[TILE_PLANES : TILE_UNITS + 1] = tile(problem)
     added = problem.added
     if added is not None:
-        fields[PRE_SAMPLE] = added.pre_layout.sample if added.pre_layout else 0
-        fields[POST_SAMPLE] = added.post_layout.sample if added.post_layout else 0
+        if added.pre_layout is not None:
+            fields[PRE_SAMPLE], fields[PRE_STEP] = _strides(added.pre_layout)
+        if added.post_layout is not None:
+            fields[POST_SAMPLE], fields[POST_STEP] = _strides(added.post_layout)
         if added.gate is not None:
             fields[GATE_PER_ELEMENT : GATE_STEP + 1] = added.gate.per_element, added.gate.rows, added.gate.step
     return fields

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, summed_rows
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, in_tiles, summed_rows
+from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
 from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
-from fusednorm.backends.cpu.plans.planes import PlanesBackward, PlanesForward, PlanesSplitBackward, PlanesSplitForward
+from fusednorm.backends.cpu.plans.planes import (
+    PlanesBackward,
+    PlanesForward,
+    PlanesSplitBackward,
+    PlanesSplitForward,
+    PlanesSumBackward,
+    PlanesSumForward,
+)
 from fusednorm.backends.cpu.plans.rows import (
     FewRowsBackward,
     RowsBackward,
@@ -146,19 +154,33 @@ def _distinct(configs: Iterable[T], size: Callable[[T], Hashable]) -> tuple[T, .
 
 @dataclass(frozen=True, slots=True)
 class PlanesInstance:
-    """channels_first: one kernel takes each unit from its statistics to its result."""
+    """channels_first: one kernel takes each unit from its statistics to its result, with the sums around the norm."""
 
     name: str = "cpu.planes"
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
-        return _shared(problem) or _common(problem) or _needs(problem, "channels_first")
+        reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
+        return reason or self._cannot_add(problem)
+
+    @staticmethod
+    def _cannot_add(problem: Problem) -> str | None:
+        added, unit = problem.added, problem.view.numel // max(1, problem.num_statistics)
+        if added is None:
+            return None
+        if in_tiles(problem) or in_tiles(replace(problem, direction="backward")):
+            return f"adds nothing where planes have {problem.view.spatial} elements, which are taken in tiles"
+        if added.grad_sum:
+            return "adds no gradient of s, which torch does"
+        return f"has no room for units of {unit} elements" if unit > KEPT_ELEMENTS else None
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
 
     def plan(self, problem: Problem, config: None = None) -> Plan:
+        if problem.added is not None:
+            return PlanesSumBackward(problem) if problem.backward else PlanesSumForward(problem)
         return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
 
 

@@ -23,6 +23,8 @@ from fusednorm.backends.cpu.geometry import (
     PER_BATCH,
     PIECE,
     PIECES,
+    POST_SAMPLE,
+    POST_STEP,
     RMS,
     SAMPLES,
     SPATIAL,
@@ -76,19 +78,24 @@ def _apply_row(element: Element, value):
 
 
 @cache
-def _keep_row(element: Element, pullback):
-    load, keep, T = element.load, element.keep, element.compute
+def _keep_row(element: Element, pullback, adds_behind: bool):
+    load, keep, store, T = element.load, element.keep, element.store, element.compute
 
     @exact
-    def keep_row(grad, g, x, i, kept, r, n, centre, rstd, gain, offset, activation_parameter):
+    def keep_row(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, rstd, gain, offset, activation_parameter):
         """dz of one row, put into ``kept`` from r on: the sums of a row's last elements are scalar code, in which no
-        exponential should be."""
+        exponential should be. With ``adds_behind`` z is z + post, and dz its gradient, which is stored too."""
         a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - centre, a, b)
-                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
+                if adds_behind:
+                    z += load(post, p + k)
+                dz = pullback(load(grad, g + k), z, alpha)
+                keep(kept, r + k, dz)
+                if adds_behind:
+                    store(grad_post, o + k, dz)
 
     return keep_row
 
@@ -267,18 +274,19 @@ def build_apply(element: Element, value, pullback):
     return apply
 
 
-def build_backward(element: Element, value, pullback, keeps=False):
+def build_backward(element: Element, value, pullback, keeps=False, adds_behind=False):
     """Units start to stop: p and q of each row, then the input's gradient.
 
-    Where dz is kept, ``kept`` has room for a unit per worker.
+    Where dz is kept, ``kept`` has room for a unit per worker. With ``adds_behind`` it is the gradient of z + post_add,
+    and is stored too.
     """
-    make, keep_row = dz_of(element, pullback, keeps), _keep_row(element, pullback)
+    make, keep_row = dz_of(element, pullback, keeps), _keep_row(element, pullback, adds_behind)
     row_sums, gradient_row = _row_sums(element, make), _gradient_row(element, make)
     channel_affine, saved = affine(element), saved_statistics(element)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
-        kept, geometry, activation_parameter, worker, start, stop,
+        kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
         slot = worker * rows_per_unit(geometry) * length
@@ -292,7 +300,11 @@ def build_backward(element: Element, value, pullback, keeps=False):
                 i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                 r = slot + row * length
                 if keeps:
-                    keep_row(grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter)
+                    keep_row(
+                        grad, g, x, i, kept, r, post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP],
+                        grad_post_add, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP], length, centre,
+                        inverse, gain, offset, activation_parameter,
+                    )  # fmt: skip
                 p, q = row_sums(
                     grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter
                 )  # fmt: skip
@@ -399,6 +411,7 @@ BUILDERS = {
     "apply": build_apply,
     "backward": build_backward,
     "backward_kept": partial(build_backward, keeps=True),
+    "backward_behind": partial(build_backward, keeps=True, adds_behind=True),
     "reduce": build_reduce,
     "combine": build_combine,
     "input_gradient": build_input_gradient,

@@ -61,6 +61,7 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, unc
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
+from fusednorm.backends.cpu.kernels.sums import add_row
 
 
 @exact
@@ -82,32 +83,12 @@ def parameters_of(geometry, n):
     return n // geometry[SPATIAL] * geometry[MODULATION] if geometry[MODULATION] else 0
 
 
-@cache
-def _add_row(element: Element):
-    load, read, put, T = element.load, element.read, element.put_total, element.compute
-
-    @exact
-    def add_row(x, i, pre, p, gates, q, gated, per_element, total, t, n):
-        """total = x + gate pre, rounded to the input's dtype."""
-        gate = read(gates, q) if gated else T(1)
-        for part in range(2):
-            start, stop = span(part, n)
-            if per_element:
-                for k in range(start, stop):
-                    put(total, t + k, load(x, i + k) + read(gates, q + k) * load(pre, p + k))
-            else:
-                for k in range(start, stop):
-                    put(total, t + k, load(x, i + k) + gate * load(pre, p + k))
-
-    return add_row
-
-
 def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False):
     """Rows start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add."""
     read, store, T, load_post = element.read, element.store, element.compute, element.load
     load = element.load_total if adds_before else element.load
     row_moments, as_read = moments(element._replace(load=load)), widened(element)
-    add_row = _add_row(element)
+    add = add_row(element)
 
     @exact
     def apply_row(x, i, y, j, post, p, n, mean, rstd, weight, bias, first, activation_parameter):
@@ -138,7 +119,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                     t = n * geometry[TOTAL_SAMPLE] + worker * geometry[TOTAL_WORKER] + g * length
                     q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
                     q += g * length if geometry[GATE_PER_ELEMENT] else 0
-                    add_row(
+                    add(
                         x, i, pre_add, n * geometry[PRE_SAMPLE] + g * length, pre_gate, q, geometry[GATE_ROWS] > 0,
                         geometry[GATE_PER_ELEMENT], total, t, length,
                     )  # fmt: skip

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from fusednorm.backends.cpu.geometry import TILE_UNITS, in_tiles
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.operands import Sums
+from fusednorm.problem import DTYPE_BYTES, Problem, gate_shape, spread_shape
+from fusednorm.strides import contiguous
 
 
 def _module(problem: Problem) -> str:
@@ -19,6 +24,42 @@ class PlanesForward(ForwardPlan):
     def loops(self) -> list[Loop]:
         kernel = self.kernel("forward", module=_module(self.problem))
         return [self.loop(kernel, self.num_statistics, self.tensor_bytes)]
+
+
+class PlanesSumForward(SumForward):
+    module = "sums"
+
+    def loops(self) -> list[Loop]:
+        self.place_total(self.problem.view.numel // max(1, self.num_statistics))
+        kernel = self.kernel("forward" + self.variant())
+        return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
+
+    def numbers(self, sums: Sums) -> Tensor | None:
+        """A number for each plane: the gate, or the gate times what is added per channel."""
+        axis, shape, pre_add = self.problem.norm.channel_axis, self.problem.shape, sums.pre_add
+        gate = None
+        if sums.pre_gate is not None:
+            aligned = gate_shape(shape, axis, sums.pre_gate.shape)
+            assert aligned is not None
+            planes = spread_shape(shape, axis)
+            gate = sums.pre_gate.to(self.compute).reshape(aligned).expand(planes).reshape(shape[0], shape[axis])
+        if pre_add is not None and self.added.pre_layout is None:
+            pre_add = pre_add.to(self.compute)
+            gate = pre_add if gate is None else pre_add * gate
+        return contiguous(gate)
+
+
+class PlanesSumBackward(SumBackward):
+    """Keeps dz of each unit, which is the gradient of z + post_add."""
+
+    module = "planes"
+
+    def loops(self) -> list[Loop]:
+        together = self.problem.view.numel // max(1, self.num_statistics)
+        self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together
+        kernel = self.kernel("backward_behind")
+        return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
 
 
 class PlanesSplitForward(ForwardPlan):

@@ -1,0 +1,144 @@
+"""s = x + gate pre, a row at a time, for the forwards that add before they normalize; and planes with their sums."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+from fusednorm.backends.cpu.geometry import (
+    GATE_ROWS,
+    GROUP_CHANNELS,
+    GROUPS,
+    INPUT_SAMPLE,
+    INPUT_STEP,
+    OUTPUT_SAMPLE,
+    OUTPUT_STEP,
+    POST_SAMPLE,
+    POST_STEP,
+    PRE_SAMPLE,
+    PRE_STEP,
+    RMS,
+    SPATIAL,
+    TOTAL_ROW,
+    TOTAL_SAMPLE,
+    TOTAL_STEP,
+    TOTAL_WORKER,
+)
+from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish
+from fusednorm.backends.cpu.kernels.device import exact, span
+from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.moments import merge, moments
+from fusednorm.backends.cpu.kernels.planes import locate, rows_per_unit
+
+
+@cache
+def add_row(element: Element):
+    load, read, put, T = element.load, element.read, element.put_total, element.compute
+
+    @exact
+    def add(x, i, pre, p, gates, q, gated, per_element, total, t, n):
+        """total = x + gate pre, rounded to the input's dtype."""
+        gate = read(gates, q) if gated else T(1)
+        for part in range(2):
+            start, stop = span(part, n)
+            if per_element:
+                for k in range(start, stop):
+                    put(total, t + k, load(x, i + k) + read(gates, q + k) * load(pre, p + k))
+            else:
+                for k in range(start, stop):
+                    put(total, t + k, load(x, i + k) + gate * load(pre, p + k))
+
+    return add
+
+
+@cache
+def _shift_row(element: Element):
+    load, put, T = element.load, element.put_total, element.compute
+
+    @exact
+    def shift_row(x, i, number, total, t, n):
+        """total = x + number, rounded to the input's dtype."""
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                put(total, t + k, load(x, i + k) + T(number))
+
+    return shift_row
+
+
+@cache
+def _apply_row(element: Element, value, adds_before: bool, adds_behind: bool):
+    load, load_post, store, T = element.load, element.load, element.store, element.compute
+    if adds_before:
+        load = element.load_total
+
+    @exact
+    def apply_row(x, i, y, j, post, p, n, mean, rstd, gain, offset, activation_parameter):
+        """y = value(A (x - mean) rstd + B + post) of one row."""
+        centre, a, b = T(mean), T(gain * rstd), T(offset)
+        alpha = T(activation_parameter)
+        for part in range(2):
+            start, stop = span(part, n)
+            for k in range(start, stop):
+                z = normalized(load(x, i + k) - centre, a, b)
+                if adds_behind:
+                    z += load_post(post, p + k)
+                store(y, j + k, value(z, alpha))
+
+    return apply_row
+
+
+def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
+    """Units start to stop of channels_first, from statistics to output; with ``adds_before`` of s, which ``total``
+    gets, and with ``adds_behind`` of z + post_add. ``by_channel``: ``pre_gate`` has all that is added, a number for a
+    plane."""
+    source = element._replace(load=element.load_total) if adds_before else element
+    row_moments, keep, channel_affine = moments(source), publish(element), affine(element)
+    add, shift_row, read = add_row(element), _shift_row(element), element.read
+    apply_row = _apply_row(element, value, adds_before, adds_behind)
+
+    def forward(
+        x, y, mean, rstd, variance, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, eps,
+        activation_parameter, worker, start, stop,
+    ):  # fmt: skip
+        length, channels = geometry[SPATIAL], geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        first = worker * geometry[TOTAL_WORKER]
+        for unit in range(start, stop):
+            count, centre, m2 = 0, 0.0, 0.0
+            for row in range(rows_per_unit(geometry)):
+                n, c = locate(geometry, unit, row)
+                whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                if adds_before:
+                    t = first + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP]
+                    if by_channel:
+                        shift_row(x, i, read(pre_gate, n * channels + c), total, t, length)
+                    else:
+                        p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP]
+                        gated = geometry[GATE_ROWS] > 0
+                        add(x, i, pre_add, p, pre_gate, n * channels + c, gated, False, total, t, length)
+                    whole, i = total, t
+                row_mean, row_m2 = row_moments(whole, i, length, geometry[RMS])
+                count, centre, m2 = merge(count, centre, m2, length, row_mean, row_m2)
+            centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
+            for row in range(rows_per_unit(geometry)):
+                n, c = locate(geometry, unit, row)
+                whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
+                if adds_before:
+                    t = first + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP]
+                    whole, i = total, t
+                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
+                apply_row(
+                    whole, i, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP],
+                    length, centre, inverse, gain, offset, activation_parameter,
+                )  # fmt: skip
+
+    return forward
+
+
+BUILDERS = {
+    "forward_before": partial(build_forward, adds_before=True),
+    "forward_behind": partial(build_forward, adds_behind=True),
+    "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
+    "forward_by_channel": partial(build_forward, adds_before=True, by_channel=True),
+    "forward_by_channel_behind": partial(build_forward, adds_before=True, adds_behind=True, by_channel=True),
+}

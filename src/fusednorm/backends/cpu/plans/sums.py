@@ -1,0 +1,142 @@
+"""What the plans with sums around a norm share: what a call writes into a frame beyond that of the norm alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.cpu.frame import writer
+from fusednorm.backends.cpu.geometry import TOTAL_ROW, TOTAL_SAMPLE, TOTAL_STEP, TOTAL_WORKER
+from fusednorm.backends.cpu.plans.base import (
+    BACKWARD,
+    BACKWARD_PLACE,
+    CODES,
+    FORWARD,
+    FORWARD_PLACE,
+    NOTHING,
+    BackwardPlan,
+    ForwardPlan,
+)
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.strides import contiguous
+
+TOTAL, TOTAL_PLACE = writer("total", "total")
+ADDED, ADDED_PLACE = writer("pre_add", "post_add")
+GRADIENTS, GRADIENTS_PLACE = writer("post_add", "grad_post_add")
+
+
+class SumForward(ForwardPlan):
+    """A :class:`~fusednorm.instance.SumForwardPlan`."""
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.added is not None
+        self.added = problem.added
+        super().__init__(problem)
+
+    def variant(self) -> str:
+        """What is behind the name of the kernel."""
+        before, behind = "pre_add" in self.added.names, "post_add" in self.added.names
+        by_channel = before and self.added.pre_layout is None
+        return ("_by_channel" if by_channel else "_before" if before else "") + ("_behind" if behind else "")
+
+    def place_total(self, elements: int) -> None:
+        """Where s lies: as the output does, or, where nobody keeps it, in so many elements of each worker's own."""
+        layout = self.problem.output_layout
+        assert layout is not None
+        if self.added.keeps_sum:
+            self.geometry[TOTAL_SAMPLE], self.geometry[TOTAL_STEP] = layout.sample, layout.channel
+        elif "pre_add" in self.added.names:
+            size = DTYPE_BYTES[self.problem.dtype]
+            self.room_per_thread = -(-elements * size // 8) * 8
+            self.geometry[TOTAL_WORKER] = self.room_per_thread // size
+            self.geometry[TOTAL_ROW] = self.problem.view.spatial
+            self.reserve(total=0)  # behind all else
+
+    def numbers(self, sums: Sums) -> Tensor | None:
+        """The gate as kernels read it."""
+        return None if sums.pre_gate is None else sums.pre_gate.to(self.compute).contiguous()
+
+    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:  # type: ignore[override]
+        input, pre_add, post_add = operands.input, sums.pre_add, sums.post_add
+        output = self.output(input)
+        total = self.output(input) if self.added.keeps_sum else None
+        mean = rstd = variance = None
+        saved = self.discard
+        if statistics or not self.few:
+            rstd, mean = self.statistic(), self.statistic() if self.has_mean else None
+            variance = self.statistic() if self.has_variance else None
+            saved = (
+                0 if mean is None else mean.data_ptr(), rstd.data_ptr(), 0 if variance is None else variance.data_ptr(),
+            )  # fmt: skip
+        if self.empty:
+            for tensor in (mean, rstd, variance):
+                if tensor is not None:
+                    tensor.zero_()
+            return Results(output, mean, rstd, variance, total)
+        # Operands are held until the kernels are done.
+        weight, bias = contiguous(operands.weight), contiguous(operands.bias)
+        scale, shift, gate = contiguous(operands.scale), contiguous(operands.shift), self.numbers(sums)
+        threads = self.program.threads()
+        frame = self.frame(threads)
+        FORWARD(
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(), *map(_address, (
+                weight, bias, scale, shift,
+            )),
+        )  # fmt: skip
+        ADDED(frame.words, ADDED_PLACE, *map(_address, (pre_add, gate, post_add)))
+        if total is not None:
+            TOTAL(frame.words, TOTAL_PLACE, total.data_ptr())
+        self.program.run(frame, threads)
+        self.release(frame)
+        return Results(output, mean, rstd, variance, total)
+
+    def short(self, operands: Operands) -> None:
+        """No call with sums takes the short way."""
+
+
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+class SumBackward(BackwardPlan):
+    """A :class:`~fusednorm.instance.SumBackwardPlan`."""
+
+    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+        assert problem.added is not None
+        self.added = problem.added
+        super().__init__(problem, pieces, piece)
+
+    def __call__(  # type: ignore[override]
+        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+    ) -> tuple[Gradients, Tensor | None]:
+        input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
+        grad_input = self.output(input) if self.wants_input else None
+        grad_post_add = self.output(input) if post_add is not None else None
+        # Operands are held until the kernels are done.
+        parameters = [contiguous(each) for each in (operands.weight, operands.bias, operands.scale, operands.shift)]
+        grads: list[Any] = [
+            torch.empty_like(each) if each is not None and want else None
+            for each, want in zip(parameters, wants[1:], strict=True)
+        ]
+        gradients = Gradients(grad_input, *grads)
+        if self.tensor_bytes == 0:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+            return gradients, grad_post_add
+        mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
+        rstd = operands.rstd.contiguous()
+        threads = self.program.threads()
+        frame = self.frame(threads)
+        BACKWARD(
+            frame.words, BACKWARD_PLACE, input.data_ptr(), *map(_address, parameters),
+            _address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
+            grad_output.data_ptr(), _address(grad_input), *map(_address, grads),
+        )  # fmt: skip
+        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(_address, (post_add, grad_sum, grad_post_add)))
+        self.program.run(frame, threads)
+        self.release(frame)
+        return gradients, grad_post_add
