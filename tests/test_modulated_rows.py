@@ -1,4 +1,4 @@
-"""layer_norm and rms_norm with scale and shift, and rows of two strides, with the instances of the CPU and Triton's."""
+"""layer_norm and rms_norm with scale and shift, with the instances of the CPU and Triton's."""
 
 from __future__ import annotations
 
@@ -572,56 +572,3 @@ def test_modules_under_torch_fx() -> None:
     torch.testing.assert_close(graph(*arguments), block(*arguments))
     alone = torch.fx.symbolic_trace(nn.LayerNorm(6))
     torch.testing.assert_close(alone(arguments[0]), F.layer_norm(arguments[0], (6,)))
-
-
-# --- rows of two strides ---
-
-
-def heads(*sizes: int, index: int = 0, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """Queries, keys or values of (B, L, H, D), packed beside one another."""
-    B, L, H, D = sizes
-    return drawn(B, L, 3, H, D, dtype=dtype, seed=seed)[:, :, index]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_heads(family: str, dtype: torch.dtype) -> None:
-    for sizes in ((2, 7, 4, 16), (1, 70, 5, 33), (3, 1, 2, 130)):
-        tensors = given(family, sizes, 1, (), (), dtype)
-        del tensors["scale"], tensors["shift"]
-        for gradient in (tensors["grad_output"], heads(*sizes, index=1, dtype=dtype, seed=7)):
-            tensors |= {"input": heads(*sizes, dtype=dtype), "grad_output": gradient}
-            found = differentiated(lambda t: called(family, t, 1, ACTIVATED[dtype]), tensors)
-            assert faults(family, tensors, found, 1, ACTIVATED[dtype]) == [], sizes
-            assert found["output"].is_contiguous()
-            assert found["grad_input"].is_contiguous()
-
-
-def test_packed_heads_are_not_copied() -> None:
-    q, norm, plain = heads(2, 7, 4, 16), norm_of("rms_norm", 1), drawn(2, 7, 4, 16)
-    rstd = torch.ones(56, 1)
-    for device in ("cpu", "meta"):
-        x, dense = q.to(device) if device == "cpu" else torch.empty_strided(q.shape, q.stride(), device="meta"), plain
-        dense = plain.to(device)
-        assert forward_problem(norm, Operands(x)).copies == ()
-        for gradient in (dense, x):
-            problem = backward_problem(norm, BackwardOperands(gradient, x, None, rstd))
-            assert problem.copies == ()
-            assert problem.statistics_shape == (56, 1)
-    assert backward_problem(norm, BackwardOperands(q, plain, None, rstd)).copies == ()
-    transposed = plain.transpose(1, 2).contiguous().transpose(1, 2)
-    assert backward_problem(norm, BackwardOperands(transposed, q, None, rstd)).copies == ("grad_output",)
-    assert fusednorm.explain(fusednorm.rms_norm, q, (16,)).instance == "cpu.rows"
-
-
-def test_a_part_of_the_tokens_is_not_copied() -> None:
-    x = drawn(2, 12, 24)[:, 3:10]
-    assert forward_problem(norm_of("layer_norm", 1), Operands(x)).copies == ()
-    found = fusednorm.explain(fusednorm.layer_norm, x, (24,), scale=drawn(2, 24))
-    assert found.copies == ()
-    image = last(drawn(2, 24, 12, 5))[:, :, 3:10]
-    assert forward_problem(norm_of("layer_norm", 0), Operands(image)).copies == ()
-    tensors = given("layer_norm", (2, 7, 24), 1, (2, 24), (2, 24)) | {"input": x}
-    assert faults("layer_norm", tensors, differentiated(lambda t: called("layer_norm", t, 1), tensors)) == []
-    del tensors["scale"], tensors["shift"]
-    assert faults("layer_norm", tensors, differentiated(lambda t: called("layer_norm", t, 1), tensors)) == []
