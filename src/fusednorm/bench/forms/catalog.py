@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fusednorm
-from fusednorm.equivalents import TORCH_FUNCTIONS
+from fusednorm.activations import Activation
+from fusednorm.equivalents import activated
 
 Shape = tuple[int, ...]
 Tensors = Mapping[str, Tensor]
@@ -30,7 +31,7 @@ class NormCall(Protocol):
 
 def torch_norm(family: str, *arguments: Any, activation: str | None = None, **keywords: Any) -> Tensor:
     output: Tensor = getattr(F, family)(*arguments, **keywords)
-    return output if activation is None else TORCH_FUNCTIONS[activation](output, 0.0)
+    return output if activation is None else activated(output, Activation(activation))
 
 
 def our_norm(family: str, *arguments: Any, activation: str | None = None, **keywords: Any) -> Tensor:
