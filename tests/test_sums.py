@@ -302,6 +302,7 @@ def test_gradients_of_any_subset(form: str) -> None:
         sums = {name: given[name] for name in names[2:]}
         bias = None if form == "rms_norm" else given["bias"]
         y, s = normalize(form, given["input"], given["weight"], bias, activation="silu", return_sum=True, **sums)
+        assert s.requires_grad == bool({"input", "pre_add", "pre_gate"} & set(chosen))
         outputs = [(y, whole.tensors["grad_output"])]
         if s.requires_grad:
             outputs.append((s, whole.tensors["grad_sum"]))

@@ -162,6 +162,8 @@ class SummedNormalization(torch.autograd.Function):
             s, weight, bias, scale, shift, behind, results.mean, results.rstd, pre_gate, pre_add if gated else None
         )
         kept.append(results)
+        if results.sum is not None and not any(ctx.needs_input_grad[:3]):
+            ctx.mark_non_differentiable(results.sum)
         return results.output, results.sum
 
     @staticmethod
