@@ -162,7 +162,8 @@ def main(
 ) -> None:
     """Train a 3-D U-Net on a volume in slabs, and on the whole in one process."""
     torch.set_num_threads(1)
-    # Before this process computes anything itself: threads of a library do not survive a fork.
+    torch.optim.SGD(UNet().parameters(), RATE)  # loads torch's compiler, for seconds: once, before the processes part
+    # They part before this process computes anything: threads of a library do not survive a fork.
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
         team = [context.Process(target=process, args=(rank, processes, folder, steps)) for rank in range(processes)]
