@@ -71,7 +71,11 @@ def argument_table() -> Iterator[Sequence[str]]:
     yield "function", "fused arguments", "channels"
     for family in FAMILIES:
         parameters = inspect.signature(getattr(fusednorm, family)).parameters
-        fused = [f"`{name}`" for name in ("activation", "scale", "shift") if name in parameters]
+        fused = [
+            f"`{name}`"
+            for name in ("activation", "scale", "shift", "pre_add", "pre_gate", "post_add")
+            if name in parameters
+        ]
         channels = "`channel_dim` 1 or -1, by default 1"
         if parameters["channel_dim"].default == -1:
             channels = "the trailing dimensions, or dimension 1 by `channel_dim=1`"

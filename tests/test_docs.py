@@ -18,7 +18,7 @@ import torch
 
 import fusednorm
 from fusednorm.bench.markdown import report_markdown
-from fusednorm.bench.models.rows import read_report
+from fusednorm.bench.reading import read_report
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))

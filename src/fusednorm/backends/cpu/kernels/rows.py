@@ -71,16 +71,15 @@ def scaled(gain, inverse):
 
 
 @exact
-def begin_of(geometry, n, sample, step):
+def begin_of(positions, n, sample, step):
     """Where row n of a tensor begins."""
-    positions = geometry[SPATIAL]
     return n * sample if positions == 1 else n // positions * sample + n % positions * step
 
 
 @exact
-def parameters_of(geometry, n):
+def parameters_of(positions, modulation, n):
     """Where weight and bias of row n begin."""
-    return n // geometry[SPATIAL] * geometry[MODULATION] if geometry[MODULATION] else 0
+    return n // positions * modulation if modulation else 0
 
 
 def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False):
@@ -108,12 +107,16 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
-        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
+        groups, length, rms = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[RMS]
+        # Read once: for all that the compiler knows, a row's store could change them.
+        positions, modulation = geometry[SPATIAL], geometry[MODULATION]
+        input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
+        output_sample, output_step, post_sample = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP], geometry[POST_SAMPLE]
         for n in range(start, stop):
-            place = parameters_of(geometry, n)
+            place = parameters_of(positions, modulation, n)
             for g in range(groups):
-                i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + g * length
-                p = n * geometry[POST_SAMPLE] + g * length
+                i = begin_of(positions, n, input_sample, input_step) + g * length
+                p = n * post_sample + g * length
                 source = x
                 if adds_before:
                     t = n * geometry[TOTAL_SAMPLE] + worker * geometry[TOTAL_WORKER] + g * length
@@ -124,12 +127,12 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                         geometry[GATE_PER_ELEMENT], total, t, length,
                     )  # fmt: skip
                     source, i = total, t
-                centre, m2 = row_moments(source, i, length, geometry[RMS])
+                centre, m2 = row_moments(source, i, length, rms)
                 inverse = 1.0 / np.sqrt(m2 / length + eps)
                 rstd[n * groups + g] = T(inverse)
-                if not geometry[RMS]:
+                if not rms:
                     mean[n * groups + g] = T(centre)
-                j = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + g * length
+                j = begin_of(positions, n, output_sample, output_step) + g * length
                 apply_row(
                     source, i, y, j, post_add, p, length, centre, inverse, gains, offsets, place + g * length,
                     activation_parameter,
@@ -248,14 +251,14 @@ def build_backward(
                 for c in range(2 * channels if flushed else 0):
                     partials[ps + c] = 0.0
             for n in range(begin, last):
-                place = parameters_of(geometry, n)
+                place = parameters_of(geometry[SPATIAL], geometry[MODULATION], n)
                 for group in range(groups):
                     unit, channel = n * groups + group, group * length
                     centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
                     inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
-                    i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
-                    g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
-                    o = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
+                    i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
+                    g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
+                    o = begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
                     first, total_p, total_q = place + channel, 0.0, 0.0
                     if keeps:
                         keep_group(
@@ -304,8 +307,8 @@ def build_reduce(element: Element, value, pullback):
             n, channel = unit // groups, unit % groups * length + k
             centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
             inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
-            i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
-            g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
+            i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
+            g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
             partials[2 * task], partials[2 * task + 1] = group_sums(
                 grad, g, x, i, running, 0, min(geometry[PIECE], length - k), centre, inverse, gains, offsets, channel,
                 T(activation_parameter), running, 0, 0,
@@ -349,9 +352,9 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                     running[c] = running[channels + c] = T(0)
                     totals[c] = totals[channels + c] = 0.0
             for n in range(geometry[SUMMED]):
-                i = begin_of(geometry, n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP])
-                g = begin_of(geometry, n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP])
-                o = begin_of(geometry, n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP])
+                i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP])
+                g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP])
+                o = begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP])
                 c = first
                 while c < last:
                     unit = n * groups + c // length
