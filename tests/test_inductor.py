@@ -143,7 +143,7 @@ def test_nothing_is_allocated_that_no_kernel_takes(found: dict[str, Generated]) 
             launches = [line for line in body.splitlines() if ".run(" in line]
             for buffer, size in re.findall(r"(buf\d+) = empty_strided_cuda\((\(.*?\)),", body):
                 taken = any(re.search(rf"\b{buffer}\b", line) for line in launches)
-                assert taken or (name == "rms_norm" and size == "(0, )"), (name, buffer)
+                assert taken or (name in ("rms_norm", "packed heads") and size == "(0, )"), (name, buffer)
 
 
 def test_no_argument_but_addresses(found: dict[str, Generated]) -> None:

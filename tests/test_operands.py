@@ -58,7 +58,9 @@ BOTH: Wrong = {
     "no such activation": ({"activation": "mish"}, ("'mish'", "silu")),
     "an infinite slope": ({"activation": "leaky_relu", "parameter": float("inf")}, ("inf", "finite")),
     "weight of another layer": ({**LAYER, "weight": torch.ones(24)}, ("weight", "(24,)", "(4, 6)")),
-    "no trailing dimension": ({**LAYER, "num_groups": 0, "channel_dim": -1}, ("num_groups is 0", "trailing")),
+    "weight of dimensions for last channels": (
+        {**LAYER, "num_groups": 0, "channel_dim": -1}, ("weight", "(4, 6)", "(6,)")
+    ),
     "weight of dimensions for channels": ({**LAYER, "num_groups": 0}, ("weight", "(4, 6)", "(8,)")),
     "negative trailing dimensions": ({**LAYER, "num_groups": -1}, ("num_groups is -1", "trailing")),
     "too many trailing dimensions": ({**LAYER, "num_groups": 5}, ("num_groups is 5", "trailing")),
