@@ -103,35 +103,21 @@ class _IntoChannels:
     def image(self, tensor: Tensor, dim: int | None) -> Tensor:
         return self._at(tensor, dim, 1).flatten(1, 2) if self.norm.channel_dim == 1 else self._last(tensor, dim)
 
-    def modulation(self, tensor: Tensor, dim: int | None) -> Tensor:
-        return self._last(tensor, dim)
-
-    def per_channel(self, tensor: Tensor, dim: int | None) -> Tensor:
-        return self._last(tensor, dim)
-
-    def statistic(self, tensor: Tensor, dim: int | None) -> Tensor:
-        return self._last(tensor, dim)
-
     def _last(self, tensor: Tensor, dim: int | None) -> Tensor:
         return self._at(tensor, dim, -2).flatten(-2)
+
+    modulation = per_channel = statistic = _last
 
     def image_back(self, tensor: Tensor) -> Batched:
         if self.norm.channel_dim == 1:
             return tensor.unflatten(1, (self.size, tensor.shape[1] // self.size)), 1
         return self._unfolded(tensor)
 
-    def modulation_back(self, tensor: Tensor) -> Batched:
-        return self._unfolded(tensor)
-
-    def per_channel_back(self, tensor: Tensor) -> Batched:
-        return self._unfolded(tensor)
-
-    def statistic_back(self, tensor: Tensor) -> Batched:
-        return self._unfolded(tensor)
-
     def _unfolded(self, tensor: Tensor) -> Batched:
         unfolded = tensor.unflatten(-1, (self.size, tensor.shape[-1] // self.size))
         return unfolded, unfolded.dim() - 2
+
+    modulation_back = per_channel_back = statistic_back = _unfolded
 
 
 _Folding = _IntoSamples | _IntoChannels
