@@ -558,3 +558,42 @@ def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_p
         problem = forward_problem(norm_of("group_norm", groups), Operands(given))
         assert problem.layout.order == "channels_last"
         assert grouped(problem).view.group_channels == channels
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "units"),
+    [
+        ((24, 64, 21, 21), 32, torch.float16, 8),
+        ((16, 128, 16, 16), 32, torch.bfloat16, 4),
+        ((40, 64, 15, 15), 16, torch.float32, 2),
+        ((2, 96, 32, 32), 32, torch.float16, 1),  # so few programs would each have much to do
+    ],
+)
+def test_groups_of_a_few_channels_are_together_in_channels_last(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, units: int
+) -> None:
+    problem, _ = _problems(shape, groups, dtype, True)
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_pays(problem, seen)
+    assert held_for(problem, seen).units == units
+
+
+@pytest.mark.parametrize(
+    ("shape", "modulated", "held"),
+    [
+        ((10, 16, 45, 16), False, True),
+        ((12, 640, 33, 20), False, False),  # half of a tile of a large problem would be empty
+        ((8, 1280, 43, 15), True, True),
+        ((16, 512, 30, 30), True, False),  # 32 elements a thread, and each sample's scale and shift
+    ],
+)
+def test_channels_of_all_samples_are_held_where_they_fill_tiles(
+    shape: tuple[int, ...], modulated: bool, held: bool
+) -> None:
+    x = torch.empty(shape, dtype=torch.float32, device="meta")
+    scale = torch.empty(shape[:2], device="meta") if modulated else None
+    problem = forward_problem(norm_of("batch_norm"), Operands(x, scale=scale, shift=scale))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_pays(problem, seen) == held

@@ -140,7 +140,7 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
         return WholeConfig(1024 // block, 2)
-    return WholeConfig((1024 if short or block == 512 else SHORT_UNITS) // block, 1)
+    return WholeConfig((1024 if short or (block == 512 and not narrow) else SHORT_UNITS) // block, 1)
 
 
 def _narrow_whole(block: int, size: int) -> WholeConfig:
@@ -166,7 +166,7 @@ def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
 def fewest(unit: int, narrow: bool) -> int:
     """The elements of a thread in a small problem, whose time is that of one program from its first instruction to its
     last: fewer shorten the code, whose instructions come from memory too, and spread units over more warps."""
-    return 2 if narrow and unit < 128 else 4
+    return 2 if unit < 128 or (narrow and unit == 512) else 4
 
 
 def early(programs: int, warps: int, elements: int) -> bool:
@@ -183,48 +183,101 @@ def once(problem: Problem, config: WholeConfig, block: int) -> bool:
 
 
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
-    """2 or 4 elements a thread, a warp to a small unit of one channel; where there are many elements 8 or 16, and more
-    of a forward of 16 bits and where units are neighbours in memory. Of such units enough for 32 or 64 bytes of each
-    row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
+    """Units to a program: one long one, short ones until they make a program's work. Neighbours in memory are together
+    for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
-    samples = power_of_two(seen.samples)
     rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
     most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
-    if problem.backward and seen.samples > 1 and samples * seen.elements <= most:
-        thread = max(fewest(seen.elements, narrow), thread_elements(total, 8))
-        warps = max(1, min(8, samples * seen.elements // (32 * thread)))
-        if rows:
-            warps = max(2, samples * seen.elements // (32 * 16))
-        return HeldConfig(samples, warps, all_samples=True)
-    # Short rows cost memory time, but a small problem has more programs with them.
-    row = 64 if total > 4 * SMALL_HELD else 32 if total > FEW_CONTIGUOUS else 0
-    least = row // size if seen.contiguous else 1
-    if seen.contiguous and seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
-        least = max(1, min(4, SMALL_UNIT // seen.elements))
-    units = max(least, program_elements(total, 1024) // seen.elements)
+    if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
+        return _all_samples(seen, fewest(seen.elements, narrow), rows)
+    if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
+        return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+    if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+        units = min(256 // seen.elements, program_elements(total, 1024) // seen.elements, power_of_two(seen.units))
+        return HeldConfig(max(1, units), max(1, max(1, units) * seen.elements // (32 * 16)))
+    least = _row_of_units(seen, size, total)
+    alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
+    units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
-    if small:
-        thread = 8 if seen.contiguous else 4 if seen.across == "sample" else fewest(seen.elements, narrow)
-        if seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
-            units, thread = max(1, min(units, 256 // seen.elements)), 16
-        thread = max(thread, units * seen.elements // MOST_SMALL)
-    elif narrow and problem.backward and 64 <= seen.elements <= 512 and not seen.contiguous:
-        return _short_narrow(seen.elements, total > 4 * SMALL_HELD)
-    elif seen.contiguous:
-        thread = thread_elements(total, 64 if size == 2 and not problem.backward else 32)
-    else:
-        few = problem.backward and narrow and seen.elements < 2048
-        thread = thread_elements(total, 8 if few else 16 if problem.backward or size > 2 else 32)
-    return HeldConfig(max(1, units), max(1, min(16, units * seen.elements // (32 * thread))))
+    units = max(1, units)
+    thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
+    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
 
 
-def _short_narrow(unit: int, many: bool) -> HeldConfig:
+def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
+    """The units in one place of all samples, with so many elements a thread at least."""
+    samples = power_of_two(seen.samples)
+    thread = max(least, thread_elements(seen.units * seen.elements, 8))
+    warps = max(1, min(8, samples * seen.elements // (32 * thread)))
+    if rows:
+        warps = max(2, samples * seen.elements // (32 * 16))
+    return HeldConfig(samples, warps, all_samples=True)
+
+
+def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:
+    """The elements of a thread, where a program has ``program``: 2 to 8 of a small problem, a warp to a small unit;
+    where there are many elements 8 or 16, and more of a forward of 16 bits, where units are neighbours in memory, and
+    where programs have ``rows`` of several short units."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow = seen.load_bytes(problem) < WIDE_LOAD
+    if rows:
+        return 16 if program <= 2048 or (problem.backward and program <= 4096) else 32
+    if total <= SMALL_HELD:
+        return max(_small_thread(problem, seen, narrow), min(32, program // _most_small(problem, seen)))
+    if seen.contiguous:
+        return thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+    if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
+        return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
+    few = problem.backward and narrow and seen.elements < 2048
+    return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 else 32)
+
+
+def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
+    """The elements of a thread in a small problem."""
+    if seen.contiguous:
+        return 2 if seen.elements <= 32 else 16 if problem.backward and seen.affine == 3 else 8
+    if seen.across == "sample":
+        return 8 if seen.elements == 256 else 4
+    return fewest(seen.elements, narrow)
+
+
+def _most_small(problem: Problem, seen: HeldUnits) -> int:
+    """The threads of a program in a small problem. A backward with scale and shift of each sample has four sums."""
+    return 2 * MOST_SMALL if problem.backward and seen.affine == 3 else MOST_SMALL
+
+
+def _row_of_units(seen: HeldUnits, size: int, total: int) -> int:
+    """The fewest units of a program whose rows lie side by side in memory. Short rows cost memory time, but a small
+    problem has more programs with them."""
+    if not seen.contiguous:
+        return _row_of_groups(seen, size)
+    if total <= FEW_CONTIGUOUS:
+        return max(1, min(4, 1024 // seen.elements))
+    least = (64 if total > 4 * SMALL_HELD else 32) // size
+    if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
+        return max(1, min(4, SMALL_UNIT // seen.elements))
+    return least
+
+
+def _row_of_groups(seen: HeldUnits, size: int) -> int:
+    """The groups of a few channels whose positions make 32 bytes: (24, 64, 21, 21) in 32 groups in fp16 and
+    channels_last takes 8.3 us with a group to a program, and 3.5 with eight."""
+    if seen.across != "spatial" or seen.rows == 1 or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
+        return 1
+    least = max(1, 32 // (size * power_of_two(seen.columns)))
+    return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
+
+
+def _short_narrow(problem: Problem, unit: int, many: bool) -> HeldConfig:
     """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
-    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four."""
+    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The longest in fp32 have two
+    warps: (45, 256, 315) takes 14.4 us with them, and 17.5 with one."""
     if not many:
         return HeldConfig(512 // unit, 2)
-    return HeldConfig((512 if unit <= 128 else 1024) // unit, 1)
+    if unit <= 256:
+        return HeldConfig(512 // unit, 1)
+    return HeldConfig(1024 // unit, DTYPE_BYTES[problem.dtype] // 2)
 
 
 def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
@@ -260,10 +313,13 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
     """
     if problem.view.numel > FEW:
-        return tiled(problem) is problem.folded
+        long = seen.affine == 3 and seen.elements > 8192
+        return full >= 0.55 and not long and tiled(problem) is problem.folded
+    if not problem.backward:
+        return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or seen.elements <= 8192))
     if seen.affine == 3:
-        return seen.elements <= (ALL_SAMPLES // 2 if problem.backward else ALL_SAMPLES)
-    return seen.elements <= LARGE_HELD or (full >= 0.5 and (not problem.backward or seen.elements <= 8192))
+        return seen.elements <= (ALL_SAMPLES if seen.units >= 32 else ALL_SAMPLES // 2)
+    return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
 
 
 def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
