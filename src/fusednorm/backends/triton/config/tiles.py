@@ -227,7 +227,11 @@ def _small_evaluation(problem: Problem) -> bool:
 
 
 def _few_a_thread(problem: Problem, tile: PassConfig) -> PassConfig:
-    elements = 4 if problem.view.numel <= SMALL_HELD else 8
+    """The tile with so many warps that a thread has few elements, and of short planes those of one load, so that a
+    thread needs the values of one channel."""
+    elements, load = 4 if problem.view.numel <= SMALL_HELD else 8, load_bytes(problem)
+    if problem.layout.order == "channels_first" and load < WIDE_LOAD:
+        elements = min(elements, max(load // DTYPE_BYTES[problem.dtype], tile.positions // 32))
     return replace(tile, warps=max(1, tile.channels * tile.positions // (32 * elements)))
 
 

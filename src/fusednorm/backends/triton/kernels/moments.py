@@ -178,9 +178,12 @@ def inverse_deviation(variance, eps):
 @triton.jit
 def inverse_deviation_given(b_variance, eps, dtype: tl.constexpr):
     """The inverse deviation in ``dtype`` of a variance in any dtype. A float64 variance may be beyond float32, so it is
-    rounded only after the root. ``sqrt_rn`` keeps the root of a subnormal float32 variance."""
+    rounded only after the root. ``rsqrt`` takes a subnormal float32 for zero, so such a one is enlarged by 2^24."""
     if b_variance.dtype == tl.float64 or dtype == tl.float64:
         wide = b_variance.to(tl.float64)
         return (1.0 / tl.sqrt(wide + tl.full((), eps, tl.float64))).to(dtype)
     else:
-        return 1.0 / tl.sqrt_rn(b_variance.to(dtype) + tl.full((), eps, dtype))
+        least: tl.constexpr = 2.0**-126
+        shifted = b_variance.to(dtype) + tl.full((), eps, dtype)
+        factor = tl.where(shifted < least, 2.0**12, 1.0)
+        return tl.rsqrt(shifted * factor * factor) * factor

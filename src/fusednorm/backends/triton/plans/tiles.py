@@ -154,7 +154,8 @@ class TilesForward(ForwardPlan):
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
-                **self.overlap, "RMS": self.rms, "VALUE": self.value, **self.alpha,
+                "OVERLAP": self.overlap["OVERLAP"] and not self.given, "RMS": self.rms,
+                "VALUE": self.value, **self.alpha,
                 "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
                 **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
