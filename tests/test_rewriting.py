@@ -15,8 +15,9 @@ from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import fusednorm
+from fusednorm.chains import POSITIONS
 from fusednorm.equivalents import FUNCTIONS
-from fusednorm.rewriting import NORMS, POSITIONS
+from fusednorm.rewriting import NORMS
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,84 @@ def test_an_output_that_others_read_keeps_its_activation_apart() -> None:
         made, rewrite = compiled(call)
         torch.testing.assert_close(made(x), call(x))
         assert summary(rewrite) == [("group_norm", None, True)]
+
+
+def _images(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return F.silu(F.group_norm(x, 4) * (1 + scale[:, :, None]) + shift[:, :, None])
+
+
+def _late(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    y = F.group_norm(x, 4)
+    factor = (scale * 2).unsqueeze(-1) + 1.0
+    return shift.sin().unsqueeze(-1).add(factor * y)
+
+
+def _without_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    return torch.mul(F.batch_norm(x, None, None, training=True), torch.add(scale[:, :, None], 1)) - shift[:, :, None]
+
+
+def _tokens(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    x = x.mT
+    return F.gelu(F.layer_norm(x, x.shape[-1:]) * (1 + scale[:, None]) + shift[:, None])
+
+
+def _tokens_by_themselves(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    x = x.mT
+    return F.rms_norm(x, x.shape[-1:]) * (1 + x.sin()) + shift[:, None]
+
+
+@pytest.mark.parametrize(
+    ("call", "activation"),
+    [(_images, "silu"), (_late, None), (_without_shift, None), (_tokens, "gelu"), (_tokens_by_themselves, None)],
+)
+def test_modulation(call: Callable[..., Tensor], activation: str | None) -> None:
+    drawn = [torch.randn(2, 8, 5), torch.randn(2, 8), torch.randn(2, 8)]
+    inputs, others = ([one.double().requires_grad_() for one in drawn] for _ in range(2))
+    made, rewrite = compiled(call)
+    y, expected = made(*inputs), call(*others)
+    torch.testing.assert_close(y, expected, rtol=1e-9, atol=1e-10)
+    gradients = (
+        torch.autograd.grad(one.square().sum(), given, allow_unused=True)
+        for one, given in ((y, inputs), (expected, others))
+    )
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+    assert [(one.activation, one.modulated) for one in rewrite.report] == [(activation, True)]
+
+
+def test_what_is_no_modulation_of_ours_stays_torchs() -> None:
+    def two(x: Tensor, scale: Tensor) -> Tensor:
+        return F.group_norm(x, 4) * (2 + scale[:, :, None])
+
+    def positions(x: Tensor, scale: Tensor) -> Tensor:
+        return F.group_norm(x, 4) * (1 + x)
+
+    def aligned_right(x: Tensor, scale: Tensor) -> Tensor:
+        return F.layer_norm(x.mT, (8,)) * (1 + scale[0])
+
+    def wider(x: Tensor, scale: Tensor) -> Tensor:
+        return F.group_norm(x, 4) * (1 + scale[:, :, None].double())
+
+    def seen(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.group_norm(x, 4)
+        return y * (1 + scale[:, :, None]), y
+
+    def overwritten(x: Tensor, scale: Tensor) -> Tensor:
+        x = x * 2
+        y = F.group_norm(x, 4)
+        x.zero_()
+        return y * (1 + scale[:, :, None]) + x
+
+    def added_to(x: Tensor, scale: Tensor) -> Tensor:
+        x = x * 2
+        y = F.group_norm(x, 4)
+        x += 1
+        return y * (1 + scale[:, :, None])
+
+    x, scale = torch.randn(2, 8, 5), torch.randn(2, 8)
+    for call in (two, positions, aligned_right, wider, seen, overwritten, added_to):
+        made, rewrite = compiled(call)
+        torch.testing.assert_close(made(x, scale), call(x, scale), rtol=1e-5, atol=1e-5)
+        assert [(one.reason, one.modulated) for one in rewrite.report] == [(None, False)], call
 
 
 def test_an_input_that_is_overwritten_after_the_norm() -> None:

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fusednorm import functional, inductor
-from fusednorm.activations import Activation
+from fusednorm.chains import Chain, chain_of, of_samples
 from fusednorm.dtypes import DTYPES
-from fusednorm.equivalents import function_activation
 from fusednorm.inductor.passes import build, uuid_of
 from fusednorm.private.inductor_names import ENTER_AUTOCAST, graph_pass
 
@@ -27,33 +26,29 @@ NORMS: dict[Any, Callable[..., Tensor]] = {
     F.rms_norm: functional.rms_norm,
     torch.rms_norm: functional.rms_norm,  # what Dynamo makes of F.rms_norm
 }
-#: The parameters of activations after the input, as positions; gelu's has none.
-POSITIONS = {
-    "silu": ("inplace",),
-    "relu": ("inplace",),
-    "hardswish": ("inplace",),
-    "leaky_relu": ("negative_slope", "inplace"),
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """What became of one of torch's norms: ``reason`` is None where it was rewritten, with the activation after it, or
-    says why it was left."""
+    """What became of one of torch's norms: ``reason`` is None where it was rewritten, with the activation after it and,
+    where ``modulated``, with the scale and shift between them, or says why it was left."""
 
     node: str
     function: str
     activation: str | None
     reason: str | None
+    modulated: bool = False
 
 
 def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) -> Any:
     """A pass for torch.compile's default backend that puts fusednorm's norms in the place of torch's.
 
-    group_norm, instance_norm, batch_norm, layer_norm and rms_norm are taken, as functions or as modules, each with the
-    activation that alone reads it: silu, relu, gelu, sigmoid, tanh, hardswish or leaky_relu. Running statistics are
-    updated as torch updates them. Left alone are norms under autocast, which promotes torch's, and those of other
-    devices and dtypes.
+    group_norm, instance_norm, batch_norm, layer_norm and rms_norm are taken, as functions or as modules, each with what
+    alone reads it: ``y * (1 + scale) + shift``, with or without the shift, where scale and shift have a value for each
+    sample and channel and the result has the norm's dtype; and an activation: silu, relu, gelu, sigmoid, tanh,
+    hardswish or leaky_relu. An addition before a norm stays torch's, which the compiler fuses with what makes its
+    terms. Running statistics are updated as torch updates them. Left alone are norms under autocast, which promotes
+    torch's, and those of other devices and dtypes.
 
     Args:
         before: a pass of the program's own, run first.
@@ -93,24 +88,45 @@ def rewrite(graph: Graph, devices: Collection[str]) -> list[Rewritten]:
         if node.op != "call_function" or node.target not in NORMS:
             continue
         reason = _why_not(node, devices, cast)
-        name, activation = node.target.__name__, None
-        if reason is None:
-            taker, activation = _activation_of(node)
-            with graph.inserting_before(node):
-                keywords = {**node.kwargs, **({"activation": activation} if activation else {})}
-                new = graph.call_function(NORMS[node.target], node.args, keywords)
-            new.meta = dict(node.meta)
-            for old in (taker, node) if taker is not None else (node,):
-                old.replace_all_uses_with(new)
-                graph.erase_node(old)
-        found.append(Rewritten(node.name, name, activation.name if activation else None, reason))
+        if reason is not None:
+            found.append(Rewritten(node.name, node.target.__name__, None, reason))
+            continue
+        chain = chain_of(node, _value_of(node))
+        found.append(_named(node, chain))
+        _replace(graph, chain)
     return found
+
+
+def _named(norm: Node, chain: Chain) -> Rewritten:
+    activation = None if chain.activation is None else chain.activation.name
+    return Rewritten(norm.name, norm.target.__name__, activation, None, chain.modulated)  # type: ignore[union-attr]
+
+
+def _replace(graph: Graph, chain: Chain) -> None:
+    """One call for a chain: at the norm's place, or, modulated, where scale and shift are there."""
+    norm = chain.nodes[0]
+    place = norm if not chain.modulated else chain.nodes[2 if chain.shift is not None else 1]
+    with graph.inserting_before(place):
+        keywords: dict[str, Any] = {} if chain.activation is None else {"activation": chain.activation}
+        for name, value in (("scale", chain.scale), ("shift", chain.shift)):
+            if value is not None:
+                keywords[name] = graph.call_method("flatten", (value, 1)) if of_samples(norm) else value
+        new = graph.call_function(NORMS[norm.target], norm.args, {**norm.kwargs, **keywords})
+    new.meta = dict(norm.meta)
+    chain.nodes[-1].replace_all_uses_with(new)
+    for old in reversed(chain.nodes):
+        graph.erase_node(old)
+
+
+def _value_of(norm: Node) -> Any:
+    """What a norm's input is an example of."""
+    input = norm.args[0] if norm.args else norm.kwargs.get("input")
+    return input.meta.get("example_value") if isinstance(input, Node) else None
 
 
 def _why_not(node: Node, devices: Collection[str], cast: bool) -> str | None:
     """None, or why a norm is left to torch."""
-    input = node.args[0] if node.args else node.kwargs.get("input")
-    value = input.meta.get("example_value") if isinstance(input, Node) else None
+    value = _value_of(node)
     if not isinstance(value, Tensor):
         return "its input's device and dtype are not known"
     if value.device.type not in devices:
@@ -120,21 +136,3 @@ def _why_not(node: Node, devices: Collection[str], cast: bool) -> str | None:
     if cast or torch.is_autocast_enabled(value.device.type):
         return "autocast promotes torch's norm, and would not promote this one"
     return None
-
-
-def _activation_of(norm: Node) -> tuple[Node | None, Activation | None]:
-    """The activation that alone reads a norm, and what it computes. It may work in place: nothing else sees the norm's
-    output."""
-    if len(norm.users) != 1:
-        return None, None
-    (user,) = norm.users
-    if user.op not in ("call_function", "call_method") or not user.args or user.args[0] is not norm:
-        return None, None
-    function = user.target if user.op == "call_function" else getattr(Tensor, str(user.target), None)
-    plain = function_activation(function, {})
-    positions = () if plain is None else POSITIONS.get(plain.name, ())
-    given: dict[str, Any] = {**dict(zip(positions, user.args[1:], strict=False)), **user.kwargs}
-    if len(user.args) - 1 > len(positions) or any(isinstance(value, Node) for value in given.values()):
-        return None, None
-    activation = function_activation(function, given)
-    return (None, None) if activation is None else (user, activation)
