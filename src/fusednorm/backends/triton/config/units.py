@@ -157,6 +157,7 @@ def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
     fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
+        together = max(together, 32 // block)  # values that lanes have in common move through shared memory
         return WholeConfig(together, max(1, block * together // (32 * 4)))
     if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
         return WholeConfig(1, 1)
