@@ -79,6 +79,8 @@ def _interpreted() -> bool:
 
 
 def _common(problem: Problem) -> str | None:
+    if problem.quantized is not None:
+        return "gives no output of 8 bits"
     if problem.added is not None:
         return "adds nothing before or behind the norm"
     if problem.constant:
