@@ -239,7 +239,7 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
         shape = shape[0], *(1,) * (rank - 2), shape[1]
     else:
         shape = *(1,) * (rank - len(shape)), *shape
-    if len(shape) != rank or any(one not in (1, size) for one, size in zip(shape, input.shape, strict=True)):
+    if len(shape) != rank or any(one != 1 and one != size for one, size in zip(shape, input.shape, strict=True)):
         raise ValueError(
             f"{function}: {name} has shape {tuple(value.shape)}; expected one that broadcasts against an input of "
             f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "

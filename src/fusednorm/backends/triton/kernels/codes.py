@@ -26,20 +26,25 @@ def _facts(name):
 E4M3, E5M2, INT8 = map(_facts, FORMATS)
 
 
+@triton.constexpr_function
+def fact(facts, place):
+    return facts[place]
+
+
 @triton.jit
 def in_units(size, FACTS: tl.constexpr):
     """The bits of a magnitude as a number of units, rounded to nearest, ties to even."""
-    return (size.to(tl.float32, bitcast=True) + FACTS[3]).to(tl.int32, bitcast=True) - FACTS[4]
+    return (size.to(tl.float32, bitcast=True) + fact(FACTS, 3)).to(tl.int32, bitcast=True) - fact(FACTS, 4)
 
 
 @triton.jit
 def float8_code(v, FACTS: tl.constexpr):
     bits = v.to(tl.int32, bitcast=True)
     size = bits & _MAGNITUDE
-    held = tl.minimum(size, FACTS[1])
-    half: tl.constexpr = (1 << (FACTS[6] - 1)) - 1
-    rounded = ((held + ((held >> FACTS[6]) & 1) + half) >> FACTS[6]) - FACTS[7]
-    code = tl.where(held >= FACTS[5], rounded, in_units(held, FACTS))
+    held = tl.minimum(size, fact(FACTS, 1))
+    half: tl.constexpr = (1 << (fact(FACTS, 6) - 1)) - 1
+    rounded = ((held + ((held >> fact(FACTS, 6)) & 1) + half) >> fact(FACTS, 6)) - fact(FACTS, 7)
+    code = tl.where(held >= fact(FACTS, 5), rounded, in_units(held, FACTS))
     return tl.where(size > _INFINITY, _NAN_CODE, code) | ((bits >> 24) & 0x80)
 
 
@@ -48,7 +53,7 @@ def int8_code(v, FACTS: tl.constexpr):
     """NaN becomes 0."""
     bits = v.to(tl.int32, bitcast=True)
     size = bits & _MAGNITUDE
-    number = in_units(tl.minimum(size, tl.where(bits < 0, FACTS[2], FACTS[1])), FACTS)
+    number = in_units(tl.minimum(size, tl.where(bits < 0, fact(FACTS, 2), fact(FACTS, 1))), FACTS)
     number = tl.where(size > _INFINITY, 0, number)
     return tl.where(bits < 0, -number, number)
 
@@ -68,13 +73,19 @@ def codes_of(v, OUT: tl.constexpr, NATIVE: tl.constexpr):
 
 
 @triton.jit
-def largest_of(OUT: tl.constexpr):
+def scale_of(amax, FACTS: tl.constexpr):
+    held = tl.where(amax < _LEAST_AMAX, _LEAST_AMAX, amax)  # a NaN stays
+    return tl.div_rn(held, tl.full(amax.shape, fact(FACTS, 0), tl.float32))
+
+
+@triton.jit
+def row_scale(amax, OUT: tl.constexpr):
     if OUT == "int8":
-        return INT8[0]
+        return scale_of(amax, INT8)
     elif OUT == "float8_e4m3fn":
-        return E4M3[0]
+        return scale_of(amax, E4M3)
     else:
-        return E5M2[0]
+        return scale_of(amax, E5M2)
 
 
 @triton.jit
@@ -83,9 +94,7 @@ def store_codes(p_out, b_y, mask, p_scale, o_row, m_row, OUT: tl.constexpr, BY_R
     b = b_y.to(tl.float32)
     if BY_ROW:
         size = tl.where(mask, b.to(tl.int32, bitcast=True) & _MAGNITUDE, 0)
-        amax = tl.max(size, 1).to(tl.float32, bitcast=True)
-        held = tl.where(amax < _LEAST_AMAX, _LEAST_AMAX, amax)
-        scale = tl.div_rn(held, tl.full(held.shape, largest_of(OUT), tl.float32))
+        scale = row_scale(tl.max(size, 1).to(tl.float32, bitcast=True), OUT)
         tl.store(p_scale + o_row, scale, m_row)
         factor = tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale)[:, None]
     else:
