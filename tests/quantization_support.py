@@ -80,3 +80,17 @@ def error_of_float32(family: Family, x: Tensor, weight: Tensor | None, bias: Ten
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     plain = reference.forward(norm, Operands(x, weight, bias), compute_dtype=dtype).output
     return 2 * float((plain.double() - y).abs().max()) + 4 * EPS32 * float(y.abs().max()) if y.numel() else 0.0
+
+
+def hard_numbers(out_dtype: torch.dtype) -> Tensor:
+    """All bfloat16 and float16 numbers, all numbers of the format, their middles, and what lies beside these."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
+    numbers = [every.view(torch.bfloat16).float(), every.view(torch.float16).float()]
+    own = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(out_dtype).float()
+    own = own[own.isfinite()].sort().values
+    exact = torch.cat([own, (own[1:] + own[:-1]) / 2])
+    infinity = torch.tensor(torch.inf)
+    numbers += [exact, torch.nextafter(exact, infinity), torch.nextafter(exact, -infinity)]
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(-(2**31), 2**31, (1 << 18,), generator=generator).to(torch.int32)
+    return torch.cat([*numbers, drawn.view(torch.float32)])

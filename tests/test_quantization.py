@@ -12,6 +12,7 @@ from quantization_support import (
     drawn,
     error_of_float32,
     faults,
+    hard_numbers,
     name_of,
     wide,
 )
@@ -85,20 +86,6 @@ def test_the_reference(out_dtype: torch.dtype) -> None:
 
 
 # --- the rounding ---
-
-
-def hard_numbers(out_dtype: torch.dtype) -> Tensor:
-    """All bfloat16 and float16 numbers, all numbers of the format, their middles, and what lies beside these."""
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
-    numbers = [every.view(torch.bfloat16).float(), every.view(torch.float16).float()]
-    own = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(out_dtype).float()
-    own = own[own.isfinite()].sort().values
-    exact = torch.cat([own, (own[1:] + own[:-1]) / 2])
-    infinity = torch.tensor(torch.inf)
-    numbers += [exact, torch.nextafter(exact, infinity), torch.nextafter(exact, -infinity)]
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(-(2**31), 2**31, (1 << 18,), generator=generator).to(torch.int32)
-    return torch.cat([*numbers, drawn.view(torch.float32)])
 
 
 @pytest.mark.parametrize("out_dtype", OUT_DTYPES, ids=name_of)
@@ -304,6 +291,35 @@ def test_activations_come_before_the_rounding(activation: str) -> None:
     x, weight = drawn(6, 50, dtype=torch.bfloat16), drawn(50, seed=1)
     q, scale = fusednorm.rms_norm(x, (50,), weight, 1e-5, activation=activation, out_dtype=INT8)
     assert faults(q, scale, wide("rms_norm", x, weight, None, activation=activation), 1e-4, True) == []
+
+
+# --- modules ---
+
+
+@pytest.mark.parametrize("kind", [fusednorm.nn.LayerNorm, fusednorm.nn.RMSNorm])
+def test_modules(kind: Any) -> None:
+    norm, x, h = kind(24, activation="silu").requires_grad_(False), drawn(3, 24), drawn(3, 24, seed=1)
+    q, scale, s = norm(x, pre_add=h, return_sum=True, out_dtype=INT8)
+    y = norm(s)
+    assert (q.dtype, scale.shape) == (INT8, (3, 1))
+    assert ((q * scale - y).abs() <= 0.501 * scale).all()
+    assert norm(x, out_dtype=E4M3, out_scale=torch.tensor(0.1)).dtype == E4M3
+
+
+def test_torch_fx_records_a_quantizing_module_as_one_call() -> None:
+    class Network(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = fusednorm.nn.RMSNorm(24).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, scale = self.norm(x, out_dtype=INT8)
+            return q * scale
+
+    network, x = Network(), drawn(3, 24)
+    traced = torch.fx.symbolic_trace(network)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["norm"]
+    assert torch.equal(traced(x), network(x))
 
 
 # --- gradients, tools, errors ---

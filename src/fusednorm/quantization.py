@@ -131,7 +131,7 @@ def _checked(arguments: tuple[Any, ...]) -> tuple[Norm, Operands, Quantized, Ten
     *tensors, out_scale, family, num_groups, channel_dim, eps, activation, parameter, out_dtype = arguments
     operands = Operands(*tensors)
     norm = forward_norm(OP, operands, family, num_groups, channel_dim, eps, activation, parameter)
-    check_quantized(OP, norm, getattr(torch, out_dtype, None), out_scale)
+    check_quantized(OP, norm, getattr(torch, out_dtype, out_dtype), out_scale)
     check_out_scale(OP, operands.input, out_scale)
     return norm, operands, Quantized(out_dtype, out_scale is None), out_scale
 
