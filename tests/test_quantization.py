@@ -446,6 +446,14 @@ def test_a_plan_is_made_once() -> None:
     assert dispatch.quantized_plan(norm, Operands(x), None, Quantized("int8", False)) is not first
 
 
+def test_explain_says_what_is_quantized() -> None:
+    found = fusednorm.explain(fusednorm.rms_norm, drawn(4, 8), (8,), out_dtype=INT8, pre_add=drawn(4, 8))
+    assert (found.instance, found.composed) == ("cpu.rows", None)
+    assert "float32 to int8 by row" in str(found)
+    given = {"out_dtype": INT8, "out_scale": torch.tensor(1.0), "scale": drawn(4, 8)}
+    assert "by a given scale" in str(fusednorm.explain(fusednorm.rms_norm, drawn(4, 8), (8,), **given))
+
+
 def test_bytes_count_an_output_of_8_bits() -> None:
     x = drawn(4, 256, dtype=torch.bfloat16)
     problem = quantized_problem(norm_of("rms_norm", 1), Operands(x), None, Quantized("int8", True))
