@@ -73,7 +73,7 @@ def argument_table() -> Iterator[Sequence[str]]:
         parameters = inspect.signature(getattr(fusednorm, family)).parameters
         fused = [
             f"`{name}`"
-            for name in ("activation", "scale", "shift", "pre_add", "pre_gate", "post_add")
+            for name in ("activation", "scale", "shift", "pre_add", "pre_gate", "post_add", "out_dtype")
             if name in parameters
         ]
         channels = "`channel_dim` 1 or -1, by default 1"

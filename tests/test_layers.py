@@ -20,7 +20,7 @@ SOURCES = ROOT / "src"
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("activations",),
     ("equivalents",),
-    ("norm",),
+    ("norm", "formats"),
     ("problem",),
     ("operands",),
     ("instance",),
@@ -46,6 +46,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("autograd",),
     ("repeats",),
     ("sums",),
+    ("quantization",),
     ("running",),
     ("functional",),
     ("interop", "chains", "tolerance"),
@@ -66,7 +67,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 # The layers that few may import, and who.
 IMPORTERS: dict[str, set[str]] = {
-    "backends.reference": {"choice", "dispatch", "transforms", "autograd", "sums", "export", "graph", "bench"},
+    "backends.reference": {
+        "choice",
+        "dispatch",
+        "transforms",
+        "autograd",
+        "sums",
+        "quantization",
+        "export",
+        "graph",
+        "bench",
+    },
     "backends.cpu": {"choice"},
     "backends.triton": {"choice", "inductor"},
     "tolerance": {"graph", "bench"},
@@ -88,7 +99,7 @@ PACKAGES: dict[str, set[str]] = {
     "typer": {"cli"},
     "rich": {"cli"},
 }
-WITHOUT_TORCH = {"activations", "norm", "problem"}
+WITHOUT_TORCH = {"activations", "norm", "formats", "problem"}
 
 # The version, which a file on disk names, is the one thing that every layer may take from the package itself.
 VERSION = "__version__"

@@ -13,8 +13,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from fusednorm.dtypes import DTYPES, compute_dtype
-from fusednorm.norm import Norm
+from fusednorm.dtypes import DTYPES, compute_dtype, dtype_name
+from fusednorm.formats import FORMATS
+from fusednorm.norm import ROW_FAMILIES, Norm
 from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import gate_shape
 
@@ -238,7 +239,7 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
         shape = shape[0], *(1,) * (rank - 2), shape[1]
     else:
         shape = *(1,) * (rank - len(shape)), *shape
-    if len(shape) != rank or any(one not in (1, size) for one, size in zip(shape, input.shape, strict=True)):
+    if len(shape) != rank or any(one != 1 and one != size for one, size in zip(shape, input.shape, strict=True)):
         raise ValueError(
             f"{function}: {name} has shape {tuple(value.shape)}; expected one that broadcasts against an input of "
             f"shape {tuple(input.shape)}, of two dimensions the first and the last, such as "
@@ -327,3 +328,53 @@ def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
             f"broadcasts against the input's {tuple(input.shape)}"
         )
     check_parameter(function, "pre_gate", gate, gate.shape, input, "a gate")
+
+
+def check_quantized(function: str, norm: Norm, out_dtype: object, out_scale: object) -> None:
+    """``out_dtype`` is one to which the output of a norm of rows can be quantized."""
+    if out_dtype is None and out_scale is not None:
+        raise ValueError(f"{function}: out_scale is given and out_dtype is None; expected both, or no out_scale")
+    if not isinstance(out_dtype, torch.dtype) or dtype_name(out_dtype) not in FORMATS:
+        known = ", ".join(f"torch.{name}" for name in FORMATS)
+        kind = ValueError if isinstance(out_dtype, torch.dtype) else TypeError
+        raise kind(f"{function}: out_dtype is {out_dtype!r}; expected one of {known}, or None for the input's dtype")
+    if norm.family not in ROW_FAMILIES or (norm.num_dims == 0 and norm.channel_dim == 1):
+        what = f"{norm.family} over channels in dimension 1" if norm.family in ROW_FAMILIES else norm.family
+        raise ValueError(
+            f"{function}: out_dtype is given to {what}; layer_norm and rms_norm over trailing dimensions quantize "
+            "their outputs; leave out_dtype out, and quantize behind the norm"
+        )
+
+
+def check_out_scale(function: str, input: Tensor, out_scale: object) -> None:
+    """``out_scale`` is None or a floating tensor of one element, on the input's device."""
+    if out_scale is None:
+        return
+    if not isinstance(out_scale, Tensor):
+        raise TypeError(
+            f"{function}: out_scale is {out_scale!r}; expected a scalar tensor, such as torch.tensor(0.02), or 'row' "
+            "for a scale of each row"
+        )
+    if out_scale.numel() != 1:
+        raise ValueError(
+            f"{function}: out_scale has shape {tuple(out_scale.shape)}; expected one element, the scale of the whole "
+            "output, or 'row' for a scale of each row, which is returned"
+        )
+    check_parameter(function, "out_scale", out_scale, out_scale.shape, input, "one element")
+
+
+def check_forward_only(function: str, tensors: Sequence[Tensor | None]) -> None:
+    """No tensor wants a gradient, which an output of 8 bits does not have."""
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        raise RuntimeError(
+            f"{function}: out_dtype is given and a tensor requires grad; an 8-bit output has no backward; call under "
+            "torch.no_grad() or torch.inference_mode(), or pass detached tensors"
+        )
+
+
+def check_quantized_sums(function: str, sums: Sums) -> None:
+    """What is quantized is the norm's own output."""
+    if sums.post_add is not None:
+        raise ValueError(
+            f"{function}: out_dtype and post_add are given; expected one of them; add, and quantize behind the norm"
+        )

@@ -102,6 +102,8 @@ def default(problem: Problem) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem."""
     if problem.constant:
         return reference.INSTANCE
+    if problem.quantized is not None:
+        return next(instance for instance in all_instances() if instance.supports(problem) is None)
     if problem.device == "cpu":
         from fusednorm.backends.cpu import instances as cpu
 
@@ -126,7 +128,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
     """
     instance = None if name is None else named(problem, name)
     file = tuned_file()
-    if file is not None:
+    if file is not None and problem.quantized is None:
         found = file.find(problem, all_instances())
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm.instance import BackwardPlan, ForwardPlan
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.instance import BackwardPlan, ForwardPlan, QuantizedForwardPlan
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
 from fusednorm.strides import empty_output
 
@@ -18,6 +18,8 @@ def copying(plan: Any, problem: Problem) -> Any:
     """The plan, with copies of the tensors that ``problem.copies`` names made before it."""
     if not problem.copies:
         return plan
+    if problem.quantized is not None:
+        return CopyingQuantized(plan, problem)
     return CopyingBackward(plan, problem) if problem.backward else CopyingForward(plan, problem)
 
 
@@ -38,6 +40,19 @@ class CopyingForward:
         input = operands.input
         results = self.plan(replace(operands, input=input.contiguous()), statistics, None, mean_out, rstd_out)
         results.output = (empty_output(self.norm, input) if out is None else out).copy_(results.output)
+        return results
+
+
+class CopyingQuantized:
+    """A forward with a quantized output on a contiguous copy of its input."""
+
+    def __init__(self, plan: QuantizedForwardPlan, problem: Problem) -> None:
+        self.plan, self.norm = plan, problem.called
+
+    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
+        input = operands.input
+        results = self.plan(replace(operands, input=input.contiguous()), sums, out_scale)
+        results.output = empty_output(self.norm, input, results.output.dtype).copy_(results.output)
         return results
 
 

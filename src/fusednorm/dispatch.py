@@ -12,7 +12,8 @@ from torch import Tensor
 from fusednorm.backends import reference
 from fusednorm.choice import choose, forced, selection
 from fusednorm.copies import copying
-from fusednorm.instance import CompilationError, SumBackwardPlan, SumForwardPlan
+from fusednorm.formats import Quantized
+from fusednorm.instance import CompilationError, QuantizedForwardPlan, SumBackwardPlan, SumForwardPlan
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
@@ -20,6 +21,7 @@ from fusednorm.problems import (
     backward_direction,
     backward_problem,
     forward_problem,
+    quantized_problem,
     sum_backward_problem,
     sum_forward_problem,
 )
@@ -163,3 +165,31 @@ def sum_backward_plan(
     except KeyError:
         found = _sum_plan(key, sum_backward_problem(norm, operands, direction, post_add, grad_sum))
     return found
+
+
+# --- quantized outputs ---
+
+
+def quantized_plan(
+    norm: Norm, operands: Operands, sums: Sums | None, quantized: Quantized
+) -> QuantizedForwardPlan | None:
+    """The plan of a forward of checked operands with a quantized output; None where nothing fuses the sums."""
+    input = operands.input
+    added = () if sums is None else (_described(sums.pre_add), _described(sums.pre_gate))
+    key = (
+        quantized, norm, _described(input), input.device, *_parameter_dtypes(operands), *added, selection(),
+    )  # fmt: skip
+    found: QuantizedForwardPlan | None
+    try:
+        found = _plans[key]
+    except KeyError:
+        problem = quantized_problem(norm, operands, sums, quantized)
+        found = _keep(key, problem) if sums is None else _sum_plan(key, problem)
+    return found
+
+
+def quantized_forward(norm: Norm, operands: Operands, quantized: Quantized, out_scale: Tensor | None) -> Results:
+    """Run a forward of checked operands with a quantized output."""
+    plan = quantized_plan(norm, operands, None, quantized)
+    assert plan is not None
+    return plan(operands, None, out_scale)

@@ -24,6 +24,7 @@ from fusednorm.operands import Operands, Results
 from fusednorm.private.inductor_names import batch_norm_of_given
 from fusednorm.private.torch_names import offer_decomposition
 from fusednorm.problem import statistics_shape, view_of
+from fusednorm.quantization import QUANTIZED, decomposed_quantized
 from fusednorm.strides import output_order, reordered
 
 _OP = torch.ops.fusednorm.norm_forward.default
@@ -36,8 +37,9 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     and torch's activation. 16-bit tensors are rounded between these, and statistics are float32. Where dtypes differ,
     and for the own statistics of instance_norm and batch_norm, all of it is computed in float32 and rounded once.
 
-    A program then runs in a process without fusednorm, at the speed of torch's functions. The table holds the one op;
-    to decompose torch's own ops too, put it into ``torch.export.default_decompositions()`` by ``update``.
+    A program then runs in a process without fusednorm, at the speed of torch's functions. The table holds two ops, the
+    second for quantized outputs, which are computed in float32; to decompose torch's own ops too, put it into
+    ``torch.export.default_decompositions()`` by ``update``.
 
     >>> import fusednorm, torch
     >>> model = torch.nn.Sequential(fusednorm.nn.GroupNorm(4, 8, activation="silu")).eval()
@@ -46,7 +48,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     >>> [node.target.name() for node in plain.graph.nodes if node.op == "call_function"]
     ['aten::group_norm', 'aten::silu']
     """
-    return {_OP: _decomposed}
+    return {_OP: _decomposed, QUANTIZED: decomposed_quantized}
 
 
 def _decomposed(*arguments: Any) -> FourTensors:

@@ -35,6 +35,7 @@ from fusednorm.modulation import in_samples, in_shape
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results, Sums
 from fusednorm.private.torch_names import no_torch_function
+from fusednorm.quantization import quantized_outputs
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
 from fusednorm.sums import checked_around, normalize_sums
@@ -255,6 +256,8 @@ def layer_norm(
     pre_gate: Tensor | None = None,
     return_sum: bool = False,
     post_add: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | str | None = None,
 ) -> Any:
     """Layer normalization: statistics over the trailing dimensions, y = phi(x̂ weight + bias).
 
@@ -274,10 +277,19 @@ def layer_norm(
         pre_gate: s = input + pre_gate · pre_add; a scalar tensor or what broadcasts against the input, where (B, K)
             means (B, 1, ..., K), or (N, C) with ``channel_dim=1``.
         return_sum: whether (output, s) is returned; s is a new tensor.
+        out_dtype: None for the input's dtype, or torch.float8_e4m3fn, torch.float8_e5m2 or torch.int8: the output is
+            q = saturate(round(y (1 / scale))), ties to even, of the y that float32 has, forward only. A float8
+            saturates at ±448 and ±57344 and keeps NaN; int8 saturates at -128 and 127, and NaN becomes 0.
+        out_scale: a tensor of one element, the scale of the whole output. Or "row", as None with an ``out_dtype``: each
+            row's scale is max(amax(|y|), 1e-12) / largest, with the largest 448, 57344 or 127; NaN for a row that
+            has a NaN. (q, scale) is returned then, scale in float32 and of the input's shape with 1 for each
+            normalized dimension; with ``return_sum`` s comes last: (q, s) or (q, scale, s).
 
     Raises:
-        ValueError: a shape, device or activation that does not fit.
+        ValueError: a shape, device, dtype or activation that does not fit; an ``out_dtype`` with ``post_add`` or
+            ``channel_dim=1``; an ``out_scale`` without an ``out_dtype``.
         TypeError: an argument or a dtype of the wrong kind.
+        RuntimeError: an ``out_dtype`` where a tensor requires grad and gradients are enabled.
 
     Source: Ba et al., Layer Normalization, 2016 (arXiv:1607.06450).
 
@@ -291,10 +303,16 @@ def layer_norm(
     >>> y, s = layer_norm(x, (8,), pre_add=torch.ones(2, 5, 8), return_sum=True)
     >>> torch.equal(s, x + 1)
     True
+    >>> q, scale = layer_norm(x, (8,), out_dtype=torch.int8)
+    >>> q.dtype, scale.shape
+    (torch.int8, torch.Size([2, 5, 1]))
+    >>> bool(((q * scale - layer_norm(x, (8,))).abs() <= 0.51 * scale).all())
+    True
     """
     sums = None
     if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
         sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    quantizes = out_dtype is not None or out_scale is not None
     unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
     if unusual and has_torch_function_variadic(input, weight, bias, scale, shift, pre_add, pre_gate, post_add):
         tensors = (input, weight, bias, scale, shift, pre_add, pre_gate, post_add)
@@ -302,8 +320,13 @@ def layer_norm(
             return handle_torch_function(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
-                **({} if sums is None else sums.keywords()),
+                **({} if sums is None else sums.keywords()), **_quantizing(out_dtype, out_scale),
             )  # fmt: skip
+    if quantizes:
+        operands = Operands(input, weight, bias, scale, shift)
+        num_dims = arguments.check_normalized("layer_norm", operands, normalized_shape, eps, channel_dim)
+        norm = call_norm("layer_norm", num_dims, 1, eps, activation)
+        return quantized_outputs("layer_norm", norm, operands, sums, out_dtype, out_scale)
     if scale is not None or shift is not None:
         operands = Operands(input, weight, bias, scale, shift)
         return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
@@ -336,6 +359,8 @@ def rms_norm(
     pre_gate: Tensor | None = None,
     return_sum: bool = False,
     post_add: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    out_scale: Tensor | str | None = None,
 ) -> Any:
     """Root-mean-square normalization over the trailing dimensions, or over the channels of (N, C, *).
 
@@ -347,21 +372,24 @@ def rms_norm(
         weight: of shape ``normalized_shape``, or None.
         eps: None means the machine epsilon of the compute dtype: of float32, and of float64 for float64 input.
         activation: as in :func:`group_norm`.
-        channel_dim, scale, shift, pre_add, pre_gate, return_sum, post_add: as in :func:`layer_norm`.
+        channel_dim, scale, shift, pre_add, pre_gate, return_sum, post_add, out_dtype, out_scale: as in
+            :func:`layer_norm`.
 
     Raises:
-        ValueError: a shape, device or activation that does not fit.
-        TypeError: an argument or a dtype of the wrong kind.
+        ValueError, TypeError, RuntimeError: as in :func:`layer_norm`.
 
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019 (arXiv:1910.07467).
 
     >>> x = torch.randn(2, 5, 8)
     >>> torch.allclose(rms_norm(x, (8,)), torch.nn.functional.rms_norm(x, (8,)), atol=1e-5)
     True
+    >>> rms_norm(x, (8,), out_dtype=torch.float8_e4m3fn, out_scale=torch.tensor(0.02)).dtype
+    torch.float8_e4m3fn
     """
     sums = None
     if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
         sums = Sums(pre_add, pre_gate, post_add, return_sum)
+    quantizes = out_dtype is not None or out_scale is not None
     unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
     if unusual and has_torch_function_variadic(input, weight, scale, shift, pre_add, pre_gate, post_add):
         tensors = (input, weight, scale, shift, pre_add, pre_gate, post_add)
@@ -369,7 +397,13 @@ def rms_norm(
             return handle_torch_function(
                 rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation, channel_dim=channel_dim,
                 scale=scale, shift=shift, **({} if sums is None else sums.keywords()),
+                **_quantizing(out_dtype, out_scale),
             )  # fmt: skip
+    if quantizes:
+        eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
+        num_dims = arguments.check_normalized("rms_norm", operands, normalized_shape, eps, channel_dim)
+        norm = call_norm("rms_norm", num_dims, 1, eps, activation)
+        return quantized_outputs("rms_norm", norm, operands, sums, out_dtype, out_scale)
     if scale is not None or shift is not None:
         eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
         return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
@@ -424,6 +458,12 @@ def _modulated(
         keep(call, activation, norm, operands)
         return output
     return in_shape(family, output, operands.input, num_dims)
+
+
+def _quantizing(out_dtype: torch.dtype | None, out_scale: Tensor | str | None) -> dict[str, Any]:
+    """The keyword arguments of a quantized output that were given."""
+    given = {"out_dtype": out_dtype, "out_scale": out_scale}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _in_samples(family: Family, operands: Operands, num_dims: int) -> Operands:

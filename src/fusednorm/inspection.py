@@ -11,13 +11,15 @@ import torch
 from torch import Tensor
 
 from fusednorm import choice, functional
+from fusednorm.dtypes import dtype_name
+from fusednorm.formats import Quantized
 from fusednorm.instance import Candidate
 from fusednorm.machine.limits import copy_bandwidth, peak_flops
 from fusednorm.modulation import in_samples
 from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import Direction, Problem
-from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem
+from fusednorm.problems import backward_problem, forward_problem, quantized_problem, sum_forward_problem
 from fusednorm.text import printable
 
 Asked = Literal["forward", "backward", "backward_data", "backward_gamma_beta"]
@@ -78,7 +80,8 @@ class Explanation:
         activation = f" + {norm.activation.name}" if norm.activation else ""
         modulation = " + scale and shift" if problem.modulated else ""
         lines = [
-            f"{norm.family}{modulation}{activation}, {problem.direction}, {problem.dtype}, {problem.layout.order} "
+            f"{norm.family}{modulation}{activation}, {problem.direction}, {problem.dtype}{_target(problem)}, "
+            f"{problem.layout.order} "
             f"on {problem.device}",
             f"  view       N {view.samples}, G {view.groups}, D {view.group_channels}, S {view.spatial}; "
             f"{problem.num_statistics} statistics over {problem.reduced} elements each",
@@ -102,6 +105,13 @@ class Explanation:
             lines.append(f"  fused      {names}" if self.composed is None else f"  composed   {why}")
         lines += [f"  not        {one.instance}: {one.reason}" for one in self.rejected]
         return "\n".join(lines)
+
+
+def _target(problem: Problem) -> str:
+    quantized = problem.quantized
+    if quantized is None:
+        return ""
+    return f" to {quantized.dtype} by {'row' if quantized.per_row else 'a given scale'}"
 
 
 def _quantity(value: float, unit: str) -> str:
@@ -152,6 +162,10 @@ def problem_of_call(function: Callable[..., Any], *args: Any, direction: Asked =
     norm = norm_of(family, int(groups_or_dims), channel_dim, 0.0, given["activation"], training)
     if direction == "forward":
         sums = Sums(given["pre_add"], given["pre_gate"], given["post_add"], given["return_sum"])
+        if given.get("out_dtype") is not None:
+            by_row = not isinstance(given["out_scale"], Tensor)
+            quantized = Quantized(dtype_name(given["out_dtype"]), by_row)
+            return quantized_problem(norm, operands, sums if sums.keywords() else None, quantized)
         if sums.keywords():
             return sum_forward_problem(norm, operands, sums, sums.return_sum)
         return forward_problem(norm, operands)

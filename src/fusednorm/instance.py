@@ -51,6 +51,14 @@ class SumForwardPlan(Protocol):
         """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above."""
 
 
+class QuantizedForwardPlan(Protocol):
+    """A forward of a problem whose output is quantized, on tensors that fit its description."""
+
+    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
+        """Run it. ``out_scale`` is a tensor of one element, or None where each row has its own; the results then have
+        the scales. They have the sum where ``added.keeps_sum`` says so, and no statistics."""
+
+
 class SumBackwardPlan(Protocol):
     """A backward of a problem with ``added``, whose input is s."""
 
@@ -61,7 +69,7 @@ class SumBackwardPlan(Protocol):
         result is the gradient of ``post_add``, which is given where an activation meets the sum."""
 
 
-Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan
+Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan
 
 
 class Instance(Protocol):
@@ -84,7 +92,7 @@ class Instance(Protocol):
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         """A :class:`ForwardPlan`, or a :class:`BackwardPlan` where the problem is a backward; their kin with sums where
-        something is added around the norm.
+        something is added around the norm, and a :class:`QuantizedForwardPlan` where the output is quantized.
 
         Without ``config`` it has the default configuration.
         """

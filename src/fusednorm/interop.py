@@ -68,10 +68,10 @@ def leaf(
     pre_gate: Any = None,
     return_sum: bool = False,
     post_add: Any = None,
-    **modulation: Any,
+    **others: Any,
 ) -> Any:
     """The one call that torch.fx records of a module, as of torch's own; None for an input that is no Proxy.
-    ``modulation`` is scale and shift, where the forward takes them.
+    ``others`` are further keywords that the forward takes, such as scale and shift.
 
     Tracers take a module for a leaf by the package of its class, so they trace into ours. Two modules must be traced
     into: the traced module itself, whose graph cannot call it, and a module with hooks, which are being traced around
@@ -84,7 +84,7 @@ def leaf(
     tracer = input.tracer
     if not isinstance(tracer, torch.fx.Tracer):
         return None
-    given = {name: part for name, part in modulation.items() if part is not None}
+    given = {name: part for name, part in others.items() if part is not None}
     given |= Sums(pre_add, pre_gate, post_add, return_sum).keywords()
     path = tracer.path_of_module(module)
     if path and not has_hooks(module):

@@ -8,7 +8,7 @@ Keywords that torch's constructors gain (``bias=`` of some releases) pass throug
 
 A call takes the sums around the norm as the functions' keywords: ``norm(x, pre_add=residual, return_sum=True)`` gives
 (output, s), and ``norm(x, post_add=shortcut)`` adds before the activation. A sample without its batch dimension has all
-of these without it.
+of these without it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
@@ -134,9 +134,14 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out_scale: Tensor | str | None = None,
     ) -> Any:
         if type(input) is not Tensor:
-            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
+            call = interop.leaf(
+                self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift, out_dtype=out_dtype,
+                out_scale=out_scale,
+            )  # fmt: skip
             if call is not None:
                 return call
         return functional.layer_norm(
@@ -153,6 +158,8 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
             pre_gate=pre_gate,
             return_sum=return_sum,
             post_add=post_add,
+            out_dtype=out_dtype,
+            out_scale=out_scale,
         )
 
 
@@ -216,9 +223,14 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        out_scale: Tensor | str | None = None,
     ) -> Any:
         if type(x) is not Tensor:
-            call = interop.leaf(self, x, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
+            call = interop.leaf(
+                self, x, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift, out_dtype=out_dtype,
+                out_scale=out_scale,
+            )  # fmt: skip
             if call is not None:
                 return call
         return functional.rms_norm(
@@ -234,6 +246,8 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
             pre_gate=pre_gate,
             return_sum=return_sum,
             post_add=post_add,
+            out_dtype=out_dtype,
+            out_scale=out_scale,
         )
 
 

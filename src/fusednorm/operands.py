@@ -70,13 +70,15 @@ class BackwardOperands:
 @dataclass(slots=True, eq=False)
 class Results:
     """The results of a forward; ``var`` is the biased variance. A statistic is None where the family has none or nobody
-    asked for it. ``sum`` is the s of :class:`Sums`, None without a ``pre_add``."""
+    asked for it. ``sum`` is the s of :class:`Sums`, None without a ``pre_add``. ``scale`` has the scales of the rows of
+    an output that is quantized by them."""
 
     output: Tensor
     mean: Tensor | None = None
     rstd: Tensor | None = None
     var: Tensor | None = None
     sum: Tensor | None = None
+    scale: Tensor | None = None
 
 
 @dataclass(slots=True, eq=False)

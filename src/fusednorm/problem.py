@@ -15,6 +15,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal, get_args
 
+from fusednorm.formats import Quantized
 from fusednorm.norm import Family, Norm, norm_of
 
 Direction = Literal["forward", "inference", "backward", "backward_data", "backward_gamma_beta"]
@@ -64,6 +65,13 @@ def statistics_shape(norm: Norm, view: View) -> tuple[int, ...]:
     if norm.per_position:
         return view.samples, view.spatial
     return (view.channels,) if norm.per_batch else (view.samples, view.groups)
+
+
+def scale_shape(norm: Norm, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of the scales of rows, which broadcasts against the input: a norm of trailing dimensions, or of the
+    channels of (N, *, C)."""
+    split = len(shape) - (norm.num_dims or 1)
+    return (*shape[:split], *(1,) * (len(shape) - split))
 
 
 def spread_shape(shape: Sequence[int], axis: int) -> tuple[int, ...]:
@@ -243,7 +251,8 @@ class Problem:
     output has the input's strides. ``weight_dtype``, ``bias_dtype``, ``scale_dtype`` and ``shift_dtype`` are None
     without the operand. ``copies`` names the tensors that are copied first, as their strides fit neither memory order.
     ``made_of`` is the call's norm where ``norm`` and the view are not: its positions are seen as rows, or its rows as
-    the positions of samples. ``added`` is None where nothing is added around the norm.
+    the positions of samples. ``added`` is None where nothing is added around the norm, ``quantized`` where the output
+    has the input's dtype.
     """
 
     norm: Norm
@@ -264,6 +273,7 @@ class Problem:
     copies: tuple[str, ...] = ()
     made_of: Norm | None = None
     added: Added | None = None
+    quantized: Quantized | None = None
 
     @property
     def called(self) -> Norm:
@@ -400,6 +410,9 @@ class Problem:
         view = self.view
         transfers = TRANSFERS[self.direction] + (0 if self.added is None else self.added.transfers)
         total = transfers * view.numel * DTYPE_BYTES[self.dtype]
+        if self.quantized is not None:
+            total -= view.numel * (DTYPE_BYTES[self.dtype] - 1)
+            total += 4 * (self.num_statistics if self.quantized.per_row else 1)
         stat_bytes = DTYPE_BYTES[self.compute_dtype]
         total += self.num_statistics * stat_bytes * (2 if self.norm.has_mean else 1)
         parameter_transfers = 2 if self.direction in ("backward", "backward_gamma_beta") else 1

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.dtypes import dtype_name
+from fusednorm.formats import Quantized
 from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import BackwardOperands, Operands, Sums, Wanted
 from fusednorm.problem import (
@@ -143,6 +144,12 @@ def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: b
         names=tuple(name for name in ("pre_add", "pre_gate", "post_add") if getattr(sums, name) is not None),
     )
     return replace(problem, added=added)
+
+
+def quantized_problem(norm: Norm, operands: Operands, sums: Sums | None, quantized: Quantized) -> Problem:
+    """The Problem of a forward whose output is quantized; a sum is always kept."""
+    problem = forward_problem(norm, operands) if sums is None else sum_forward_problem(norm, operands, sums, True)
+    return replace(problem, quantized=quantized)
 
 
 def sum_backward_problem(

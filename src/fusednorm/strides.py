@@ -52,13 +52,14 @@ def _memory_order(input: torch.Tensor, order: str, channel_dim: int) -> tuple[in
     return (0, channel, *positions) if order == "channels_first" else (0, *positions, channel)
 
 
-def _empty_in_order(input: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    empty = torch.empty([input.shape[axis] for axis in order], dtype=input.dtype, device=input.device)
+def _empty_in_order(input: torch.Tensor, order: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    empty = torch.empty([input.shape[axis] for axis in order], dtype=dtype, device=input.device)
     return empty.permute([order.index(axis) for axis in range(input.dim())])
 
 
-def empty_output(norm: Norm, input: torch.Tensor) -> torch.Tensor:
-    """An unwritten output, or grad_input, with the strides that every backend returns for this input.
+def empty_output(norm: Norm, input: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An unwritten output, or grad_input, with the strides that every backend returns for this input; in its dtype, or
+    in the ``dtype`` of a quantized output.
 
     A dense input gives its own strides. Any other input (sliced, expanded) gives dense ones: in the memory order that
     :func:`fusednorm.problem.layout_of` finds, with the positions in the input's order, or contiguous where it finds
@@ -66,8 +67,8 @@ def empty_output(norm: Norm, input: torch.Tensor) -> torch.Tensor:
     """
     if is_dense(input):
         # Not empty_like: of a fake tensor it has other strides along dimensions of one element.
-        return torch.empty_strided(input.shape, input.stride(), dtype=input.dtype, device=input.device)
-    return _empty_in_order(input, output_order(norm, input))
+        return torch.empty_strided(input.shape, input.stride(), dtype=dtype or input.dtype, device=input.device)
+    return _empty_in_order(input, output_order(norm, input), dtype or input.dtype)
 
 
 def output_order(norm: Norm, input: torch.Tensor) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def normalize_sums(
     """The results of a forward of checked operands with sums around it, which are checked here; statistics as in
     :func:`fusednorm.autograd.normalize`."""
     check_sums(function, norm, operands.input, sums)
-    if _straight(operands, sums):
+    if straight(operands, sums):
         tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
         differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
         keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
@@ -62,7 +62,7 @@ def normalize_sums(
     return around(norm, operands.input, sums, run)
 
 
-def _straight(operands: Operands, sums: Sums) -> bool:
+def straight(operands: Operands, sums: Sums) -> bool:
     """Whether a call may go past torch's dispatcher, as in :mod:`fusednorm.gate`; where hooks see what is saved it may
     not, since they would see other tensors under a mode."""
     if _is_compiling() or saved_tensors_hooks(False) is not None or not straight_forward(operands):

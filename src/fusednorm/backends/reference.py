@@ -22,9 +22,10 @@ from torch import Tensor
 
 from fusednorm.activations import FORMULAS, bind
 from fusednorm.dtypes import compute_dtype as default_compute_dtype
+from fusednorm.formats import LEAST_AMAX, Quantized
 from fusednorm.norm import Norm
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
-from fusednorm.problem import Problem, View, statistics_shape, view_of
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.problem import Problem, View, scale_shape, statistics_shape, view_of
 from fusednorm.strides import empty_output
 
 
@@ -160,6 +161,34 @@ def forward(norm: Norm, operands: Operands, *, compute_dtype: torch.dtype | None
     )
 
 
+def quantized_forward(norm: Norm, operands: Operands, quantized: Quantized, out_scale: Tensor | None) -> Results:
+    """q = saturate(round(y (1 / scale))) of a float32 y, with the scale that is given or with those of the rows."""
+    dtype = default_compute_dtype(operands.input.dtype)
+    y = forward(norm, operands, compute_dtype=dtype).output.float()
+    if out_scale is not None:
+        return Results(codes(y * out_scale.float().reshape(()).reciprocal(), quantized))
+    scales = row_scales(norm, y, quantized)
+    return Results(codes(y * scales.reciprocal(), quantized), scale=scales)
+
+
+def row_scales(norm: Norm, y: Tensor, quantized: Quantized) -> Tensor:
+    """amax / largest of each row of a float32 y; NaN for a row with a NaN."""
+    shape = scale_shape(norm, y.shape)
+    if y.numel() == 0:
+        return y.new_full(shape, LEAST_AMAX / quantized.format.largest)
+    amax = y.abs().amax(tuple(range(-(norm.num_dims or 1), 0)), keepdim=True)
+    return amax.clamp(min=LEAST_AMAX) / quantized.format.largest
+
+
+def codes(scaled: Tensor, quantized: Quantized) -> Tensor:
+    """Scaled numbers in the dtype of the output: a float8 keeps NaN, of which int8 makes 0."""
+    form, dtype = quantized.format, getattr(torch, quantized.dtype)
+    if not form.is_float:
+        scaled = scaled.round().nan_to_num(0.0)
+    held: Tensor = scaled.clamp(-form.most_negative, form.largest).to(dtype)
+    return held
+
+
 def backward(norm: Norm, operands: BackwardOperands, *, compute_dtype: torch.dtype | None = None) -> Gradients:
     """The gradients of input, weight, bias, scale and shift; None for a parameter that is absent.
 
@@ -237,6 +266,20 @@ class ReferenceForward:
         return results
 
 
+class ReferenceQuantized:
+    """:func:`quantized_forward` as a plan."""
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.quantized is not None
+        self.norm, self.quantized = problem.called, problem.quantized
+
+    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
+        results = quantized_forward(self.norm, operands, self.quantized, out_scale)
+        output = empty_output(self.norm, operands.input, results.output.dtype)
+        results.output = output.copy_(results.output)
+        return results
+
+
 class ReferenceBackward:
     """:func:`backward` as a plan: the strides of ``empty_output``, contiguous gradients of parameters."""
 
@@ -266,7 +309,9 @@ class ReferenceInstance:
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
 
-    def plan(self, problem: Problem, config: None = None) -> ReferenceForward | ReferenceBackward:
+    def plan(self, problem: Problem, config: None = None) -> ReferenceForward | ReferenceQuantized | ReferenceBackward:
+        if problem.quantized is not None:
+            return ReferenceQuantized(problem)
         return ReferenceBackward(problem) if problem.backward else ReferenceForward(problem)
 
 

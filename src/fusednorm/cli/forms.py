@@ -36,6 +36,7 @@ def form_jobs(
         for dtype in dtypes or [DTYPE[device]]
         for one in _DIRECTIONS[direction]
         if match in form.name and (not layouts or form.layout in layouts)
+        if one == "forward" or form.differentiable
     ]
     if not jobs:
         raise ValueError("no form is left by --layout and --match")

@@ -32,6 +32,7 @@ except ImportError:  # then instances.unavailable says so, and nothing here is c
 
 from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
 from fusednorm.backends.cpu.frame import ARGUMENTS, FORMATS, PLACES
+from fusednorm.formats import __file__ as _FORMATS_FILE
 from fusednorm.instance import CompilationError
 from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings
 from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
@@ -239,7 +240,8 @@ def describe_caches() -> dict[str, str]:
 def _digest() -> str:
     """A digest of all that the machine code depends on: sources, compiler and processor."""
     digest = hashlib.sha256()
-    for file in [*sorted(Path(__file__).parent.rglob("*.py")), Path(_ACTIVATIONS_FILE), Path(_NUMBA_NAMES_FILE)]:
+    outside = (_ACTIVATIONS_FILE, _FORMATS_FILE, _NUMBA_NAMES_FILE)
+    for file in [*sorted(Path(__file__).parent.rglob("*.py")), *map(Path, outside)]:
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     parts = (version("numba"), version("llvmlite"), platform.python_version(), platform.machine())
     digest.update("\0".join((*parts, llvm.get_host_cpu_name(), _cpu_features())).encode())

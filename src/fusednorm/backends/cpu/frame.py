@@ -20,7 +20,8 @@ HEAD = 4
 
 #: What kernels are given: each argument's kind, in the order of their places behind the head. Kinds are "element",
 #: pointer to the input's dtype; "compute", pointer to the compute dtype; "operand", pointer to any dtype, which a code
-#: names (geometry.DTYPE_CODES); "double" and "geometry", pointers to float64 and int64; "float" and "integer".
+#: names (geometry.DTYPE_CODES), or to bytes; "single", "double" and "geometry", pointers to float32, float64 and int64;
+#: "float" and "integer".
 ARGUMENTS = {
     # Of a forward.
     "y": "element",
@@ -56,6 +57,9 @@ ARGUMENTS = {
     "post_add": "element",
     "grad_total": "element",
     "grad_post_add": "element",
+    # Of a quantized output: its bytes, and the scale of all, or those of the rows.
+    "codes": "operand",
+    "out_scale": "single",
     # The same in all calls of a plan.
     "geometry": "geometry",
     "activation_parameter": "float",
@@ -74,7 +78,10 @@ ARGUMENTS = {
 PLACES = {name: HEAD + index for index, name in enumerate(ARGUMENTS)}
 WORDS = HEAD + len(ARGUMENTS)
 #: Each kind's format in struct's terms.
-FORMATS = dict.fromkeys(("element", "compute", "operand", "double", "geometry"), "Q") | {"float": "d", "integer": "q"}
+FORMATS = dict.fromkeys(("element", "compute", "operand", "single", "double", "geometry"), "Q") | {
+    "float": "d",
+    "integer": "q",
+}
 
 
 def writer(first: str, last: str) -> tuple[Callable[..., None], int]:

@@ -19,6 +19,7 @@ from fusednorm.backends.cpu.plans.planes import (
     PlanesSumBackward,
     PlanesSumForward,
 )
+from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
     FewRowsBackward,
     RowsBackward,
@@ -128,7 +129,9 @@ def unavailable() -> str | None:
     return None
 
 
-def _common(problem: Problem, adds: bool = False) -> str | None:
+def _common(problem: Problem, adds: bool = False, quantizes: bool = False) -> str | None:
+    if problem.quantized is not None and not quantizes:
+        return "gives no output of 8 bits"
     if problem.added is not None and (problem.added.obstacle or not adds):
         return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
@@ -285,7 +288,7 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        return _common(problem, adds=True) or _needs(problem, "channels_last")
+        return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
         if not problem.backward or (problem.added is None and self._few(problem)):
@@ -293,6 +296,8 @@ class RowsInstance:
         return _distinct(SEGMENTS, lambda config: min(config.size(problem), summed_rows(problem)[1]))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
+        if problem.quantized is not None:
+            return RowsQuantizedForward(problem)
         if not problem.backward:
             return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
         if problem.added is not None:

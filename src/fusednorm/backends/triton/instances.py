@@ -78,6 +78,10 @@ def _interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def _unquantized(problem: Problem) -> str | None:
+    return _common(problem) if problem.quantized is None else "gives no output of 8 bits"
+
+
 def _common(problem: Problem) -> str | None:
     if problem.added is not None:
         return "adds nothing before or behind the norm"
@@ -95,7 +99,7 @@ class TilesInstance:
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
-        return SINGLE if problem.norm.per_position else _common(problem)
+        return SINGLE if problem.norm.per_position else _unquantized(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
@@ -131,9 +135,11 @@ class WholeInstance:
         return whole_forwards(seen, whole_forward_for(seen))
 
     def plan(self, problem: Problem, config: WholeConfig | None = None) -> Plan:
+        from fusednorm.backends.triton.plans.quantized import QuantizedWhole
         from fusednorm.backends.triton.plans.whole import WholeForward
 
-        return WholeForward(problem, config or whole_forward_for(_rows(problem)))
+        make = WholeForward if problem.quantized is None else QuantizedWhole
+        return make(problem, config or whole_forward_for(_rows(problem)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +161,7 @@ class HeldInstance:
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
-        return _common(problem)
+        return _unquantized(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
         seen = _seen(problem)
@@ -185,6 +191,8 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
+        if problem.quantized is not None and problem.quantized.per_row:
+            return "holds no row until its scale is known"
         if problem.norm.per_position:
             return _common(problem) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
@@ -209,9 +217,12 @@ class RowsInstance:
         return (*columns[:half], *by_rows[:half]) if first else (*by_rows[:half], *columns[:half])
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
+        from fusednorm.backends.triton.plans.quantized import QuantizedRows
         from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
 
         seen = _rows(problem)
+        if problem.quantized is not None:
+            return QuantizedRows(problem, config or rows_forward_for(seen))
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(seen))
         if config is None:
@@ -236,7 +247,7 @@ class ColumnsInstance:
             return "the statistics are not those of single positions"
         if problem.layout.order != "channels_first":
             return f"needs channels_first, the tensor is {problem.layout.order}"
-        return _common(problem)
+        return _unquantized(problem)
 
     def configs(self, problem: Problem) -> Sequence[PositionsConfig]:
         return positions_configs(problem, columns_for(problem))

@@ -2,7 +2,8 @@
 
 The expressions are those of their models: the residual stream of a decoder (LLaMA) and of a vision transformer, the
 modulated blocks of DiT and Wan, the time embedding and the residual of a diffusion U-Net, the shortcut of a ResNet, the
-LayerNorm2d of ConvNeXt, the normalized queries and keys of a diffusion transformer.
+LayerNorm2d of ConvNeXt, the normalized queries and keys of a diffusion transformer, the quantized input of a decoder's
+products.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import fusednorm
 from fusednorm.activations import Activation
+from fusednorm.dtypes import compute_dtype
 from fusednorm.equivalents import activated
 
 Shape = tuple[int, ...]
@@ -45,7 +48,7 @@ class Form:
 
     ``shapes`` has the input's shape on each type of device, of 16 MB and more; ``operands`` names the tensors and their
     shapes for it. ``expression`` computes it by either library's norm, and ``fused`` by one call, which passes over
-    memory fewer times, unless ``saves`` is False.
+    memory fewer times, unless ``saves`` is False. Results of 8 bits are ``judged`` as numbers, and have no backward.
     """
 
     name: str
@@ -55,6 +58,8 @@ class Form:
     fused: Callable[[Tensors], Outputs]
     layout: str = "nchw"
     saves: bool = True
+    judged: Callable[[Outputs], Outputs] = tuple
+    differentiable: bool = True
 
     def composed(self, tensors: Tensors) -> Outputs:
         """By fusednorm's norm, and torch for the rest."""
@@ -114,6 +119,30 @@ def _shortcut(norm: NormCall, t: Tensors) -> Outputs:
 
 def _group_shortcut(norm: NormCall, t: Tensors) -> Outputs:
     return (F.relu(norm("group_norm", t["x"], 32, t["weight"], t["bias"]) + t["shortcut"]),)
+
+
+def _by_rows(y: Tensor, dtype: torch.dtype, largest: float) -> Outputs:
+    """q and the scales of the rows."""
+    y = y.to(compute_dtype(y.dtype))
+    scale = y.abs().amax(-1, keepdim=True) / largest
+    scaled = y / scale
+    rounded = scaled if dtype.is_floating_point else scaled.round()
+    return rounded.clamp(-largest, largest).to(dtype), scale
+
+
+def _numbers(outputs: Outputs) -> Outputs:
+    q, scale, *rest = outputs
+    return q.to(scale.dtype) * scale, *rest
+
+
+def _float8(norm: NormCall, t: Tensors) -> Outputs:
+    x = t["x"]
+    return _by_rows(norm("rms_norm", x, x.shape[-1:], t["weight"], 1e-6), torch.float8_e4m3fn, 448.0)
+
+
+def _int8_residual_stream(norm: NormCall, t: Tensors) -> Outputs:
+    y, total = _residual_stream(norm, t)
+    return *_by_rows(y, torch.int8, 127.0), total
 
 
 def _over_channels(norm: NormCall, t: Tensors) -> Outputs:
@@ -211,6 +240,24 @@ FORMS: tuple[Form, ...] = (
         _queries_and_keys,
         lambda t: _queries_and_keys(our_norm, t),
         saves=False,
+    ),
+    Form(
+        "float8 rms_norm, and the scales of its rows", _TOKENS,
+        lambda shape: {"x": shape, **_row_parameters(shape, "weight")},
+        _float8,
+        lambda t: fusednorm.rms_norm(
+            t["x"], t["weight"].shape, t["weight"], 1e-6, out_dtype=torch.float8_e4m3fn),
+        judged=_numbers,
+        differentiable=False,
+    ),
+    Form(
+        "int8 rms_norm of x + h, the scales of its rows, and the sum", _TOKENS,
+        lambda shape: {"x": shape, "h": shape, **_row_parameters(shape, "weight")},
+        _int8_residual_stream,
+        lambda t: fusednorm.rms_norm(
+            t["x"], t["weight"].shape, t["weight"], 1e-6, pre_add=t["h"], return_sum=True, out_dtype=torch.int8),
+        judged=_numbers,
+        differentiable=False,
     ),
     *_catalog("nchw"),
     *_catalog("nhwc"),

@@ -35,6 +35,10 @@ class FormJob:
     def key(self) -> str:
         return f"{self.form.name} {self.dtype} {self.form.layout} {self.direction}"
 
+    def judged(self, results: Sequence[Tensor]) -> Outputs:
+        """The outputs, or the gradients, as numbers that have an error."""
+        return self.form.judged(tuple(results)) if self.direction == "forward" else tuple(results)
+
 
 @dataclass(frozen=True)
 class _Inputs:
@@ -73,10 +77,10 @@ def run_form(
         first = _draw(job, given, device, 0)
         size = sum(tensor.numel() * tensor.element_size() for tensor in first.tensors.values())
         sets = [first, *(_draw(job, given, device, seed) for seed in range(1, timer.input_sets(size)))]
-        expected = first.wide().run(form.torch)
+        expected = job.judged(first.wide().run(form.torch))
         for name, call in calls.items():
             progress(f"{job.key}: checking {name}")
-            rows[name] = replace(row, contender=name, **_checked(first, call, expected))
+            rows[name] = replace(row, contender=name, **_checked(job, first, call, expected))
         del expected
         _judge(rows, torch.finfo(getattr(torch, job.dtype)).eps)
         progress(f"{job.key}: timing")
@@ -114,10 +118,10 @@ def _draw(job: FormJob, shape: tuple[int, ...], device: str, seed: int) -> _Inpu
     return _Inputs({name: tensor.requires_grad_() for name, tensor in tensors.items()}, grads)
 
 
-def _checked(inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> dict[str, Any]:
+def _checked(job: FormJob, inputs: _Inputs, call: Call, expected: Sequence[Tensor]) -> dict[str, Any]:
     """The error of a contender, or what it raised: a result of the bench, not the end of it."""
     try:
-        return {"error": relative_error(inputs.run(call), expected)}
+        return {"error": relative_error(job.judged(inputs.run(call)), expected)}
     except Exception as error:
         return {"status": status_of(error), "note": first_line(error)}
 

@@ -44,6 +44,7 @@ def numba_signature(names: tuple[str, ...], dtype: str) -> Any:
         "element": types.CPointer(POINTEE[dtype]),
         "compute": types.CPointer(types.float64 if dtype == "float64" else types.float32),
         "operand": OPERAND,
+        "single": types.CPointer(types.float32),
         "double": types.CPointer(types.float64),
         "geometry": types.CPointer(types.int64),
         "float": types.float64,

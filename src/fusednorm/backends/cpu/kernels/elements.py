@@ -139,7 +139,7 @@ def _make_load(pointee, compute, widen, scope=None):
     return load
 
 
-def _make_store(pointee, compute, narrow, scope="output"):
+def make_store(pointee, compute, narrow, scope="output"):
     pointer = types.CPointer(pointee)
 
     @intrinsic
@@ -226,15 +226,15 @@ def element(dtype: str) -> Element:
         compute=np.float64 if dtype == "float64" else np.float32,
         load=_make_load(pointee, compute, widen),
         read=_make_load(compute, compute, None),
-        store=_make_store(pointee, compute, narrow),
+        store=make_store(pointee, compute, narrow),
         round=_make_round(compute, widen, narrow),
         add_first=_make_add(compute, "first"),
         add_second=_make_add(compute, "second"),
         scratch=_make_scratch(compute),
         fill=_make_fill(compute),
-        keep=_make_store(compute, compute, None, "kept"),
+        keep=make_store(compute, compute, None, "kept"),
         recall=_make_load(compute, compute, None, "kept"),
-        put_total=_make_store(pointee, compute, narrow, "total"),
+        put_total=make_store(pointee, compute, narrow, "total"),
         load_total=_make_load(pointee, compute, widen, "total"),
     )
 

@@ -14,6 +14,8 @@ gradients.
 With sums around the norm the forward first makes a row of s = x + gate pre_add, in ``total``, and then normalizes that
 row while it lies in cache; it adds post_add to z. The backward, whose x is s, then keeps dz of each row and stores it
 too, and adds the gradient of s to dx.
+
+A quantizing forward writes ``codes`` (codes.py) in place of y.
 """
 
 from __future__ import annotations
@@ -57,11 +59,13 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
+from fusednorm.backends.cpu.kernels.codes import quantized_row
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
+from fusednorm.formats import FORMATS
 
 
 @exact
@@ -82,16 +86,12 @@ def parameters_of(positions, modulation, n):
     return n // positions * modulation if modulation else 0
 
 
-def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False):
-    """Rows start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add."""
-    read, store, T, load_post = element.read, element.store, element.compute, element.load
-    load = element.load_total if adds_before else element.load
-    row_moments, as_read = moments(element._replace(load=load)), widened(element)
-    add = add_row(element)
+def _row_loop(element: Element, load, value, adds_behind: bool, put):
+    """A row of value(weight xhat + bias + post), put where ``put`` puts it."""
+    read, load_post, T = element.read, element.load, element.compute
 
     @exact
-    def apply_row(x, i, y, j, post, p, n, mean, rstd, weight, bias, first, activation_parameter):
-        """y = value(weight xhat + bias + post)."""
+    def row_loop(x, i, out, j, post, p, n, mean, rstd, weight, bias, first, activation_parameter, factor):
         centre, inverse, alpha = T(mean), T(rstd), T(activation_parameter)
         for part in range(2):
             start, stop = span(part, n)
@@ -99,11 +99,42 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                 z = normalized(load(x, i + k) - centre, scaled(read(weight, first + k), inverse), read(bias, first + k))
                 if adds_behind:
                     z += load_post(post, p + k)
-                store(y, j + k, value(z, alpha))
+                put(out, j + k, value(z, alpha), factor)
+
+    return row_loop
+
+
+def _plain_row(element: Element, make_row):
+    """What a forward does with a row whose output has the input's dtype."""
+    store = element.store
+
+    @exact
+    def put(y, j, v, factor):
+        store(y, j, v)
+
+    row_loop = make_row(put)
+
+    @exact
+    def plain_row(x, i, y, j, post, p, n, mean, rstd, weight, bias, first, alpha, codes, scales, row, kept, r):
+        row_loop(x, i, y, j, post, p, n, mean, rstd, weight, bias, first, alpha, alpha)
+
+    return plain_row
+
+
+def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, quantized=None):
+    """Rows start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add.
+
+    ``quantized`` is None, or the dtype of ``codes`` and whether each row has a scale of its own.
+    """
+    T = element.compute
+    load = element.load_total if adds_before else element.load
+    row_moments, as_read = moments(element._replace(load=load)), widened(element)
+    add, make_row = add_row(element), partial(_row_loop, element, load, value, adds_behind)
+    apply_row = quantized_row(element, make_row, *quantized) if quantized else _plain_row(element, make_row)
 
     def forward(
-        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, total, pre_add, pre_gate, post_add, geometry, eps,
-        activation_parameter, worker, start, stop,
+        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, total, pre_add, pre_gate, post_add, codes, out_scale,
+        kept, geometry, eps, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
@@ -135,7 +166,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                 j = begin_of(positions, n, output_sample, output_step) + g * length
                 apply_row(
                     source, i, y, j, post_add, p, length, centre, inverse, gains, offsets, place + g * length,
-                    activation_parameter,
+                    activation_parameter, codes, out_scale, n, kept, worker * length,
                 )  # fmt: skip
 
     return forward
@@ -487,7 +518,12 @@ def build_modulation_sums(element: Element, value, pullback):
     return modulation_sums
 
 
+QUANTIZING = {
+    f"forward{added}_{dtype}{by}": partial(build_forward, adds_before=bool(added), quantized=(dtype, bool(by)))
+    for added in ("", "_before") for dtype in FORMATS for by in ("", "_by_row")
+}  # fmt: skip
 BUILDERS = {
+    **QUANTIZING,
     "forward": build_forward,
     "forward_before": partial(build_forward, adds_before=True),
     "forward_behind": partial(build_forward, adds_behind=True),

@@ -28,6 +28,22 @@ ADDED, ADDED_PLACE = writer("pre_add", "post_add")
 GRADIENTS, GRADIENTS_PLACE = writer("post_add", "grad_post_add")
 
 
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def gate_numbers(sums: Sums, compute: torch.dtype) -> Tensor | None:
+    """The gate as kernels read it."""
+    return None if sums.pre_gate is None else sums.pre_gate.to(compute).contiguous()
+
+
+def place_sum(plan: ForwardPlan) -> None:
+    """s that is kept lies as the output does."""
+    layout = plan.problem.output_layout
+    assert layout is not None
+    plan.geometry[TOTAL_SAMPLE], plan.geometry[TOTAL_STEP] = layout.sample, layout.channel
+
+
 class SumForward(ForwardPlan):
     """A :class:`~fusednorm.instance.SumForwardPlan`."""
 
@@ -44,10 +60,8 @@ class SumForward(ForwardPlan):
 
     def place_total(self, elements: int) -> None:
         """Where s lies: as the output does, or, where nobody keeps it, in so many elements of each worker's own."""
-        layout = self.problem.output_layout
-        assert layout is not None
         if self.added.keeps_sum:
-            self.geometry[TOTAL_SAMPLE], self.geometry[TOTAL_STEP] = layout.sample, layout.channel
+            place_sum(self)
         elif "pre_add" in self.added.names:
             size = DTYPE_BYTES[self.problem.dtype]
             self.room_per_thread = -(-elements * size // 8) * 8
@@ -56,8 +70,8 @@ class SumForward(ForwardPlan):
             self.reserve(total=0)  # behind all else
 
     def numbers(self, sums: Sums) -> Tensor | None:
-        """The gate as kernels read it."""
-        return None if sums.pre_gate is None else sums.pre_gate.to(self.compute).contiguous()
+        """What kernels read as the gate."""
+        return gate_numbers(sums, self.compute)
 
     def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:  # type: ignore[override]
         input, pre_add, post_add = operands.input, sums.pre_add, sums.post_add
@@ -82,11 +96,11 @@ class SumForward(ForwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         FORWARD(
-            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(), *map(_address, (
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(), *map(address, (
                 weight, bias, scale, shift,
             )),
         )  # fmt: skip
-        ADDED(frame.words, ADDED_PLACE, *map(_address, (pre_add, gate, post_add)))
+        ADDED(frame.words, ADDED_PLACE, *map(address, (pre_add, gate, post_add)))
         if total is not None:
             TOTAL(frame.words, TOTAL_PLACE, total.data_ptr())
         self.program.run(frame, threads)
@@ -95,10 +109,6 @@ class SumForward(ForwardPlan):
 
     def short(self, operands: Operands) -> None:
         """No call with sums takes the short way."""
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
 
 
 class SumBackward(BackwardPlan):
@@ -132,11 +142,11 @@ class SumBackward(BackwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         BACKWARD(
-            frame.words, BACKWARD_PLACE, input.data_ptr(), *map(_address, parameters),
-            _address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
-            grad_output.data_ptr(), _address(grad_input), *map(_address, grads),
+            frame.words, BACKWARD_PLACE, input.data_ptr(), *map(address, parameters),
+            address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
+            grad_output.data_ptr(), address(grad_input), *map(address, grads),
         )  # fmt: skip
-        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(_address, (post_add, grad_sum, grad_post_add)))
+        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
         self.program.run(frame, threads)
         self.release(frame)
         return gradients, grad_post_add

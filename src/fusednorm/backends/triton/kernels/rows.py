@@ -10,6 +10,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
+from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, no_wider, normalized
 
@@ -25,17 +26,18 @@ def begin_of_rows(n, positions, sample, row, ALIGN: tl.constexpr):
     do_not_specialize_on_alignment=["positions", "x_sample", "x_row", "y_sample", "y_row"],
 )
 def rows_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, C, length, positions, x_sample, x_row,
-    y_sample, y_row, eps: tl.float64, activation_parameter: tl.float64,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, C, length, positions,
+    x_sample, x_row, y_sample, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """One row in steps of BLOCK_K, read from memory for its statistics and from the L1 for its output.
 
     With a whole row in registers a multiprocessor would hold fewer programs, with fewer bytes on their way.
 
     K is None where the row is one of a sample's C channels, with one weight and bias: its ``length`` is an argument,
-    since each image may have another one. EVEN: BLOCK_K divides it.
+    since each image may have another one. EVEN: BLOCK_K divides it. OUT: the 8-bit format of an output with a given
+    scale (codes.py), or None.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
@@ -80,7 +82,10 @@ def rows_forward(
             gain, offset = affine(parameters, n // positions * K + o_c, o_c, mask, dtype)
         b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
         b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-        tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
+        if OUT is None:
+            tl.store(p_out + k, b_y.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
+        else:
+            store_codes(p_out + k, b_y, mask, p_out_scale, n, True, OUT, False, NATIVE)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Parameters
+from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, no_wider, normalized
 
@@ -49,17 +50,18 @@ def affine_of_units(
     do_not_specialize_on_alignment=["length", "positions", "x_sample", "x_unit", "y_sample", "y_unit"],
 )
 def whole_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, length, reciprocal,
-    positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
+    reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
     K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters are loaded beside the input, and wait in
     registers for the statistics; where a thread holds few elements, that saves the time of one access. ONCE: the units
     of a program have the same parameters, which are loaded once, and then move to the threads that need them.
+    OUT: the 8-bit format of the output (codes.py), or None.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
@@ -98,4 +100,7 @@ def whole_forward(
     b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
     p_out = p_y + (n * aligned(y_sample, ALIGN) + place * aligned(y_unit, ALIGN))[:, None] + o_k[None, :]
-    tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)
+    if OUT is None:
+        tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)
+    else:
+        store_codes(p_out, b_y, mask, p_out_scale, o_u, m_u, OUT, BY_ROW, NATIVE)

@@ -40,6 +40,16 @@ def overlaps() -> bool:
     return not recording() and approximates() and torch.cuda.get_device_capability() >= (9, 0)
 
 
+def converts() -> bool:
+    """Whether the GPU converts to the float8 dtypes by itself: NVIDIA's from sm_89 on."""
+    return approximates() and torch.cuda.get_device_capability() >= (8, 9)
+
+
+def out_of(problem: Problem) -> str | None:
+    """The 8-bit format of the output, or None."""
+    return None if problem.quantized is None else problem.quantized.dtype
+
+
 def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:
     """torch.empty_strided on the current device; by the function of Inductor's generated code, where torch has it.
 
@@ -145,7 +155,7 @@ class OneLaunchForward(ForwardPlan):
     keeps_statistics = False
 
     def __init__(
-        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, int | None], warps: int
+        self, problem: Problem, kernel: Any, programs: int, scalars: Scalars, tile: Mapping[str, Any], warps: int
     ) -> None:
         super().__init__(problem)
         constants = {"RMS": self.rms, "VALUE": self.value, **self.alpha, **tile}

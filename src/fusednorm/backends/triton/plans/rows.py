@@ -13,6 +13,8 @@ from fusednorm.backends.triton.plans.base import (
     OneLaunchForward,
     Saved,
     Tensors,
+    converts,
+    out_of,
     stages,
 )
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
@@ -39,13 +41,15 @@ class RowsForward(OneLaunchForward):
             "EVEN": size % config.elements == 0,
             "ALIGN": alignment(problem.dtype, size, *(steps if positions > 1 else steps[::2])),
             "BLOCK_K": config.elements,
+            "OUT": out_of(problem),
+            "NATIVE": problem.quantized is not None and converts(),
         }
         programs = problem.num_statistics
         scalars = (view.channels, 1 if row else size, positions, *steps)
         super().__init__(problem, kernels.rows_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters, *saved)
+        self.launch(x, y, *parameters, *saved, None)
 
 
 class SummedRowsBackward(BackwardPlan):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import WholeConfig
 from fusednorm.backends.triton.config.units import early, once
 from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, converts, out_of
 from fusednorm.backends.triton.runs import alignment, power_of_two
 from fusednorm.problem import Layout, Problem
 
@@ -30,7 +32,7 @@ class WholeForward(OneLaunchForward):
         length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, spatial)))
         steps = *unit(problem.layout), *unit(output)
         scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
-        tile: dict[str, int | None] = {
+        tile: dict[str, Any] = {
             "G": view.groups,
             "D": view.group_channels,
             "S": compiled,
@@ -40,8 +42,11 @@ class WholeForward(OneLaunchForward):
             "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
             "BLOCK_U": config.units,
             "BLOCK_K": block,
+            "OUT": out_of(problem),
+            "BY_ROW": problem.quantized is not None and problem.quantized.per_row,
+            "NATIVE": problem.quantized is not None and converts(),
         }
         super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters, *saved)
+        self.launch(x, y, *parameters, *saved, None)

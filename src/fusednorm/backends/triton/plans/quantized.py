@@ -1,0 +1,56 @@
+"""Plans of rows whose output is quantized: the forwards of plans/whole.py and rows.py, with bytes for an output."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.triton.plans.base import OneLaunchForward
+from fusednorm.backends.triton.plans.rows import RowsForward
+from fusednorm.backends.triton.plans.whole import WholeForward
+from fusednorm.formats import LEAST_AMAX
+from fusednorm.operands import Operands, Results, Sums
+from fusednorm.problem import Problem, scale_shape
+from fusednorm.strides import contiguous, packed_strides
+
+
+class QuantizedForward(OneLaunchForward):
+    """A :class:`~fusednorm.instance.QuantizedForwardPlan` around a forward of one launch.
+
+    Kernels store a float8 as a byte, since a GPU may not know the type.
+    """
+
+    def __init__(self, problem: Problem, config: Any) -> None:
+        super().__init__(problem, config)  # type: ignore[call-arg]
+        assert problem.quantized is not None
+        self.quantized, shape = problem.quantized, scale_shape(problem.called, problem.shape)
+        self.codes: torch.dtype = getattr(torch, problem.quantized.dtype)
+        self.bytes = torch.uint8 if problem.quantized.format.is_float else self.codes
+        self.scales = shape, packed_strides(shape), torch.float32
+
+    def __call__(  # type: ignore[override]
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None
+    ) -> Results:
+        o = operands
+        if self.elsewhere(o.input):
+            with torch.cuda.device(o.input.device):
+                return self(operands, sums, out_scale)
+        output = self.allocate(self.shape, self.strides, self.bytes)
+        scales = self.allocate(*self.scales) if out_scale is None else None
+        if not self.empty:
+            parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+            given = scales if out_scale is None else out_scale.float()
+            self.launch(o.input, output, *parameters, None, None, None, given)
+        elif scales is not None:
+            scales.fill_(LEAST_AMAX / self.quantized.format.largest)
+        return Results(output.view(self.codes), scale=scales)
+
+
+class QuantizedWhole(QuantizedForward, WholeForward):
+    """Rows in registers, with a given scale or with scales of their own."""
+
+
+class QuantizedRows(QuantizedForward, RowsForward):
+    """Rows in steps, with a given scale."""
