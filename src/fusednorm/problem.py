@@ -220,12 +220,14 @@ class Added:
 
 
 def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int]) -> Gate | None:
-    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel; None where no rows share it
-    one after the other. Where there are positions, a gate is a number for each plane of them, or None."""
-    if not norm.row_family and view_of(norm, shape).spatial != 1:
+    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel, or of a position whose
+    channels come last and have statistics of their own; None where no rows share it one after the other. Where there
+    are other positions, a gate is a number for each plane of them, or None."""
+    positions = norm.per_position and norm.channel_dim == -1
+    if not norm.row_family and not positions and view_of(norm, shape).spatial != 1:
         planes = spread_shape(shape, norm.channel_axis)
         return Gate(1, 1, False) if all(one in (1, size) for one, size in zip(gate, planes, strict=True)) else None
-    split = len(shape) - norm.num_dims if norm.row_family else 1
+    split = len(shape) - norm.num_dims if norm.row_family else len(shape) - 1 if positions else 1
     outer, inner = gate[:split], gate[split:]
     shared = next((place for place in reversed(range(split)) if outer[place] != 1), -1) + 1
     whole = prod(inner) != 1

@@ -46,15 +46,10 @@ def normalize_sums(
     """The results of a forward of checked operands with sums around it, which are checked here; statistics as in
     :func:`fusednorm.autograd.normalize`."""
     check_sums(function, norm, operands.input, sums)
-    if _straight(operands, sums):
-        tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
-        differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-        keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
-        plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
-        if plan is not None:
-            if differentiable:
-                return _differentiable(norm, operands, sums, plan)
-            return plan(operands, sums, wants_statistics)
+    if straight(operands, sums):
+        results = fused(norm, operands, sums, wants_statistics)
+        if results is not None:
+            return results
 
     def run(norm: Norm, s: Tensor) -> Results:
         return normalize(norm, replace(operands, input=s), wants_statistics)
@@ -62,21 +57,26 @@ def normalize_sums(
     return around(norm, operands.input, sums, run)
 
 
-def _straight(operands: Operands, sums: Sums) -> bool:
+def fused(norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = False) -> Results | None:
+    """The results of a forward of checked operands and sums that goes straight, where its instance fuses them."""
+    tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
+    differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
+    plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
+    if plan is None:
+        return None
+    if differentiable:
+        return _differentiable(norm, operands, sums, plan)
+    return plan(operands, sums, wants_statistics)
+
+
+def straight(operands: Operands, sums: Sums) -> bool:
     """Whether a call may go past torch's dispatcher, as in :mod:`fusednorm.gate`; where hooks see what is saved it may
     not, since they would see other tensors under a mode."""
     if _is_compiling() or saved_tensors_hooks(False) is not None or not straight_forward(operands):
         return False
     added = [each for each in (sums.pre_add, sums.pre_gate, sums.post_add) if each is not None]
     return not transformed() and not batched(operands) and all(plain(each) and not is_batched(each) for each in added)
-
-
-def checked_around(
-    function: str, norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]
-) -> Results:
-    """:func:`around` with sums that are checked here."""
-    check_sums(function, norm, input, sums)
-    return around(norm, input, sums, run)
 
 
 def around(norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]) -> Results:

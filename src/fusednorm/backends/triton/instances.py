@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     HeldConfig,
     PositionsConfig,
+    RowsBackwardConfig,
     TilesConfig,
     WholeConfig,
 )
@@ -34,6 +35,7 @@ from fusednorm.backends.triton.config.rows import (
     most_row,
     rows_backward_for,
     rows_forward_for,
+    rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.config.units import (
@@ -45,6 +47,7 @@ from fusednorm.backends.triton.config.units import (
     holding_pays,
     whole_forward_for,
     whole_pays,
+    whole_sum_for,
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan
@@ -80,12 +83,19 @@ def _interpreted() -> bool:
 
 def _common(problem: Problem) -> str | None:
     if problem.added is not None:
-        return "adds nothing before or behind the norm"
+        return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):
         return f"runs on cuda, the tensor is on {problem.device}"
     return unavailable()
+
+
+def _adding(problem: Problem) -> str | None:
+    """:func:`_common` of an instance that fuses the sums around the norm."""
+    if problem.added is None:
+        return _common(problem)
+    return problem.added.obstacle or _common(replace(problem, added=None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +134,21 @@ class WholeInstance:
             return f"holds units of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout)):
             return "a group's elements do not follow one another"
-        return _common(problem)
+        return _adding(problem) if _are_rows(problem) else _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
         seen = _rows(problem)
-        return whole_forwards(seen, whole_forward_for(seen))
+        return whole_forwards(seen, _whole_config(problem))
 
     def plan(self, problem: Problem, config: WholeConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.whole import WholeForward
+        from fusednorm.backends.triton.plans.whole import WholeForward, WholeSumForward
 
-        return WholeForward(problem, config or whole_forward_for(_rows(problem)))
+        make = WholeForward if problem.added is None else WholeSumForward
+        return make(problem, config or _whole_config(problem))
+
+
+def _whole_config(problem: Problem) -> WholeConfig:
+    return (whole_forward_for if problem.added is None else whole_sum_for)(_rows(problem))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +192,8 @@ def _seen(problem: Problem) -> HeldUnits:
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
     """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
-    program's rows in registers, or by columns where rows are too long for that."""
+    program's rows in registers, or by columns where rows are too long for that. With sums around the norm rows are in
+    registers in both."""
 
     name: str = "triton.rows"
 
@@ -185,8 +201,12 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
+        if problem.added is not None and not _are_rows(problem):
+            return "adds before and behind the norms of rows alone"
+        if problem.added is not None and problem.reduced > _most_summed(problem):
+            return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.norm.per_position:
-            return _common(problem) if problem.layout.order == "channels_last" else SINGLE
+            return _adding(problem) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
@@ -194,9 +214,11 @@ class RowsInstance:
                 return "keeps no variance"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
             return "a row's elements do not follow one another"
-        return _common(problem)
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
+        if problem.added is not None:
+            return self._summed_configs(problem)
         problem = _rows(problem)
         if not problem.backward:
             return rows_forwards(problem, rows_forward_for(problem))
@@ -208,16 +230,43 @@ class RowsInstance:
         half = MOST_CONFIGS // 2
         return (*columns[:half], *by_rows[:half]) if first else (*by_rows[:half], *columns[:half])
 
+    @staticmethod
+    def _summed_configs(problem: Problem) -> Sequence[Any]:
+        if not problem.backward:
+            return WHOLE.configs(problem)
+        return rows_backwards(_rows(problem), rows_sum_backward_for(_rows(problem)))
+
     def plan(self, problem: Problem, config: Any = None) -> Plan:
-        from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
+        from fusednorm.backends.triton.plans.rows import (
+            LongRowsBackward,
+            RowsBackward,
+            RowsForward,
+            RowsSumBackward,
+        )
 
         seen = _rows(problem)
+        if problem.added is not None:
+            if not problem.backward:
+                return WHOLE.plan(problem, config if isinstance(config, WholeConfig) else None)
+            fits = isinstance(config, RowsBackwardConfig)
+            return RowsSumBackward(problem, config if fits else rows_sum_backward_for(seen))
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(seen))
         if config is None:
             config = (columns_backward_for if by_columns(seen) else rows_backward_for)(seen)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
         return make(problem, config)
+
+
+def _are_rows(problem: Problem) -> bool:
+    """Whether units are rows: of one group and one position, or positions of channels_last."""
+    view = problem.view
+    return view.spatial == view.groups == 1 or (problem.norm.per_position and problem.layout.order == "channels_last")
+
+
+def _most_summed(problem: Problem) -> int:
+    """The longest rows with sums around the norm, which are in the registers of a program."""
+    return most_row(problem) if problem.backward else _most_whole(problem)
 
 
 def _rows(problem: Problem) -> Problem:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.config.units import LARGE_HELD, MOST_SMALL, HeldUnits
@@ -64,6 +66,13 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
     programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
     return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
+
+
+def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
+    """:func:`rows_backward_for` of a problem with sums around the norm, with two steps in flight at most, each of which
+    has more tensors. Not measured."""
+    config = rows_backward_for(problem)
+    return replace(config, stages=min(config.stages, 2))
 
 
 def _one_program(problem: Problem, block: int) -> bool:

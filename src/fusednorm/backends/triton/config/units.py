@@ -124,6 +124,13 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
 
 
+def whole_sum_for(problem: Problem) -> WholeConfig:
+    """:func:`whole_forward_for` of a problem with sums around the norm, with 32 elements a thread at most, since two or
+    three tensors are on their way to it. Not measured."""
+    config, block = whole_forward_for(problem), power_of_two(problem.reduced)
+    return WholeConfig(config.units, min(16, max(config.warps, block * config.units // (32 * 32))))
+
+
 def _fills(length: int, block: int) -> bool:
     return 8 * length > 7 * block
 

@@ -205,7 +205,7 @@ def held_backward(
     b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
     inverse, alpha = of_units(rstd), alpha_of(activation_parameter, ALPHA, dtype)
-    dz, xhat = gradient_of(b_dy, b_x, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
+    dz, xhat = gradient_of(b_dy, b_x, None, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
     if AFFINE == 0:
         p, q = total(dz), total(dz * xhat)
         total_p, total_q = p * b_gain, q * b_gain

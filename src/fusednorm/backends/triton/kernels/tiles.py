@@ -251,10 +251,19 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
-def gradient_of(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
-    """dz and xhat, with gain = A rstd and offset = B."""
+def behind(b_z, b_added):
+    """z + post_add, which may be None."""
+    if b_added is None:
+        return b_z
+    else:
+        return b_z + b_added.to(b_z.dtype)
+
+
+@triton.jit
+def gradient_of(b_dy, b_x, b_added, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
+    """dz and xhat, with gain = A rstd, offset = B, and what is added to z, or None."""
     centred = b_x.to(rstd.dtype) - mean
-    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain, offset), alpha), centred * rstd
+    return b_dy.to(rstd.dtype) * DERIVATIVE(behind(normalized(centred, gain, offset), b_added), alpha), centred * rstd
 
 
 @triton.jit

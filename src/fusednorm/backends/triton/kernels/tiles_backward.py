@@ -82,14 +82,14 @@ def reduce(
             o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
         )
         b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
-        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, None, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz
         q = tl.fma(dz, xhat, q)
         p_grad += BLOCK_S * dy_steps.spatial
         p_in += BLOCK_S * x_steps.spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
-        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy_end, b_x_end, None, mean, inverse, gain, offset, alpha, DERIVATIVE)
         end_p, end_q = tl.reduce((dz, dz * xhat), 0 if ACROSS else 1, add_pair)
         sum_p += end_p
         sum_q += end_q
@@ -354,11 +354,11 @@ def input_program(
         scaled_p, scaled_q = None, None
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     if WINDOW > 1 or ACROSS:
-        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy_end, b_x_end, None, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p_end = p_dx + offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
         tl.store(p_end, through_statistics(dz, xhat, gain, scaled_p, scaled_q).to(p_dx.dtype.element_ty), m_end)
     for tile in tl.static_range(TILES):
-        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, None, mean, inverse, gain, offset, alpha, DERIVATIVE)
         b_dx = through_statistics(dz, xhat, gain, scaled_p, scaled_q)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
