@@ -33,6 +33,7 @@ from fusednorm.backends.triton.config.rows import (
     columns_backward_for,
     holding_rows_pays,
     most_row,
+    most_summed_row,
     rows_backward_for,
     rows_forward_for,
     rows_sum_backward_for,
@@ -266,7 +267,7 @@ def _are_rows(problem: Problem) -> bool:
 
 def _most_summed(problem: Problem) -> int:
     """The longest rows with sums around the norm, which are in the registers of a program."""
-    return most_row(problem) if problem.backward else _most_whole(problem)
+    return most_summed_row(problem) if problem.backward else _most_whole(problem)
 
 
 def _rows(problem: Problem) -> Problem:

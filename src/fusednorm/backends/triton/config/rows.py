@@ -70,9 +70,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
 
 def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
     """:func:`rows_backward_for` of a problem with sums around the norm, with two steps in flight at most, each of which
-    has more tensors. Not measured."""
-    config = rows_backward_for(problem)
-    return replace(config, stages=min(config.stages, 2))
+    has more tensors, and with rows beyond 8192 loaded twice. Not measured."""
+    config, block = rows_backward_for(problem), power_of_two(problem.view.channels)
+    return replace(config, stages=min(config.stages, 2), reload=config.reload or block > 8192)
 
 
 def _one_program(problem: Problem, block: int) -> bool:
@@ -89,6 +89,14 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
 def most_row(problem: Problem) -> int:
     """The longest row whose backward fits the registers of a program."""
     return MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
+
+
+def most_summed_row(problem: Problem) -> int:
+    """:func:`most_row` with sums around the norm: beyond 8192 elements the registers of 16 warps hold a row of 16 bits
+    and the gradient of the sum beside it, and neither post_add nor elements of 32 bits without many spills."""
+    assert problem.added is not None
+    short = DTYPE_BYTES[problem.dtype] == 2 and problem.added.post_layout is None
+    return most_row(problem) if short else most_row(problem) // 2
 
 
 def by_columns(problem: Problem) -> bool:
