@@ -144,3 +144,40 @@ print(json.dumps([faults, made]))
     for shape, gate, kinds in made:
         fused = gate != [3, 1, 40]  # its rows do not follow one another
         assert kinds == (["WholeSumForward", "RowsSumBackward"] if fused else ["NoneType"]), (shape, gate)
+
+
+def test_tiles() -> None:
+    """post_add behind the norms of tiles, in every memory order and kind of tile, with gradients of s."""
+    found = interpreted(
+        PRELUDE
+        + """
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+
+faults, made = [], []
+chosen = dict(passes_for=instances.passes_for)
+small = dict(
+    passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
+)
+for form, shape, dtype, activation, order, config in [
+    ("group_norm", (2, 6, 9, 13), single, "silu", torch.Tensor.contiguous, chosen),
+    ("group_norm", (2, 6, 11, 11), half, "silu", torch.Tensor.contiguous, small),
+    ("group_norm", (2, 6, 11, 11), half, "gelu", channels_last, chosen),
+    ("instance_norm", (2, 3, 9, 7), half, "silu", channels_last, chosen),
+    ("batch_norm", (3, 5, 9, 7), single, "relu", torch.Tensor.contiguous, chosen),
+    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen),
+    ("batch_norm", (20, 6, 4, 3), single, "relu", torch.Tensor.contiguous, chosen),
+    ("batch_norm", (3, 5, 9, 7), double, "tanh", torch.Tensor.contiguous, small),
+]:
+    vars(instances).update(config)
+    one = case(form, shape, dtype, "post_add", activation=activation, order=order)
+    one.tensors["post_add"] = order(one.tensors["post_add"])
+    results, kinds = run("triton.tiles", one)
+    faults += [(form, shape, fault) for fault in one.faults(results)]
+    made.append([form, shape, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for form, shape, kinds in made:
+        assert kinds == ["TilesSumForward", "TilesSumBackward"], (form, shape)

@@ -61,6 +61,8 @@ def fused(norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = F
     """The results of a forward of checked operands and sums that goes straight, where its instance fuses them."""
     tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
     differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    if differentiable and operands.mean is not None:  # the saved statistics are those of the input
+        return None
     keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
     plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
     if plan is None:

@@ -101,21 +101,29 @@ def _adding(problem: Problem) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TilesInstance:
-    """Any problem: the statistics of all tiles, combined, then the results of all tiles."""
+    """Any problem: the statistics of all tiles, combined, then the results of all tiles, with post_add."""
 
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
-        return SINGLE if problem.norm.per_position else _common(problem)
+        if problem.norm.per_position:
+            return SINGLE
+        if problem.added is not None and "pre_add" in problem.added.names:
+            return "adds nothing before the norm"
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
         return passes(seen, passes_for(seen))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
+        from fusednorm.backends.triton.plans import tiles as plans
 
-        make, seen = TilesBackward if problem.backward else TilesForward, tiled(problem)
+        seen = tiled(problem)
+        if problem.added is None:
+            make = plans.TilesBackward if problem.backward else plans.TilesForward
+        else:
+            make = plans.TilesSumBackward if problem.backward else plans.TilesSumForward
         return make(problem, seen, config or passes_for(seen))
 
 

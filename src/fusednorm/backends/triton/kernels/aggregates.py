@@ -65,15 +65,14 @@ class Added(NamedTuple):
 
 
 class AddedGradients(NamedTuple):
-    """What a backward of rows has of the sums around the norm: pointers, of which each may be None, to post_add, to its
+    """What a backward has of the sums around the norm: pointers, of which each may be None, to post_add, to its
     gradient and to the gradient of the sum, and the strides of post_add. Its gradient lies as grad_input does, that of
     the sum as the input."""
 
     behind: Any
     grad_behind: Any
     grad_total: Any
-    behind_sample: Any
-    behind_row: Any
+    behind_steps: Any
 
 
 class Partials(NamedTuple):

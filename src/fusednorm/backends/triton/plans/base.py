@@ -22,7 +22,7 @@ Tensors = Sequence[Tensor | None]
 #: Where a forward stores mean, rstd and variance, each None where it is not stored.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 #: The mean and variance that the caller gives in place of the input's own, in any dtype; None where there are none.
-Given = tuple[Tensor | None, Tensor | None]
+Given = tuple[Tensor | None, ...]
 
 
 def approximates() -> bool:

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows as kernels
+from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (
     BackwardPlan,
@@ -123,7 +124,7 @@ class RowsBackward(SummedRowsBackward):
         super().__init__(problem, shares)
         programs = shares * (rows.samples if problem.modulated else 1)
         self.backward = prepared(
-            kernels.rows_backward if problem.added is None else kernels.rows_sum_backward,
+            kernels.rows_backward if problem.added is None else sum_kernels.rows_sum_backward,
             programs,
             (
                 rows.count, rows.positions, shares if problem.modulated else 1, *rows.steps, *rows.behind, steps,

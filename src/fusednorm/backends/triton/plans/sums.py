@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Saved, Tensors, contiguous_in
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, contiguous_in
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Added, Problem
 from fusednorm.strides import contiguous
@@ -41,16 +41,16 @@ class SumForward(ForwardPlan):
         saved = mean, rstd, variance
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
-            self.add(
-                o.input, output, parameters, saved, (sums.pre_add, contiguous(sums.pre_gate), sums.post_add, total)
-            )
+            given = contiguous(o.mean), contiguous(o.var)
+            around = sums.pre_add, contiguous(sums.pre_gate), sums.post_add, total
+            self.add(o.input, output, parameters, given, saved, around)
         else:
             for tensor in saved:
                 if tensor is not None:
                     tensor.zero_()
         return Results(output, mean, rstd, variance, total)
 
-    def add(self, x: Tensor, y: Tensor, parameters: Tensors, saved: Saved, around: Tensors) -> None:
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
         """Launch the kernels; pre_add, its gate, post_add and the sum lie ``around`` the norm."""
         raise NotImplementedError
 

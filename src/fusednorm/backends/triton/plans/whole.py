@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import WholeConfig
 from fusednorm.backends.triton.config.units import early, once
-from fusednorm.backends.triton.kernels import whole
+from fusednorm.backends.triton.kernels import sums, whole
 from fusednorm.backends.triton.launch import Scalars, prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumForward
@@ -68,7 +68,7 @@ class WholeSumForward(SumForward):
         units, gate = Units(problem, config), self.added.gate
         numbers = (1, 1) if gate is None else (gate.rows, gate.step)
         self.launch = prepared(
-            whole.whole_sum_forward,
+            sums.whole_sum_forward,
             units.programs,
             (*units.scalars, *numbers, self.eps, self.activation_parameter),
             {
@@ -78,5 +78,5 @@ class WholeSumForward(SumForward):
             config.warps,
         )  # fmt: skip
 
-    def add(self, x: Tensor, y: Tensor, parameters: Tensors, saved: Saved, around: Tensors) -> None:
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
         self.launch(x, y, *parameters, *saved, *around)
