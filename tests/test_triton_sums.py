@@ -20,6 +20,19 @@ from test_sums import Case, case, channels_last, drawn, rows
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.kinds import RowsBackwardConfig, WholeConfig
 
+
+
+class Fused(Case):
+    # Nothing but s is rounded on the way.
+
+    fused = True
+
+
+def fused(one, order=torch.Tensor.contiguous):
+    ordered = {name: order(one.tensors[name]) for name in ("pre_add", "post_add") if name in one.tensors}
+    return Fused(one.form, one.activation, {**one.tensors, **ordered})
+
+
 half, single, double = torch.float16, torch.float32, torch.float64
 plans = []
 kept = dispatch._sum_plan
@@ -151,10 +164,13 @@ def test_tiles() -> None:
     found = interpreted(
         PRELUDE
         + """
+from fusednorm.backends.triton import runs
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 
+runs.FEW = 0  # small tensors have rows of several positions too
 faults, made = [], []
 chosen = dict(passes_for=instances.passes_for)
+positions = dict(passes_for=lambda seen: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2)))
 small = dict(
     passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
 )
@@ -167,10 +183,11 @@ for form, shape, dtype, activation, order, config in [
     ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen),
     ("batch_norm", (20, 6, 4, 3), single, "relu", torch.Tensor.contiguous, chosen),
     ("batch_norm", (3, 5, 9, 7), double, "tanh", torch.Tensor.contiguous, small),
+    ("group_norm", (3, 6, 5, 13), half, "silu", channels_last, positions),
+    ("group_norm", (2, 12, 9, 4), half, "relu", channels_last, positions),
 ]:
     vars(instances).update(config)
-    one = case(form, shape, dtype, "post_add", activation=activation, order=order)
-    one.tensors["post_add"] = order(one.tensors["post_add"])
+    one = fused(case(form, shape, dtype, "post_add", activation=activation, order=order), order)
     results, kinds = run("triton.tiles", one)
     faults += [(form, shape, fault) for fault in one.faults(results)]
     made.append([form, shape, kinds])
@@ -181,3 +198,77 @@ print(json.dumps([faults, made]))
     assert faults == []
     for form, shape, kinds in made:
         assert kinds == ["TilesSumForward", "TilesSumBackward"], (form, shape)
+
+
+def test_held_units() -> None:
+    """Sums before and behind the norms of units of any memory order in registers."""
+    found = interpreted(
+        PRELUDE
+        + """
+faults, made = [], []
+contiguous, both = torch.Tensor.contiguous, ("pre_add", "post_add")
+for form, shape, dtype, activation, order, names in [
+    ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, ("post_add",)),
+    ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, both),
+    ("batch_norm", (6, 7), half, None, contiguous, both),
+    ("batch_norm", (3, 20, 3, 4), single, "tanh", channels_last, both),
+    ("group_norm", (5, 12, 4, 3), half, "gelu", channels_last, both),
+    ("group_norm", (2, 12, 5, 7), single, "silu", contiguous, both),
+    ("instance_norm", (3, 40, 5, 3), double, "silu", channels_last, both),
+    ("rms_norm", (5, 24), half, "silu", contiguous, both),
+    ("layer_norm", (5, 24), single, None, contiguous, ("pre_add",)),
+]:
+    one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
+    results, kinds = run("triton.held", one)
+    faults += [(form, shape, fault) for fault in one.faults(results)]
+    made.append([form, shape, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for form, shape, kinds in made:
+        assert kinds == ["HeldSumForward", "HeldSumBackward"], (form, shape)
+
+
+def test_forwards_alone() -> None:
+    """Units in one piece of memory, and evaluations of batch_norm; s is not kept where nobody wants it."""
+    found = interpreted(
+        PRELUDE
+        + """
+from test_sums import normalize
+
+far = []
+for form, shape, dtype in [
+    ("group_norm", (2, 12, 3, 3), single),
+    ("group_norm", (2, 6, 5, 7), single),
+    ("instance_norm", (3, 5, 3, 7), single),
+    ("layer_norm", (5, 100), single),
+]:
+    one = case(form, shape, dtype, "pre_add", "post_add", activation="silu")
+    right = one.formula(torch.float64)["output"]
+    dispatch._plans.clear()
+    tensors = [one.tensors[name] for name in ("input", "weight", "bias", "pre_add", "post_add")]
+    with torch.no_grad(), fusednorm.use_instance("triton.whole"):
+        x, weight, bias, pre_add, post_add = tensors
+        y = normalize(form, x, weight, bias, activation="silu", pre_add=pre_add, post_add=post_add)
+    far.append((y.double() - right).abs().max().item())
+mean, var = drawn(6), drawn(6, seed=1).abs() + 0.5
+for order in (torch.Tensor.contiguous, channels_last):
+    dispatch._plans.clear()
+    x, p = order(drawn(3, 6, 5, 7)), order(drawn(3, 6, 5, 7, seed=2))
+    with fusednorm.use_instance("triton.tiles"):
+        y = fusednorm.batch_norm(x, mean, var, activation="relu", post_add=p)
+    right = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double()) + p
+    far.append((y - right.relu()).abs().max().item())
+leaf = drawn(3, 6, 5, 7).requires_grad_()
+with fusednorm.use_instance("triton.tiles"):
+    y = fusednorm.batch_norm(leaf, mean, var, activation="relu", post_add=p)
+(slope,) = torch.autograd.grad(y.sum(), leaf)
+far.append((slope - (y > 0) * (var + 1e-5).rsqrt()[:, None, None]).abs().max().item())
+print(json.dumps([far, plans]))
+"""
+    )
+    far, kinds = found
+    assert max(far) < 1e-5
+    assert kinds == ["WholeSumForward"] * 4 + ["TilesSumForward"] * 2

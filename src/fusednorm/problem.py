@@ -312,7 +312,7 @@ class Problem:
     def folded(self) -> Problem:
         """The problem with batch_norm's channels_last samples as positions of one sample, where strides permit that and
         no scale or shift differs by sample; else the problem itself."""
-        view, layouts = self.view, self._layouts
+        view, layouts = self.view, self.layouts
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
             return self
         steps = view.samples > 1 and view.spatial > 1
@@ -335,7 +335,7 @@ class Problem:
         the elements that a block has of a sample as channels, a group for each channel, and the samples as positions.
         None where strides do not permit that, and where scale or shift differ by sample.
         """
-        view, layouts = self.view, self._layouts
+        view, layouts = self.view, self.layouts
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_last":
             return None
         if view.channels > 1 and any(layout and layout.channel != view.spatial for layout in layouts):
@@ -350,13 +350,13 @@ class Problem:
         return self._seen_as(grouped, whole, *map(across, layouts))
 
     @property
-    def _layouts(self) -> tuple[Layout | None, ...]:
+    def layouts(self) -> tuple[Layout | None, ...]:
         """Those of all tensors: input, output, grad_output, pre_add and post_add."""
         added = (None, None) if self.added is None else (self.added.pre_layout, self.added.post_layout)
         return self.layout, self.output_layout, self.grad_layout, *added
 
     def _seen_as(self, norm: Norm, view: View, layout: Layout | None, *others: Layout | None) -> Problem:
-        """The problem as another norm of another view; the layouts are those of :attr:`_layouts`."""
+        """The problem as another norm of another view; the layouts are those of :attr:`layouts`."""
         assert layout is not None
         output, grad, pre, post = others
         added = None if self.added is None else replace(self.added, pre_layout=pre, post_layout=post)

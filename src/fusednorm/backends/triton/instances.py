@@ -99,6 +99,16 @@ def _adding(problem: Problem) -> str | None:
     return problem.added.obstacle or _common(replace(problem, added=None))
 
 
+def _adding_alike(problem: Problem) -> str | None:
+    """:func:`_adding` of an instance that adds tensors of the input's shape alone."""
+    added = problem.added
+    if added is not None and "pre_gate" in added.names:
+        return "has no gate but for rows"
+    if added is not None and "pre_add" in added.names and added.pre_layout is None:
+        return added.obstacle or "adds no numbers for samples and channels"
+    return _adding(problem)
+
+
 @dataclass(frozen=True, slots=True)
 class TilesInstance:
     """Any problem: the statistics of all tiles, combined, then the results of all tiles, with post_add."""
@@ -129,7 +139,8 @@ class TilesInstance:
 
 @dataclass(frozen=True, slots=True)
 class WholeInstance:
-    """The forward of units in one piece of memory that fit the registers of one program: one read."""
+    """The forward of units in one piece of memory that fit the registers of one program: one read, with the sums around
+    the norm."""
 
     name: str = "triton.whole"
 
@@ -143,7 +154,7 @@ class WholeInstance:
             return f"holds units of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout)):
             return "a group's elements do not follow one another"
-        return _adding(problem) if _are_rows(problem) else _common(problem)
+        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
         seen = _rows(problem)
@@ -162,7 +173,7 @@ def _whole_config(problem: Problem) -> WholeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeldInstance:
-    """Units of any memory order that fit the registers of one program: one read."""
+    """Units of any memory order that fit the registers of one program: one read, with the sums around the norm."""
 
     name: str = "triton.held"
 
@@ -179,16 +190,21 @@ class HeldInstance:
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
-        return _common(problem)
+        return _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
         seen = _seen(problem)
         return held(problem, seen, held_for(problem, seen))
 
     def plan(self, problem: Problem, config: HeldConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.held import HeldBackward, HeldForward
+        from fusednorm.backends.triton.plans import held as plans
 
-        make, seen = HeldBackward if problem.backward else HeldForward, _seen(problem)
+        make: Any
+        if problem.added is None:
+            make = plans.HeldBackward if problem.backward else plans.HeldForward
+        else:
+            make = plans.HeldSumBackward if problem.backward else plans.HeldSumForward
+        seen = _seen(problem)
         return make(problem, seen, config or held_for(problem, seen))
 
 

@@ -49,17 +49,15 @@ class Statistics(NamedTuple):
 
 class Added(NamedTuple):
     """What is added around the norm of a forward's units: pointers, of which each may be None, to pre_add, to its gate
-    and to post_add, where the sum is stored, and the strides of samples and units. ``gate_rows`` units share one gate,
-    and the next one lies ``gate_step`` behind it."""
+    and to post_add, where the sum is stored, and the strides of pre_add and post_add. ``gate_rows`` units share one
+    gate, and the next one lies ``gate_step`` behind it."""
 
     before: Any
     gate: Any
     behind: Any
     total: Any
-    before_sample: Any
-    before_unit: Any
-    behind_sample: Any
-    behind_unit: Any
+    before_steps: Any
+    behind_steps: Any
     gate_rows: Any
     gate_step: Any
 

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
+from fusednorm.backends.triton.kernels.held import held_units_backward, held_units_forward
 from fusednorm.backends.triton.kernels.rows import gradients_of_rows
 from fusednorm.backends.triton.kernels.tiles import apply_tiles
 from fusednorm.backends.triton.kernels.tiles_backward import gradients_of_tiles, reduce_tiles
@@ -30,10 +31,8 @@ def whole_sum_forward(
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with sums around the norm."""
-    added = Added(
-        p_before, p_gate, p_behind, p_total, before_sample, before_unit, behind_sample, behind_unit, gate_rows,
-        gate_step,
-    )  # fmt: skip
+    before_steps, behind_steps = Steps(before_sample, before_unit, 1), Steps(behind_sample, behind_unit, 1)
+    added = Added(p_before, p_gate, p_behind, p_total, before_steps, behind_steps, gate_rows, gate_step)
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
@@ -158,4 +157,58 @@ def sum_gradients(
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row", "before_sample", "before_unit",
+        "before_row", "behind_sample", "behind_unit", "behind_row",
+    ],
+)  # fmt: skip
+def held_sum_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_before, p_gate, p_behind, p_total,
+    units, G, C, rows, columns,
+    x_sample, x_unit, x_row, y_sample, y_unit, y_row,
+    before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
+    activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_forward` with sums around the norm."""
+    before_steps = Steps(before_sample, before_unit, before_row)
+    behind_steps = Steps(behind_sample, behind_unit, behind_row)
+    held_units_forward(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
+        Added(p_before, p_gate, p_behind, p_total, before_steps, behind_steps, 1, 1), units, G, C, rows, columns,
+        x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
+        RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+        "behind_sample", "behind_unit", "behind_row",
+    ],
+)  # fmt: skip
+def held_sum_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
+    behind_sample, behind_unit, behind_row, sums,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_backward` with sums around the norm."""
+    held_units_backward(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, Steps(behind_sample, behind_unit, behind_row)),
+        p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+        dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
