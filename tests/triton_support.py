@@ -40,6 +40,7 @@ KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
     "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward",
+    "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients",
 }  # fmt: skip
 
 
@@ -127,6 +128,17 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 1, (8000, 1439), FP16, "silu", instance=ROWS, sums=("post_add",)),
     Case("layer_norm", 1, (9, 64), FP64, instance=ROWS, sums=("pre_add", "post_add")),
     Case("layer_norm", 1, (4000, 6000), instance=ROWS, parameters=FP32, sums=("pre_add", "pre_gate")),
+    Case("layer_norm", 0, (8, 1152, 16, 16), last=True, modulated=True, instance=ROWS, sums=("pre_add",)),
+    Case("batch_norm", 0, (32, 64, 56, 56), activation="relu", last=True, instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (32, 64, 28, 28), FP32, "relu", instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (8, 32, 28, 28), activation="relu", training=False, instance=TILES, sums=("post_add",)),
+    Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES, sums=("post_add",)),
+    Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES, sums=("post_add",)),
+    Case("group_norm", 1, (3, 15, 503, 503), FP16, "silu", last=True, instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD, sums=("pre_add", "post_add")),
+    Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, instance=HELD, sums=("pre_add", "post_add")),
+    Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=WHOLE, sums=("pre_add", "post_add")),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS
@@ -245,6 +257,8 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
     each = {"pre_add": added, "pre_gate": gate, "post_add": added}
     sums = Sums(**{name: each[name] for name in case.sums})
     results = _plan(case.instance, sum_forward_problem(norm, o, sums, sums.pre_add is not None))(o, sums)
+    if case.instance is WHOLE or not case.training:
+        return
     made.append([])
     post_add = sums.post_add if norm.activation else None
     gradient = BackwardOperands(o.input, o.input, results.mean, results.rstd, o.weight, o.bias, o.scale, o.shift)
