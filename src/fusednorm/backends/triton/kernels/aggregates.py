@@ -50,14 +50,21 @@ class Statistics(NamedTuple):
 class Added(NamedTuple):
     """What is added around the norm of a forward's units: pointers, of which each may be None, to pre_add, to its gate
     and to post_add, where the sum is stored, and the strides of pre_add and post_add. ``gate_rows`` units share one
-    gate, and the next one lies ``gate_step`` behind it."""
+    gate, and the next one lies ``gate_step`` behind it.
+
+    The strides are no tuple of their own: Triton 3.6 loses a 1 that is compiled in, three functions down.
+    """
 
     before: Any
     gate: Any
     behind: Any
     total: Any
-    before_steps: Any
-    behind_steps: Any
+    before_sample: Any
+    before_channel: Any
+    before_spatial: Any
+    behind_sample: Any
+    behind_channel: Any
+    behind_spatial: Any
     gate_rows: Any
     gate_step: Any
 
@@ -70,7 +77,9 @@ class AddedGradients(NamedTuple):
     behind: Any
     grad_behind: Any
     grad_total: Any
-    behind_steps: Any
+    behind_sample: Any
+    behind_channel: Any
+    behind_spatial: Any
 
 
 class Partials(NamedTuple):

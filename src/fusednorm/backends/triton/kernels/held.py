@@ -143,12 +143,14 @@ def held_units_forward(
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind = None
     if added.before is not None:  # s, rounded to the dtype of x
-        o_before = offsets_of_units(n, g, o_r, o_k, added.before_steps, ALIGN)
+        steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
+        o_before = offsets_of_units(n, g, o_r, o_k, steps, ALIGN)
         b_x = behind(b_x.to(dtype), tl.load(added.before + o_before, mask, 0.0)).to(b_x.dtype)
     if added.total is not None:
         tl.store(added.total + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_x, mask)
     if added.behind is not None:
-        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, added.behind_steps, ALIGN), mask, 0.0)
+        steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
+        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
     b_x = b_x.to(dtype)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
@@ -193,7 +195,7 @@ def held_forward(
     """:func:`held_units_forward` with nothing around the norm."""
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
-        Added(None, None, None, None, Steps(1, 1, 1), Steps(1, 1, 1), 1, 1), units, G, C, rows, columns,
+        Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
@@ -220,7 +222,8 @@ def held_units_backward(
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind, b_more = None, None
     if added.behind is not None:
-        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, added.behind_steps, ALIGN), mask, 0.0)
+        steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
+        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
     if added.grad_total is not None:
         b_more = tl.load(added.grad_total + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
@@ -299,7 +302,7 @@ def held_backward(
     """:func:`held_units_backward` with nothing around the norm."""
     held_units_backward(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(None, None, None, Steps(1, 1, 1)), p_partials,
+        AddedGradients(None, None, None, 1, 1, 1), p_partials,
         p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.aggregates import AddedGradients, Parameters, Steps
+from fusednorm.backends.triton.kernels.aggregates import AddedGradients, Parameters
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, gradient_of, no_wider, normalized
 
@@ -153,7 +153,7 @@ def behind_rows(added, n, positions, o_lane, held, loaded, last, ALIGN: tl.const
     """post_add of rows, or None."""
     b_behind = None
     if added.behind is not None:
-        o_row = begin_of_lanes(n, positions, added.behind_steps.sample, added.behind_steps.spatial, ALIGN, WINDOW)
+        o_row = begin_of_lanes(n, positions, added.behind_sample, added.behind_spatial, ALIGN, WINDOW)
         b_behind = load_rows(added.behind + o_row + o_lane, held, loaded, last, WINDOW)
     return b_behind
 
@@ -262,7 +262,7 @@ def rows_backward(
     RELOAD: tl.constexpr,
 ):  # fmt: skip
     """:func:`gradients_of_rows` with nothing around the norm."""
-    nothing = AddedGradients(None, None, None, Steps(1, 1, 1))
+    nothing = AddedGradients(None, None, None, 1, 1, 1)
     gradients_of_rows(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, nothing, p_partials,
         p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,

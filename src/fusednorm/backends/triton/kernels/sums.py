@@ -31,8 +31,10 @@ def whole_sum_forward(
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with sums around the norm."""
-    before_steps, behind_steps = Steps(before_sample, before_unit, 1), Steps(behind_sample, behind_unit, 1)
-    added = Added(p_before, p_gate, p_behind, p_total, before_steps, behind_steps, gate_rows, gate_step)
+    added = Added(
+        p_before, p_gate, p_behind, p_total, before_sample, before_unit, 1, behind_sample, behind_unit, 1, gate_rows,
+        gate_step,
+    )  # fmt: skip
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
@@ -59,7 +61,7 @@ def rows_sum_backward(
     """:func:`gradients_of_rows` with sums around the norm."""
     gradients_of_rows(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(p_behind, p_grad_behind, p_grad_total, Steps(behind_sample, 1, behind_row)), p_partials,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, 1, behind_row), p_partials,
         p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,
         steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES,
         RELOAD,
@@ -116,7 +118,7 @@ def sum_reduce(
     """:func:`reduce_tiles` with post_add. It takes the pointers of ``sum_gradients``, and uses one of the three."""
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
-        AddedGradients(p_behind, None, None, Steps(behind_sample, behind_channel, behind_spatial)), G, D, C, S,
+        AddedGradients(p_behind, None, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
@@ -149,7 +151,7 @@ def sum_gradients(
     """:func:`gradients_of_tiles` with sums around the norm."""
     gradients_of_tiles(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(p_behind, p_grad_behind, p_grad_total, Steps(behind_sample, behind_channel, behind_spatial)),
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, behind_spatial),
         p_totals, p_partials,
         Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
@@ -177,11 +179,13 @@ def held_sum_forward(
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
-    before_steps = Steps(before_sample, before_unit, before_row)
-    behind_steps = Steps(behind_sample, behind_unit, behind_row)
+    added = Added(
+        p_before, p_gate, p_behind, p_total, before_sample, before_unit, before_row, behind_sample, behind_unit,
+        behind_row, 1, 1,
+    )  # fmt: skip
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
-        Added(p_before, p_gate, p_behind, p_total, before_steps, behind_steps, 1, 1), units, G, C, rows, columns,
+        added, units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
@@ -207,7 +211,7 @@ def held_sum_backward(
     """:func:`held_units_backward` with sums around the norm."""
     held_units_backward(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(p_behind, p_grad_behind, p_grad_total, Steps(behind_sample, behind_unit, behind_row)),
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_unit, behind_row),
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,

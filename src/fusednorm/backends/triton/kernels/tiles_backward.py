@@ -10,7 +10,6 @@ from fusednorm.backends.triton.kernels.aggregates import (
     Parameters,
     Partials,
     Statistics,
-    Steps,
 )
 from fusednorm.backends.triton.kernels.moments import add_pair, offsets_of_partials, partials_of
 from fusednorm.backends.triton.kernels.tiles import (
@@ -42,8 +41,7 @@ def behind_tile(
     if added.behind is None:
         return None, None
     else:
-        strides = added.behind_steps
-        steps = steps_of(strides.sample, strides.channel, strides.spatial, ALIGN, LAST)
+        steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
         offsets = offsets_of_tile(wide, o_lane, o_s, first, S, steps, WINDOW, REPEAT, ACROSS, LAST)
         return steps, added.behind + offsets
 
@@ -137,7 +135,7 @@ def reduce(
     """:func:`reduce_tiles` with nothing behind the norm."""
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
-        AddedGradients(None, None, None, Steps(1, 1, 1)), G, D, C, S,
+        AddedGradients(None, None, None, 1, 1, 1), G, D, C, S,
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
@@ -510,7 +508,7 @@ def gradients(
     """:func:`gradients_of_tiles` with nothing around the norm."""
     gradients_of_tiles(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(None, None, None, Steps(1, 1, 1)), p_totals, p_partials,
+        AddedGradients(None, None, None, 1, 1, 1), p_totals, p_partials,
         Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
         dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,

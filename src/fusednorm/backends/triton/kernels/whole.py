@@ -14,7 +14,7 @@ statistics are those of its rounded elements; post_add meets z in registers.
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.aggregates import Added, Parameters, Steps
+from fusednorm.backends.triton.kernels.aggregates import Added, Parameters
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, no_wider, normalized
 
@@ -69,8 +69,7 @@ def added_before(
     b_x, added, n, place, o_u, m_u, o_k, mask, PER_ELEMENT: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr
 ):
     """s = x + gate pre_add, rounded to the dtype of x."""
-    steps = added.before_steps
-    p_before = pointers_of_units(added.before, n, place, steps.sample, steps.channel, o_k, ALIGN)
+    p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
     b_before = tl.load(p_before, mask, 0.0).to(dtype)
     if added.gate is None:
         total = b_x.to(dtype) + b_before
@@ -84,8 +83,7 @@ def added_behind(added, n, place, o_k, mask, ALIGN: tl.constexpr):
     """post_add of units, or None."""
     b_behind = None
     if added.behind is not None:
-        steps = added.behind_steps
-        p_behind = pointers_of_units(added.behind, n, place, steps.sample, steps.channel, o_k, ALIGN)
+        p_behind = pointers_of_units(added.behind, n, place, added.behind_sample, added.behind_channel, o_k, ALIGN)
         b_behind = tl.load(p_behind, mask, 0.0)
     return b_behind
 
@@ -162,7 +160,7 @@ def whole_forward(
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
-    nothing = Added(None, None, None, None, Steps(1, 1, 1), Steps(1, 1, 1), 1, 1)
+    nothing = Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
