@@ -261,6 +261,13 @@ for order in (torch.Tensor.contiguous, channels_last):
         y = fusednorm.batch_norm(x, mean, var, activation="relu", post_add=p)
     right = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double()) + p
     far.append((y - right.relu()).abs().max().item())
+x, wider = drawn(2, 6, 5, 7), drawn(2, 6, 9, 7, seed=2)
+p = wider[:, :, :5]  # whose planes lie further apart
+right = torch.relu(torch.nn.functional.group_norm(x.double(), 3) + p)
+for name in ("triton.whole", "triton.held", "triton.tiles"):
+    with fusednorm.use_instance(name):
+        far.append((fusednorm.group_norm(x, 3, activation="relu", post_add=p) - right).abs().max().item())
+p = order(drawn(3, 6, 5, 7, seed=2))
 leaf = drawn(3, 6, 5, 7).requires_grad_()
 with fusednorm.use_instance("triton.tiles"):
     y = fusednorm.batch_norm(leaf, mean, var, activation="relu", post_add=p)
@@ -271,4 +278,5 @@ print(json.dumps([far, plans]))
     )
     far, kinds = found
     assert max(far) < 1e-5
-    assert kinds == ["WholeSumForward"] * 4 + ["TilesSumForward"] * 2
+    apart = ["NoneType", "HeldSumForward", "TilesSumForward"]
+    assert kinds == [*["WholeSumForward"] * 4, *["TilesSumForward"] * 2, *apart]

@@ -152,7 +152,7 @@ class WholeInstance:
         most = _most_whole(problem)
         if problem.reduced > most:
             return f"holds units of {most} elements, these have {problem.reduced}"
-        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout)):
+        if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a group's elements do not follow one another"
         return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
 
@@ -226,8 +226,6 @@ class RowsInstance:
         view = problem.view
         if problem.direction == "inference" or problem.norm.per_batch or not problem.norm.training:
             return "the statistics are not those of single units"
-        if problem.added is not None and not _are_rows(problem):
-            return "adds before and behind the norms of rows alone"
         if problem.added is not None and problem.reduced > _most_summed(problem):
             return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.norm.per_position:
@@ -237,9 +235,9 @@ class RowsInstance:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
             if problem.norm.has_variance:
                 return "keeps no variance"
-        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
+        if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a row's elements do not follow one another"
-        return _adding(problem)
+        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
         if problem.added is not None:
