@@ -254,6 +254,13 @@ def test_entries_hand_on_what_launches_do() -> None:
 
 #: torch takes all pointers of a named tuple for written where one is: these are read alone.
 TAKEN_FOR_WRITTEN = {name: {"p_partials", "p_folded", "p_scale"} for name in ("combine", "fold", "gradients")}
+TAKEN_FOR_WRITTEN |= {
+    "whole_sum_forward": {"p_before", "p_gate", "p_behind"},
+    "held_sum_forward": {"p_before", "p_behind"},
+    "rows_sum_backward": {"p_behind", "p_grad_total"},
+    "held_sum_backward": {"p_behind", "p_grad_total"},
+    "sum_gradients": {"p_partials", "p_scale", "p_behind", "p_grad_total"},
+}
 
 
 def test_what_is_taken_for_written_is_not() -> None:
@@ -262,7 +269,7 @@ def test_what_is_taken_for_written_is_not() -> None:
     for kernel, body in re.findall(r"\ndef (\w+)(.*?)(?=\n@triton)", inspect.getsource(tiles_backward), re.DOTALL):
         assert "tl.store(partials" not in body
         assert "tl.store(parameters" not in body
-        assert ("tl.store(p_partials" in body) == (kernel == "reduce")
+        assert ("tl.store(p_partials" in body) == (kernel == "reduce_tiles")
 
 
 def test_entries_say_what_kernels_write(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,18 @@ with fusednorm.use_instance("triton.whole"):
     q, row_scale, s = fusednorm.layer_norm(x, (24,), None, None, 1e-5, **keywords)
 found += faults(q, row_scale, y, 1e-5, True) + ([] if torch.equal(s, x + h) else ["s"])
 
+# A sum before the norm, in its kernel.
+x, h, gate, weight = drawn(3, 40), drawn(3, 40, seed=1), drawn(3, 1, seed=2), drawn(40, seed=3)
+y = wide("rms_norm", x + gate * h, weight, None)
+for out_dtype, out_scale in product(OUT_DTYPES, ("row", torch.tensor(0.02))):
+    with fusednorm.use_instance("triton.whole"):
+        fused = fusednorm.rms_norm(
+            x, (40,), weight, 1e-5, pre_add=h, pre_gate=gate, return_sum=True, out_dtype=out_dtype, out_scale=out_scale
+        )
+    by_row = len(fused) == 3
+    found += faults(fused[0], fused[1] if by_row else out_scale, y, 1e-5, by_row)
+    found += [] if torch.allclose(fused[-1], x + gate * h, rtol=1e-6, atol=1e-6) else ["s"]
+
 # Empty tensors, NaN, and rows of zeros.
 x = drawn(3, 40)
 x[0, 3], x[1] = torch.nan, 0.0

@@ -41,7 +41,14 @@ def _code(made: Made) -> str:
 
 def test_all_kernels_of_several_launches() -> None:
     """Those that are alone in their calls neither wait nor are waited for."""
-    alone = {"whole_forward", "held_forward", "rows_forward", "positions_forward"}
+    alone = {
+        "whole_forward",
+        "held_forward",
+        "rows_forward",
+        "positions_forward",
+        "whole_sum_forward",
+        "held_sum_forward",
+    }
     assert set(_names(FOLLOWING)) | set(_names(FOLLOWED)) == KERNELS - alone
 
 

@@ -21,10 +21,10 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
-from fusednorm.norm import Family, activation_of, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.norm import Family, Norm, activation_of, norm_of
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem
 
 BF16, FP16, FP32, FP64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 TARGETS = {
@@ -39,7 +39,8 @@ TARGETS = {
 KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
-    "positions_forward", "positions_backward",
+    "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward",
+    "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients",
 }  # fmt: skip
 
 
@@ -60,6 +61,7 @@ class Case:
     eps: float = 1e-5
     statistics: torch.dtype | None = None  # of given ones; None for that of the saved ones
     activation_parameter: float = 1.0
+    sums: tuple[str, ...] = ()  # around the norm; a gate is one of each sample's elements
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -120,6 +122,23 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 0, (2, 12288, 32, 32), last=True, modulated=True),
     Case("layer_norm", 0, (2, 20000, 8, 8), FP16, "silu", last=True, modulated=True),
     Case("rms_norm", 0, (3, 768, 7, 9), FP64, last=True, modulated=True, instance=ROWS),
+    Case("rms_norm", 1, (16384, 4096), instance=ROWS, sums=("pre_add",)),
+    Case("layer_norm", 1, (8, 1024, 768), FP32, "gelu", instance=ROWS, sums=("pre_add", "pre_gate", "post_add")),
+    Case("rms_norm", 1, (4096, 16384), instance=ROWS, sums=("pre_add",)),
+    Case("layer_norm", 1, (8000, 1439), FP16, "silu", instance=ROWS, sums=("post_add",)),
+    Case("layer_norm", 1, (9, 64), FP64, instance=ROWS, sums=("pre_add", "post_add")),
+    Case("layer_norm", 1, (4000, 6000), instance=ROWS, parameters=FP32, sums=("pre_add", "pre_gate")),
+    Case("layer_norm", 0, (8, 1152, 16, 16), last=True, modulated=True, instance=ROWS, sums=("pre_add",)),
+    Case("batch_norm", 0, (32, 64, 56, 56), activation="relu", last=True, instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (32, 64, 28, 28), FP32, "relu", instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (8, 32, 28, 28), activation="relu", training=False, instance=TILES, sums=("post_add",)),
+    Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES, sums=("post_add",)),
+    Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES, sums=("post_add",)),
+    Case("group_norm", 1, (3, 15, 503, 503), FP16, "silu", last=True, instance=TILES, sums=("post_add",)),
+    Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD, sums=("pre_add", "post_add")),
+    Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, instance=HELD, sums=("pre_add", "post_add")),
+    Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=WHOLE, sums=("pre_add", "post_add")),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS
@@ -222,11 +241,29 @@ def _run(case: Case, made: list[Operation]) -> None:
     norm = norm_of(case.family, case.groups, 1, case.eps, activation, case.training)
     made.append([])
     operands = Operands(x, weight, bias, scale, scale, given, given)
+    if case.sums:
+        _run_sums(case, norm, operands, made)
+        return
     results = _plan(case.instance, forward_problem(norm, operands))(operands)
     if case.instance is not WHOLE:
         made.append([])
         gradient = BackwardOperands(x, x, results.mean, results.rstd, weight, bias, scale, scale)
         _plan(case.instance, backward_problem(norm, gradient))(gradient, (True,) * 5)
+
+
+def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation]) -> None:
+    o, added = operands, torch.empty_like(operands.input)
+    gate = torch.empty((case.shape[0], *(1,) * (len(case.shape) - 2), case.shape[-1]), dtype=case.dtype, device="meta")
+    each = {"pre_add": added, "pre_gate": gate, "post_add": added}
+    sums = Sums(**{name: each[name] for name in case.sums})
+    results = _plan(case.instance, sum_forward_problem(norm, o, sums, sums.pre_add is not None))(o, sums)
+    if case.instance is WHOLE or not case.training:
+        return
+    made.append([])
+    post_add = sums.post_add if norm.activation else None
+    gradient = BackwardOperands(o.input, o.input, results.mean, results.rstd, o.weight, o.bias, o.scale, o.shift)
+    problem = sum_backward_problem(norm, gradient, "backward", post_add, sums.pre_add is not None)
+    _plan(case.instance, problem)(gradient, (True,) * 5, post_add, results.sum)
 
 
 def configuration(made: Made) -> tuple[Any, ...]:

@@ -12,8 +12,10 @@ too, and its memory order.
 
 On the CPU the sums are fused where what is added has the input's dtype and order of memory: by layer_norm and rms_norm
 over trailing dimensions, by norms of (N, C), and in training by norms of contiguous images of more than a few dozen
-positions. torch's operators form all others (``fusednorm.explain`` says which); then z, and in eager mode z + post_add,
-are rounded to the input's dtype.
+positions. On a GPU they are fused on the same terms, by layer_norm and rms_norm over trailing dimensions with a scale
+and shift too; ``post_add`` by norms of images, and ``pre_add`` by those whose units fit the registers of a program.
+torch's operators form all others (``fusednorm.explain`` says which); then z, and in eager mode z + post_add, are
+rounded to the input's dtype.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from fusednorm import arguments
 from fusednorm.activations import Activation, resolve
 from fusednorm.autograd import normalize
 from fusednorm.dtypes import compute_dtype
-from fusednorm.modulation import in_samples, in_shape
+from fusednorm.modulation import in_samples, in_shape, sums_in_samples
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results, Sums
 from fusednorm.private.torch_names import no_torch_function
 from fusednorm.quantization import quantized_outputs
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
-from fusednorm.sums import checked_around, normalize_sums
+from fusednorm.sums import around, fused, normalize_sums, straight
 
 _PLAIN = (None, no_torch_function)
 
@@ -432,8 +434,7 @@ def _modulated(
     channel_dim: int,
     sums: Sums | None,
 ) -> Any:
-    """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions; sums around
-    it are torch's."""
+    """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
     o, call = operands, (family, "modulated", normalized_shape, channel_dim, eps)
     if sums is None:
         output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
@@ -442,17 +443,10 @@ def _modulated(
     num_dims = arguments.check_normalized(family, operands, normalized_shape, eps, channel_dim)
     if not num_dims:
         arguments.check_modulation_of_samples(family, operands, normalized_shape[0])
-    if sums is not None:
-
-        def run(norm: Norm, s: Tensor) -> Results:
-            seen = _in_samples(family, replace(operands, input=s), num_dims)
-            results = normalize(call_norm(family, 0, channel_dim, eps, norm.activation), seen, False)
-            return Results(in_shape(family, results.output, s, num_dims) if num_dims else results.output)
-
-        norm = call_norm(family, num_dims, 1, eps, activation)
-        return _returned(checked_around(family, norm, operands.input, sums, run), sums)
-    seen = _in_samples(family, operands, num_dims)
     norm = call_norm(family, 0, channel_dim, eps, activation)
+    if sums is not None:
+        return _returned(_modulated_sums(norm, operands, num_dims, eps, sums), sums)
+    seen = _in_samples(family, operands, num_dims)
     output = normalize(norm, seen, False).output
     if seen is operands:
         keep(call, activation, norm, operands)
@@ -464,6 +458,32 @@ def _quantizing(out_dtype: torch.dtype | None, out_scale: Tensor | str | None) -
     """The keyword arguments of a quantized output that were given."""
     given = {"out_dtype": out_dtype, "out_scale": out_scale}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _modulated_sums(norm: Norm, operands: Operands, num_dims: int, eps: float, sums: Sums) -> Results:
+    """The results of a norm of samples with sums around it, in the shape of the call's input."""
+    family, channel_dim, input = norm.family, norm.channel_dim, operands.input
+    called = call_norm(family, num_dims, 1, eps, norm.activation)
+    arguments.check_sums(family, called, input, sums)
+
+    def shaped(tensor: Tensor) -> Tensor:
+        return in_shape(family, tensor, input, num_dims) if num_dims else tensor
+
+    def run(norm: Norm, s: Tensor) -> Results:
+        seen = _in_samples(family, replace(operands, input=s), num_dims)
+        results = normalize(call_norm(family, 0, channel_dim, eps, norm.activation), seen, False)
+        return Results(shaped(results.output))
+
+    if straight(operands, sums):
+        seen = _in_samples(family, operands, num_dims)
+        if num_dims and seen is not operands:
+            seen_sums = sums_in_samples(sums, input.shape, num_dims, seen.input.shape)
+        else:
+            seen_sums = sums
+        results = fused(norm, seen, seen_sums)
+        if results is not None:
+            return Results(shaped(results.output), sum=results.sum if results.sum is None else shaped(results.sum))
+    return around(called, input, sums, run)
 
 
 def _in_samples(family: Family, operands: Operands, num_dims: int) -> Operands:

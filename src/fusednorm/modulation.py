@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fusednorm.arguments import check_modulation
 from fusednorm.norm import Family, norm_of
-from fusednorm.operands import Operands
+from fusednorm.operands import Operands, Sums
+from fusednorm.problem import gate_shape
 from fusednorm.strides import output_order, reordered
 
 
@@ -53,6 +54,26 @@ def in_samples(function: str, operands: Operands, num_dims: int) -> Operands:
         same = scale is o.scale and shift is o.shift
         return operands if same else Operands(o.input, o.weight, o.bias, scale, shift)
     return Operands(o.input.reshape(samples, *inner, channels), flat(o.weight), flat(o.bias), scale, shift)
+
+
+def sums_in_samples(sums: Sums, shape: torch.Size, num_dims: int, seen: torch.Size) -> Sums:
+    """Checked sums around a norm of ``num_dims`` trailing dimensions of an input of this shape, as those around the
+    norm of samples that :func:`in_samples` sees."""
+    leading = len(shape) - num_dims
+    split = leading - (len(seen) - 2)  # so many dimensions are samples
+
+    def whole(added: Tensor | None) -> Tensor | None:
+        return added if added is None else added.reshape(seen)
+
+    gate = sums.pre_gate
+    if gate is not None:
+        aligned = gate_shape(shape, -1, gate.shape)
+        assert aligned is not None
+        parts = (aligned[:split], shape[:split]), (aligned[leading:], shape[leading:])
+        outer, trailing = (own if prod(own) == 1 else full for own, full in parts)
+        inner = aligned[split:leading]
+        gate = gate.reshape(aligned).expand(*outer, *inner, *trailing).reshape(prod(outer), *inner, prod(trailing))
+    return Sums(whole(sums.pre_add), gate, whole(sums.post_add), sums.return_sum)
 
 
 def _last_change(shape: tuple[int, ...]) -> int:

@@ -228,12 +228,14 @@ class Added:
 
 
 def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int]) -> Gate | None:
-    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel; None where no rows share it
-    one after the other. Where there are positions, a gate is a number for each plane of them, or None."""
-    if not norm.row_family and view_of(norm, shape).spatial != 1:
+    """A gate in the shape of :func:`gate_shape`, against rows of one position per channel, or of a position whose
+    channels come last and have statistics of their own; None where no rows share it one after the other. Where there
+    are other positions, a gate is a number for each plane of them, or None."""
+    positions = norm.per_position and norm.channel_dim == -1
+    if not norm.row_family and not positions and view_of(norm, shape).spatial != 1:
         planes = spread_shape(shape, norm.channel_axis)
         return Gate(1, 1, False) if all(one in (1, size) for one, size in zip(gate, planes, strict=True)) else None
-    split = len(shape) - norm.num_dims if norm.row_family else 1
+    split = len(shape) - norm.num_dims if norm.row_family else len(shape) - 1 if positions else 1
     outer, inner = gate[:split], gate[split:]
     shared = next((place for place in reversed(range(split)) if outer[place] != 1), -1) + 1
     whole = prod(inner) != 1
@@ -320,7 +322,7 @@ class Problem:
     def folded(self) -> Problem:
         """The problem with batch_norm's channels_last samples as positions of one sample, where strides permit that and
         no scale or shift differs by sample; else the problem itself."""
-        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        view, layouts = self.view, self.layouts
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
             return self
         steps = view.samples > 1 and view.spatial > 1
@@ -330,10 +332,8 @@ class Problem:
         def one_sample(layout: Layout | None) -> Layout | None:
             return layout if layout is None or view.spatial > 1 else replace(layout, spatial=layout.sample)
 
-        layout, output, grad = map(one_sample, layouts)
-        assert layout is not None
         whole = View(1, view.groups, view.group_channels, view.samples * view.spatial)
-        return replace(self, view=whole, layout=layout, output_layout=output, grad_layout=grad)
+        return self._seen_as(self.norm, whole, *map(one_sample, layouts))
 
     @cached_property
     def spread(self) -> Problem | None:
@@ -345,7 +345,7 @@ class Problem:
         the elements that a block has of a sample as channels, a group for each channel, and the samples as positions.
         None where strides do not permit that, and where scale or shift differ by sample.
         """
-        view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
+        view, layouts = self.view, self.layouts
         if not self.norm.per_batch or self.modulated or self.layout.order == "channels_last":
             return None
         if view.channels > 1 and any(layout and layout.channel != view.spatial for layout in layouts):
@@ -356,10 +356,21 @@ class Problem:
         def across(layout: Layout | None) -> Layout | None:
             return layout and Layout("channels_last", channels * view.spatial if blocks > 1 else 0, 1, layout.sample)
 
-        layout, output, grad = map(across, layouts)
-        assert layout is not None
         whole = View(blocks, channels, view.spatial, view.samples)
-        return replace(self, norm=grouped, view=whole, layout=layout, output_layout=output, grad_layout=grad)
+        return self._seen_as(grouped, whole, *map(across, layouts))
+
+    @property
+    def layouts(self) -> tuple[Layout | None, ...]:
+        """Those of all tensors: input, output, grad_output, pre_add and post_add."""
+        added = (None, None) if self.added is None else (self.added.pre_layout, self.added.post_layout)
+        return self.layout, self.output_layout, self.grad_layout, *added
+
+    def _seen_as(self, norm: Norm, view: View, layout: Layout | None, *others: Layout | None) -> Problem:
+        """The problem as another norm of another view; the layouts are those of :attr:`layouts`."""
+        assert layout is not None
+        output, grad, pre, post = others
+        added = None if self.added is None else replace(self.added, pre_layout=pre, post_layout=post)
+        return replace(self, norm=norm, view=view, layout=layout, output_layout=output, grad_layout=grad, added=added)
 
     @property
     def are_rows(self) -> bool:

@@ -47,19 +47,29 @@ def normalize_sums(
     :func:`fusednorm.autograd.normalize`."""
     check_sums(function, norm, operands.input, sums)
     if straight(operands, sums):
-        tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
-        differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-        keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
-        plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
-        if plan is not None:
-            if differentiable:
-                return _differentiable(norm, operands, sums, plan)
-            return plan(operands, sums, wants_statistics)
+        results = fused(norm, operands, sums, wants_statistics)
+        if results is not None:
+            return results
 
     def run(norm: Norm, s: Tensor) -> Results:
         return normalize(norm, replace(operands, input=s), wants_statistics)
 
     return around(norm, operands.input, sums, run)
+
+
+def fused(norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = False) -> Results | None:
+    """The results of a forward of checked operands and sums that goes straight, where its instance fuses them."""
+    tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
+    differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
+    if differentiable and operands.mean is not None:  # the saved statistics are those of the input
+        return None
+    keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
+    plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
+    if plan is None:
+        return None
+    if differentiable:
+        return _differentiable(norm, operands, sums, plan)
+    return plan(operands, sums, wants_statistics)
 
 
 def straight(operands: Operands, sums: Sums) -> bool:
@@ -69,14 +79,6 @@ def straight(operands: Operands, sums: Sums) -> bool:
         return False
     added = [each for each in (sums.pre_add, sums.pre_gate, sums.post_add) if each is not None]
     return not transformed() and not batched(operands) and all(plain(each) and not is_batched(each) for each in added)
-
-
-def checked_around(
-    function: str, norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]
-) -> Results:
-    """:func:`around` with sums that are checked here."""
-    check_sums(function, norm, input, sums)
-    return around(norm, input, sums, run)
 
 
 def around(norm: Norm, input: Tensor, sums: Sums, run: Callable[[Norm, Tensor], Results]) -> Results:
@@ -231,9 +233,31 @@ def _behind_sum(
     if wants_gate:
         assert pre_gate is not None and pre_add is not None and gate is not None
         added = pre_add if pre_shape == ds.shape else pre_add.reshape(spread_shape(ds.shape, axis))
+        alike = added.dtype == ds.dtype and added.shape == ds.shape and not (_grad_enabled() or _is_compiling())
+        if (
+            alike
+            and ds.dim() > 2
+            and axis % ds.dim() in (1, ds.dim() - 1)
+            and gate.shape == spread_shape(ds.shape, axis)
+        ):
+            return grad_pre_add, _gradient_of_planes(ds, added, gate, axis % ds.dim()).reshape(pre_gate.shape)
         wide = ds.to(torch.promote_types(dtype, pre_gate.dtype))
         grad_pre_gate = (wide * added).sum_to_size(gate.shape).reshape(pre_gate.shape).to(pre_gate.dtype)
     return grad_pre_add, grad_pre_gate
+
+
+def _gradient_of_planes(ds: Tensor, pre_add: Tensor, gate: Tensor, axis: int) -> Tensor:
+    """Σ pre_add · ds over the positions of each sample and channel, for a gate (N, 1, ..., C, ..., 1), in one read: the
+    gradient of the scale of a norm by the statistics 0 and 1."""
+    channels = ds.shape[axis]
+    mean = torch.zeros(channels, dtype=compute_dtype(ds.dtype), device=ds.device)
+    scale = gate.reshape(len(ds), channels)
+    given = norm_of("batch_norm", 0, 1 if axis == 1 else -1, 0.0, None, False)
+    operands = BackwardOperands(ds, pre_add, mean, torch.ones_like(mean), scale=scale)
+    with as_selected(Selection(None, tuned_file())):  # an instance that is asked for runs the call's own norm
+        found = gradients(given, operands, (False, False, False, True, False)).scale
+    assert found is not None
+    return found
 
 
 def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForwardPlan) -> Results:

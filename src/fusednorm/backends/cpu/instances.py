@@ -288,6 +288,8 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
+        if problem.added is not None and problem.norm.per_position:
+            return "adds nothing where each position has statistics of its own"
         return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:

@@ -54,6 +54,21 @@ WRITES: dict[str, tuple[str, ...]] = {
     "positions_forward": ("p_y", "p_mean", "p_rstd"),
     "positions_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
     "columns_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
+    "whole_sum_forward": ("p_y", "p_mean", "p_rstd", "p_var", "p_total"),
+    "held_sum_forward": ("p_y", "p_mean", "p_rstd", "p_var", "p_total"),
+    "rows_sum_backward": ("p_dx", "p_grad_behind", "p_partials", "p_grad_weight", "p_grad_bias"),
+    "held_sum_backward": (
+        "p_dx",
+        "p_grad_behind",
+        "p_partials",
+        "p_grad_weight",
+        "p_grad_bias",
+        "p_grad_scale",
+        "p_grad_shift",
+    ),
+    "sum_apply": ("p_y",),
+    "sum_reduce": ("p_partials",),
+    "sum_gradients": ("p_dx", "p_grad_behind", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
 }
 _STATISTICS = ("p_mean", "p_rstd", "p_var")
 

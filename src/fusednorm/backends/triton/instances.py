@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +14,7 @@ from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     HeldConfig,
     PositionsConfig,
+    RowsBackwardConfig,
     TilesConfig,
     WholeConfig,
 )
@@ -32,8 +33,10 @@ from fusednorm.backends.triton.config.rows import (
     columns_backward_for,
     holding_rows_pays,
     most_row,
+    most_summed_row,
     rows_backward_for,
     rows_forward_for,
+    rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.config.units import (
@@ -45,6 +48,7 @@ from fusednorm.backends.triton.config.units import (
     holding_pays,
     whole_forward_for,
     whole_pays,
+    whole_sum_for,
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan
@@ -79,12 +83,12 @@ def _interpreted() -> bool:
 
 
 def _unquantized(problem: Problem) -> str | None:
-    return _common(problem) if problem.quantized is None else "gives no output of 8 bits"
+    return None if problem.quantized is None else "gives no output of 8 bits"
 
 
 def _common(problem: Problem) -> str | None:
     if problem.added is not None:
-        return "adds nothing before or behind the norm"
+        return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):
@@ -92,29 +96,55 @@ def _common(problem: Problem) -> str | None:
     return unavailable()
 
 
+def _adding(problem: Problem) -> str | None:
+    """:func:`_common` of an instance that fuses the sums around the norm."""
+    if problem.added is None:
+        return _common(problem)
+    return problem.added.obstacle or _common(replace(problem, added=None))
+
+
+def _adding_alike(problem: Problem) -> str | None:
+    """:func:`_adding` of an instance that adds tensors of the input's shape alone."""
+    added = problem.added
+    if added is not None and "pre_gate" in added.names:
+        return "has no gate but for rows"
+    if added is not None and "pre_add" in added.names and added.pre_layout is None:
+        return added.obstacle or "adds no numbers for samples and channels"
+    return _adding(problem)
+
+
 @dataclass(frozen=True, slots=True)
 class TilesInstance:
-    """Any problem: the statistics of all tiles, combined, then the results of all tiles."""
+    """Any problem: the statistics of all tiles, combined, then the results of all tiles, with post_add."""
 
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
-        return SINGLE if problem.norm.per_position else _unquantized(problem)
+        if problem.norm.per_position:
+            return SINGLE
+        if problem.added is not None and "pre_add" in problem.added.names:
+            return "adds nothing before the norm"
+        return _unquantized(problem) or _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
         return passes(seen, passes_for(seen))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.tiles import TilesBackward, TilesForward
+        from fusednorm.backends.triton.plans import tiles as plans
 
-        make, seen = TilesBackward if problem.backward else TilesForward, tiled(problem)
+        seen = tiled(problem)
+        if problem.added is None:
+            make = plans.TilesBackward if problem.backward else plans.TilesForward
+        else:
+            make = plans.TilesSumBackward if problem.backward else plans.TilesSumForward
         return make(problem, seen, config or passes_for(seen))
 
 
 @dataclass(frozen=True, slots=True)
 class WholeInstance:
-    """The forward of units in one piece of memory that fit the registers of one program: one read."""
+    """The forward of units in one piece of memory that fit the registers of one program: one read, with the sums around
+    the norm."""
 
     name: str = "triton.whole"
 
@@ -126,25 +156,33 @@ class WholeInstance:
         most = _most_whole(problem)
         if problem.reduced > most:
             return f"holds units of {most} elements, these have {problem.reduced}"
-        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout)):
+        if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a group's elements do not follow one another"
-        return _common(problem)
+        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
         seen = _rows(problem)
-        return whole_forwards(seen, whole_forward_for(seen))
+        return whole_forwards(seen, _whole_config(problem))
 
     def plan(self, problem: Problem, config: WholeConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.quantized import QuantizedWhole
-        from fusednorm.backends.triton.plans.whole import WholeForward
+        from fusednorm.backends.triton.plans.quantized import QuantizedSumWhole, QuantizedWhole
+        from fusednorm.backends.triton.plans.whole import WholeForward, WholeSumForward
 
-        make = WholeForward if problem.quantized is None else QuantizedWhole
-        return make(problem, config or whole_forward_for(_rows(problem)))
+        make: Any
+        if problem.quantized is None:
+            make = WholeForward if problem.added is None else WholeSumForward
+        else:
+            make = QuantizedWhole if problem.added is None else QuantizedSumWhole
+        return make(problem, config or _whole_config(problem))
+
+
+def _whole_config(problem: Problem) -> WholeConfig:
+    return (whole_forward_for if problem.added is None else whole_sum_for)(_rows(problem))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldInstance:
-    """Units of any memory order that fit the registers of one program: one read."""
+    """Units of any memory order that fit the registers of one program: one read, with the sums around the norm."""
 
     name: str = "triton.held"
 
@@ -161,16 +199,21 @@ class HeldInstance:
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
-        return _unquantized(problem)
+        return _unquantized(problem) or _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
         seen = _seen(problem)
         return held(problem, seen, held_for(problem, seen))
 
     def plan(self, problem: Problem, config: HeldConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.held import HeldBackward, HeldForward
+        from fusednorm.backends.triton.plans import held as plans
 
-        make, seen = HeldBackward if problem.backward else HeldForward, _seen(problem)
+        make: Any
+        if problem.added is None:
+            make = plans.HeldBackward if problem.backward else plans.HeldForward
+        else:
+            make = plans.HeldSumBackward if problem.backward else plans.HeldSumForward
+        seen = _seen(problem)
         return make(problem, seen, config or held_for(problem, seen))
 
 
@@ -183,7 +226,8 @@ def _seen(problem: Problem) -> HeldUnits:
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
     """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
-    program's rows in registers, or by columns where rows are too long for that."""
+    program's rows in registers, or by columns where rows are too long for that. With sums around the norm rows are in
+    registers in both."""
 
     name: str = "triton.rows"
 
@@ -193,18 +237,22 @@ class RowsInstance:
             return "the statistics are not those of single units"
         if problem.quantized is not None and problem.quantized.per_row:
             return "holds no row until its scale is known"
+        if problem.added is not None and problem.reduced > _most_summed(problem):
+            return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.norm.per_position:
-            return _common(problem) if problem.layout.order == "channels_last" else SINGLE
+            return _adding(problem) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
             if problem.norm.has_variance:
                 return "keeps no variance"
-        if not all(_flat(problem, layout) for layout in (problem.layout, problem.output_layout, problem.grad_layout)):
+        if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a row's elements do not follow one another"
-        return _common(problem)
+        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
+        if problem.added is not None:
+            return self._summed_configs(problem)
         problem = _rows(problem)
         if not problem.backward:
             return rows_forwards(problem, rows_forward_for(problem))
@@ -216,19 +264,46 @@ class RowsInstance:
         half = MOST_CONFIGS // 2
         return (*columns[:half], *by_rows[:half]) if first else (*by_rows[:half], *columns[:half])
 
+    @staticmethod
+    def _summed_configs(problem: Problem) -> Sequence[Any]:
+        if not problem.backward:
+            return WHOLE.configs(problem)
+        return rows_backwards(_rows(problem), rows_sum_backward_for(_rows(problem)))
+
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.quantized import QuantizedRows
-        from fusednorm.backends.triton.plans.rows import LongRowsBackward, RowsBackward, RowsForward
+        from fusednorm.backends.triton.plans.rows import (
+            LongRowsBackward,
+            RowsBackward,
+            RowsForward,
+            RowsSumBackward,
+        )
 
         seen = _rows(problem)
-        if problem.quantized is not None:
+        if problem.quantized is not None and problem.added is None:
             return QuantizedRows(problem, config or rows_forward_for(seen))
+        if problem.added is not None:
+            if not problem.backward:
+                return WHOLE.plan(problem, config if isinstance(config, WholeConfig) else None)
+            fits = isinstance(config, RowsBackwardConfig)
+            return RowsSumBackward(problem, config if fits else rows_sum_backward_for(seen))
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(seen))
         if config is None:
             config = (columns_backward_for if by_columns(seen) else rows_backward_for)(seen)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
         return make(problem, config)
+
+
+def _are_rows(problem: Problem) -> bool:
+    """Whether units are rows: of one group and one position, or positions of channels_last."""
+    view = problem.view
+    return view.spatial == view.groups == 1 or (problem.norm.per_position and problem.layout.order == "channels_last")
+
+
+def _most_summed(problem: Problem) -> int:
+    """The longest rows with sums around the norm, which are in the registers of a program."""
+    return most_summed_row(problem) if problem.backward else _most_whole(problem)
 
 
 def _rows(problem: Problem) -> Problem:
@@ -247,7 +322,7 @@ class ColumnsInstance:
             return "the statistics are not those of single positions"
         if problem.layout.order != "channels_first":
             return f"needs channels_first, the tensor is {problem.layout.order}"
-        return _unquantized(problem)
+        return _unquantized(problem) or _common(problem)
 
     def configs(self, problem: Problem) -> Sequence[PositionsConfig]:
         return positions_configs(problem, columns_for(problem))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.config.units import LARGE_HELD, MOST_SMALL, HeldUnits
@@ -66,6 +68,13 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
 
 
+def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
+    """:func:`rows_backward_for` of a problem with sums around the norm, with two steps in flight at most, each of which
+    has more tensors, and with rows beyond 8192 loaded twice. Not measured."""
+    config, block = rows_backward_for(problem), power_of_two(problem.view.channels)
+    return replace(config, stages=min(config.stages, 2), reload=config.reload or block > 8192)
+
+
 def _one_program(problem: Problem, block: int) -> bool:
     return problem.view.samples <= 2 and problem.view.samples * block <= ONE_PROGRAM
 
@@ -80,6 +89,14 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
 def most_row(problem: Problem) -> int:
     """The longest row whose backward fits the registers of a program."""
     return MOST_ROW // 2 if problem.dtype == "float64" else MOST_ROW
+
+
+def most_summed_row(problem: Problem) -> int:
+    """:func:`most_row` with sums around the norm: beyond 8192 elements the registers of 16 warps hold a row of 16 bits
+    and the gradient of the sum beside it, and neither post_add nor elements of 32 bits without many spills."""
+    assert problem.added is not None
+    short = DTYPE_BYTES[problem.dtype] == 2 and problem.added.post_layout is None
+    return most_row(problem) if short else most_row(problem) // 2
 
 
 def by_columns(problem: Problem) -> bool:

@@ -47,6 +47,8 @@ class HeldUnits:
     input: Layout
     output: Layout | None
     grad: Layout | None
+    before: Layout | None = None
+    behind: Layout | None = None
 
     @property
     def units(self) -> int:
@@ -60,7 +62,7 @@ class HeldUnits:
     @property
     def contiguous(self) -> bool:
         """Whether neighbouring units are neighbours in memory, element by element."""
-        layouts = self.input, self.output, self.grad
+        layouts = self.input, self.output, self.grad, self.before, self.behind
         return self.columns == 1 and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
 
     def load_bytes(self, problem: Problem) -> int:
@@ -84,7 +86,9 @@ class HeldUnits:
 def held_units(problem: Problem) -> HeldUnits | None:
     """The units of a problem, or None where strides do not make them rows."""
     seen, per_batch = problem.folded, problem.norm.per_batch
-    view, layouts = seen.view, (seen.layout, seen.output_layout, seen.grad_layout)
+    view, layouts = seen.view, seen.layouts
+    layout, *others = layouts
+    assert layout is not None
     last, D = seen.layout.order == "channels_last", view.group_channels
     if per_batch and last and view.samples > 1:
         if view.spatial > 1:
@@ -100,7 +104,7 @@ def held_units(problem: Problem) -> HeldUnits | None:
     affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
     if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
         rows, columns = 1, rows * columns  # the samples of an only channel follow one another
-    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, *layouts)
+    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, layout, *others)
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
@@ -122,6 +126,13 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     else:
         thread = thread_elements(block * units, 16, 32 if narrow else 16)
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
+
+
+def whole_sum_for(problem: Problem) -> WholeConfig:
+    """:func:`whole_forward_for` of a problem with sums around the norm, with 32 elements a thread at most, since two or
+    three tensors are on their way to it. Not measured."""
+    config, block = whole_forward_for(problem), power_of_two(problem.reduced)
+    return WholeConfig(config.units, min(16, max(config.warps, block * config.units // (32 * 32))))
 
 
 def _fills(length: int, block: int) -> bool:

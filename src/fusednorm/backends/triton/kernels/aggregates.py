@@ -47,6 +47,41 @@ class Statistics(NamedTuple):
     rstd: Any
 
 
+class Added(NamedTuple):
+    """What is added around the norm of a forward's units: pointers, of which each may be None, to pre_add, to its gate
+    and to post_add, where the sum is stored, and the strides of pre_add and post_add. ``gate_rows`` units share one
+    gate, and the next one lies ``gate_step`` behind it.
+
+    The strides are no tuple of their own: Triton 3.6 loses a 1 that is compiled in, three functions down.
+    """
+
+    before: Any
+    gate: Any
+    behind: Any
+    total: Any
+    before_sample: Any
+    before_channel: Any
+    before_spatial: Any
+    behind_sample: Any
+    behind_channel: Any
+    behind_spatial: Any
+    gate_rows: Any
+    gate_step: Any
+
+
+class AddedGradients(NamedTuple):
+    """What a backward has of the sums around the norm: pointers, of which each may be None, to post_add, to its
+    gradient and to the gradient of the sum, and the strides of post_add. Its gradient lies as grad_input does, that of
+    the sum as the input."""
+
+    behind: Any
+    grad_behind: Any
+    grad_total: Any
+    behind_sample: Any
+    behind_channel: Any
+    behind_spatial: Any
+
+
 class Partials(NamedTuple):
     """Two numbers that a pass leaves for each sample, channel and chunk; the second lies ``total`` behind the first.
 

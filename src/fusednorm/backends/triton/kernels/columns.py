@@ -114,7 +114,7 @@ def gradient_at(
     b_x = tl.load(inputs.begin + step_to(o_c, inputs.step, ALIGN), mask, 0.0)
     gain, offset = affine(parameters, n * K + o_c, o_c, m_c, dtype)
     inverse = rstd[:, None]
-    dz, xhat = gradient_of(b_dy, b_x, mean[:, None], inverse, gain * inverse, offset, alpha, DERIVATIVE)
+    dz, xhat = gradient_of(b_dy, b_x, None, mean[:, None], inverse, gain * inverse, offset, alpha, DERIVATIVE)
     return dz, xhat, gain, mask
 
 

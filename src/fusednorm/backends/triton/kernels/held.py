@@ -16,12 +16,13 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
 from fusednorm.backends.triton.kernels.tiles import (
     affine,
     aligned,
     alpha_of,
+    behind,
     gradient_of,
     no_wider,
     normalized,
@@ -127,13 +128,10 @@ def offsets_of_units(n, g, o_r, o_k, steps, ALIGN: tl.constexpr):
     return of_units(o_unit) + o_r.to(tl.int64) * aligned(steps.spatial, ALIGN) + o_k
 
 
-@triton.jit(
-    do_not_specialize=["units", "rows"],
-    do_not_specialize_on_alignment=["columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row"],
-)
-def held_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
-    x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
+@triton.jit
+def held_units_forward(
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, C, rows, columns,
+    x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -142,9 +140,19 @@ def held_forward(
     o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
-    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0).to(dtype)
+    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_behind = None
+    if added.before is not None:  # s, rounded to the dtype of x
+        steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
+        o_before = offsets_of_units(n, g, o_r, o_k, steps, ALIGN)
+        b_x = behind(b_x.to(dtype), tl.load(added.before + o_before, mask, 0.0)).to(b_x.dtype)
+    if added.total is not None:
+        tl.store(added.total + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_x, mask)
+    if added.behind is not None:
+        steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
+        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
+    b_x = b_x.to(dtype)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
     count = (rows * columns).to(dtype)
@@ -169,22 +177,35 @@ def held_forward(
         tl.store(p_rstd + o_unit, rstd, m_u)
     if p_var is not None:
         tl.store(p_var + o_unit, variance, m_u)
-    b_z = normalized(b_x - of_units(mean), gain * of_units(rstd), offset)
+    b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
     tl.store(p_y + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
 
 
 @triton.jit(
     do_not_specialize=["units", "rows"],
-    do_not_specialize_on_alignment=[
-        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
-    ],
-)  # fmt: skip
-def held_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
+    do_not_specialize_on_alignment=["columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row"],
+)
+def held_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
+    x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_forward` with nothing around the norm."""
+    held_units_forward(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
+        Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
+        x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
+        RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit
+def held_units_backward(
+    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials,
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
-    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
-    activation_parameter: tl.float64,
+    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
     ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -199,13 +220,19 @@ def held_backward(
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
     b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_behind, b_more = None, None
+    if added.behind is not None:
+        steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
+        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
+    if added.grad_total is not None:
+        b_more = tl.load(added.grad_total + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
     mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
-    b_gain, b_offset = affine(Parameters(p_weight, p_bias, p_scale, p_shift), o_modulation, o_c, m_c, dtype)
+    b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
     inverse, alpha = of_units(rstd), alpha_of(activation_parameter, ALPHA, dtype)
-    dz, xhat = gradient_of(b_dy, b_x, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
+    dz, xhat = gradient_of(b_dy, b_x, b_behind, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
     if AFFINE == 0:
         p, q = total(dz), total(dz * xhat)
         total_p, total_q = p * b_gain, q * b_gain
@@ -219,14 +246,14 @@ def held_backward(
         tl.store(p_partials + o_modulation, p, m_c)
         tl.store(p_partials + sums + o_modulation, q, m_c)
     if p_grad_scale is not None:
-        b_weight, b_bias = affine(Parameters(p_weight, p_bias, None, None), o_c, o_c, m_c, dtype)
+        b_weight, b_bias = affine(Parameters(parameters.weight, parameters.bias, None, None), o_c, o_c, m_c, dtype)
         b_scale = b_weight * q + b_bias * p
         tl.store(p_grad_scale + o_modulation, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
     if p_grad_shift is not None:
         tl.store(p_grad_shift + o_modulation, p.to(p_grad_shift.dtype.element_ty), m_c)
     if p_grad_weight is not None or p_grad_bias is not None:
-        if p_scale is not None:
-            factor = 1.0 + tl.load(p_scale + o_modulation, m_c, 0.0).to(dtype)
+        if parameters.scale is not None:
+            factor = 1.0 + tl.load(parameters.scale + o_modulation, m_c, 0.0).to(dtype)
             p *= factor
             q *= factor
         if AFFINE == 3:
@@ -252,4 +279,31 @@ def held_backward(
         if p_mean is not None:
             b_dx -= of_units(total_p / count)
         p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
-        tl.store(p_out, (b_dx * inverse).to(p_dx.dtype.element_ty), mask)
+        tl.store(p_out, behind(b_dx * inverse, b_more).to(p_dx.dtype.element_ty), mask)
+        if added.grad_behind is not None:
+            p_out = added.grad_behind + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
+            tl.store(p_out, dz.to(p_dx.dtype.element_ty), mask)
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+    ],
+)  # fmt: skip
+def held_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_backward` with nothing around the norm."""
+    held_units_backward(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(None, None, None, 1, 1, 1), p_partials,
+        p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+        dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip

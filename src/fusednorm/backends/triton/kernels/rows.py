@@ -9,10 +9,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.aggregates import Parameters
+from fusednorm.backends.triton.kernels.aggregates import AddedGradients, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, no_wider, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, gradient_of, no_wider, normalized
 
 
 @triton.jit
@@ -145,16 +145,28 @@ def rows_of_share(share, rows, positions, shares, EACH: tl.constexpr):
         return share, tl.num_programs(0), 0, rows, 0
 
 
-@triton.jit(
-    do_not_specialize=["rows"],
-    do_not_specialize_on_alignment=[
-        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "steps",
-    ],
-)  # fmt: skip
-def rows_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
-    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps,
-    activation_parameter: tl.float64,
+@triton.jit
+def store_rows(p_rows, b, held, stored, WINDOW: tl.constexpr):
+    """Rows of a tile, whole windows first."""
+    tl.store(p_rows, b, stored)
+    if WINDOW > 1:
+        tl.store(p_rows, b, held & (stored == 0))
+
+
+@triton.jit
+def behind_rows(added, n, positions, o_lane, held, loaded, last, ALIGN: tl.constexpr, WINDOW: tl.constexpr):
+    """post_add of rows, or None."""
+    b_behind = None
+    if added.behind is not None:
+        o_row = begin_of_lanes(n, positions, added.behind_sample, added.behind_spatial, ALIGN, WINDOW)
+        b_behind = load_rows(added.behind + o_row + o_lane, held, loaded, last, WINDOW)
+    return b_behind
+
+
+@triton.jit
+def gradients_of_rows(
+    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
     RELOAD: tl.constexpr,
@@ -167,11 +179,13 @@ def rows_backward(
 
     With windows BLOCK_U is 1, and a lane has one column in all steps, since the rows of a program lie alike in their
     windows.
+
+    With sums around the norm the input is the sum, and grad_input includes the gradient that the sum has got from
+    elsewhere.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    MODULATED: tl.constexpr = p_scale is not None or p_shift is not None
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    MODULATED: tl.constexpr = parameters.scale is not None or parameters.shift is not None
     pid = tl.program_id(0)
     share, together, begin, end, sample = rows_of_share(pid, rows, positions, shares, MODULATED)
     o_lane = tl.arange(0, BLOCK_K)[None, :]
@@ -197,26 +211,33 @@ def rows_backward(
         p_in = p_x + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
         b_dy = load_rows(p_grad, mask, loaded, last, WINDOW)
         b_x = load_rows(p_in, mask, loaded, last, WINDOW)
+        b_behind = behind_rows(added, n, positions, o_lane, mask, loaded, last, ALIGN, WINDOW)
+        b_more = None  # of the gradient of the sum
+        if added.grad_total is not None:
+            p_more = added.grad_total + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
+            b_more = load_rows(p_more, mask, loaded, last, WINDOW)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
             gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
-        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
+                b_behind = behind_rows(added, n, positions, o_lane, mask, loaded, last, ALIGN, WINDOW)
                 gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
-                dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
+                dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
-            b_out = (b_dx * rstd).to(p_dx.dtype.element_ty)
+            b_out = behind(b_dx * rstd, b_more).to(p_dx.dtype.element_ty)
             p_out = p_dx + begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
-            tl.store(p_out, b_out, stored)
-            if WINDOW > 1:
-                tl.store(p_out, b_out, mask & (stored == 0))
+            store_rows(p_out, b_out, mask, stored, WINDOW)
+            if added.grad_behind is not None:
+                p_out = added.grad_behind + begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
+                store_rows(p_out, dz.to(p_dx.dtype.element_ty), mask, stored, WINDOW)
         if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
@@ -229,6 +250,30 @@ def rows_backward(
         if WINDOW > 1:
             o_c -= (pid.to(tl.int64) * x_sample % WINDOW).to(tl.int32)
         store_sums(p_partials, p_grad_weight, p_grad_bias, tl.sum(p, 0), tl.sum(q, 0), pid, programs, o_c, K, BIAS)
+
+
+@triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=[
+        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "steps",
+    ],
+)  # fmt: skip
+def rows_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    RELOAD: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_rows` with nothing around the norm."""
+    nothing = AddedGradients(None, None, None, 1, 1, 1)
+    gradients_of_rows(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, nothing, p_partials,
+        p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,
+        steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES,
+        RELOAD,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -267,7 +312,7 @@ def row_totals(
         b_dy, b_x = tl.load(p_grad + k + o_k, mask, 0.0), tl.load(p_in + k + o_k, mask, 0.0)
         o_c = no_wider(k + o_k, ALIGN)
         gain, offset = affine(parameters, n // positions * K + o_c, o_c, mask, dtype)
-        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         p = tl.fma(dz, gain, p)
         q = tl.fma(dz * gain, xhat, q)
     o_total = 2 * (n * chunks + chunk)
@@ -314,7 +359,7 @@ def columns_backward(
         b_x = tl.load(p_x + begin_of_rows(n, positions, x_sample, x_row, ALIGN) + o_k, mask, 0.0)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
-        dz, xhat = gradient_of(b_dy, b_x, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             o_j = tl.arange(0, BLOCK_J)
             p_total, m_j = p_totals + 2 * (n * chunks + o_j), m_n & (o_j < chunks)

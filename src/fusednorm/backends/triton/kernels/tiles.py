@@ -251,10 +251,19 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
-def gradient_of(b_dy, b_x, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
-    """dz and xhat, with gain = A rstd and offset = B."""
+def behind(b_z, b_added):
+    """z + post_add, which may be None."""
+    if b_added is None:
+        return b_z
+    else:
+        return b_z + b_added.to(b_z.dtype)
+
+
+@triton.jit
+def gradient_of(b_dy, b_x, b_added, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
+    """dz and xhat, with gain = A rstd, offset = B, and what is added to z, or None."""
     centred = b_x.to(rstd.dtype) - mean
-    return b_dy.to(rstd.dtype) * DERIVATIVE(normalized(centred, gain, offset), alpha), centred * rstd
+    return b_dy.to(rstd.dtype) * DERIVATIVE(behind(normalized(centred, gain, offset), b_added), alpha), centred * rstd
 
 
 @triton.jit
@@ -396,18 +405,12 @@ def finalize(
         tl.store(p_var + o_unit, m2 / count, m_unit)
 
 
-@triton.jit(
-    do_not_specialize=["programs", "partial_spatial", "partial_span"],
-    do_not_specialize_on_alignment=[
-        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
-        "partial_rows", "partial_chunks",
-    ],
-)  # fmt: skip
-def apply(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
+@triton.jit
+def apply_tiles(
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, p_behind, behind_strides,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
-    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
-    activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
@@ -420,7 +423,7 @@ def apply(
     on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. SHARED: the
     channels of a group share their weight and bias. The mean and
     variance of each unit may be given instead, as in batch_norm's evaluation. In both cases the first program of a unit
-    stores the unit's statistics where somebody wants them.
+    stores the unit's statistics where somebody wants them. ``p_behind`` is None, or points to post_add.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
@@ -437,11 +440,18 @@ def apply(
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+    b_behind, b_behind_end = None, None
+    if p_behind is not None:
+        behind_steps = steps_of(behind_strides.sample, behind_strides.channel, behind_strides.spatial, ALIGN, LAST)
+        p_more = p_behind + offsets_of_tile(wide, o_lane, o_s, first, S, behind_steps, WINDOW, REPEAT, ACROSS, LAST)
+        b_behind = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
         p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
         b_end = tl.load(p_end, m_end, 0.0).to(dtype)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+        if p_behind is not None:
+            o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
+            b_behind_end = tl.load(p_behind + o_behind, m_end, 0.0)
     gain, offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     if OVERLAP:
         gdc_wait()
@@ -489,15 +499,46 @@ def apply(
     offset, _ = tile_of(offset, o_s, LAST)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     if WINDOW > 1 or ACROSS:
-        b_y = VALUE(normalized(b_end - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
+        b_y = VALUE(behind(normalized(b_end - mean, gain, offset), b_behind_end), alpha).to(p_y.dtype.element_ty)
         tl.store(p_y + offsets_of_ends(wide, o_lane, o_end, first, S, y_steps, WINDOW, REPEAT, ACROSS), b_y, m_end)
     for tile in tl.static_range(TILES):
-        b_y = VALUE(normalized(b_x - mean, gain, offset), alpha).to(p_y.dtype.element_ty)
+        b_y = VALUE(behind(normalized(b_x - mean, gain, offset), b_behind), alpha).to(p_y.dtype.element_ty)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
             mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
+            if p_behind is not None:
+                p_more += BLOCK_S * behind_steps.spatial
+                b_behind = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial
+
+
+@triton.jit(
+    do_not_specialize=["programs", "partial_spatial", "partial_span"],
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
+        "partial_rows", "partial_chunks",
+    ],
+)  # fmt: skip
+def apply(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
+    activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
+    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """:func:`apply_tiles` with nothing behind the norm."""
+    apply_tiles(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
+        p_given_var, None, Steps(1, 1, 1), G, D, C, S,
+        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
+        partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
+        OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
+        BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+    )  # fmt: skip

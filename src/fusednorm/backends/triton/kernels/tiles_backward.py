@@ -5,6 +5,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import (
+    AddedGradients,
     Groups,
     Parameters,
     Partials,
@@ -15,6 +16,7 @@ from fusednorm.backends.triton.kernels.tiles import (
     affine,
     affine_of_channels,
     alpha_of,
+    behind,
     bounds_of,
     channels_of_lanes,
     ends_of,
@@ -30,15 +32,25 @@ from fusednorm.backends.triton.kernels.tiles import (
 )
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles",
-    ],
-)  # fmt: skip
-def reduce(
-    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
+@triton.jit
+def behind_tile(
+    added, wide, o_lane, o_s, first, S,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, LAST: tl.constexpr,
+):  # fmt: skip
+    """The strides of post_add, and pointers to its first tile; None and None where there is none."""
+    if added.behind is None:
+        return None, None
+    else:
+        steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
+        offsets = offsets_of_tile(wide, o_lane, o_s, first, S, steps, WINDOW, REPEAT, ACROSS, LAST)
+        return steps, added.behind + offsets
+
+
+@triton.jit
+def reduce_tiles(
+    p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    total, tiles, activation_parameter: tl.float64,
+    total, tiles, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
@@ -58,6 +70,7 @@ def reduce(
     wide = n.to(tl.int64)
     p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, span, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
@@ -67,8 +80,11 @@ def reduce(
         b_x_end = tl.load(
             p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
         )
+        b_behind_end = None
+        if added.behind is not None:
+            o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
+            b_behind_end = tl.load(added.behind + o_behind, m_end, 0.0)
     b_mean, rstd = statistics_of(Statistics(p_mean, p_rstd), groups, n, o_c, m_c, PER_BATCH)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     b_gain, b_offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
     inverse, _ = tile_of(rstd, o_s, LAST)
@@ -82,20 +98,49 @@ def reduce(
             o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
         )
         b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
-        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        b_behind = None
+        if added.behind is not None:
+            b_behind = tl.load(p_behind, mask, 0.0)
+        dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p += dz
         q = tl.fma(dz, xhat, q)
         p_grad += BLOCK_S * dy_steps.spatial
         p_in += BLOCK_S * x_steps.spatial
+        if added.behind is not None:
+            p_behind += BLOCK_S * behind_steps.spatial
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
-        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
         end_p, end_q = tl.reduce((dz, dz * xhat), 0 if ACROSS else 1, add_pair)
         sum_p += end_p
         sum_q += end_q
     o_partial = offsets_of_partials(wide, chunk, o_lane, C * REPEAT, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
     tl.store(p_partials + total + o_partial, sum_q, m_c)
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles",
+    ],
+)  # fmt: skip
+def reduce(
+    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
+    total, tiles, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """:func:`reduce_tiles` with nothing behind the norm."""
+    reduce_tiles(
+        p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
+        AddedGradients(None, None, None, 1, 1, 1), G, D, C, S,
+        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+        activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        STAGES,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -294,7 +339,7 @@ def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
 
 @triton.jit
 def input_program(
-    pid, p_dy, p_x, p_dx, parameters, statistics, p_totals, partials,
+    pid, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials,
     groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
@@ -302,7 +347,8 @@ def input_program(
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk. P / K and Q / K are read from the totals, or merged from
-    partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz."""
+    partials where a tile's channels belong to one unit. With neither totals nor partials, dx = rstd A dz. With sums
+    around the norm the input is the sum, and dx includes the gradient that it has got from elsewhere."""
     dtype: tl.constexpr = statistics.rstd.dtype.element_ty
     G, D, C = groups
     n, block, chunk = locate(pid, blocks, chunks, LAST)
@@ -314,10 +360,22 @@ def input_program(
     p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_out = p_dx + offsets_of_tile(wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST)
+    behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    b_behind, b_more = None, None
+    if added.grad_total is not None:
+        p_more = added.grad_total + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    if added.grad_behind is not None:
+        p_out_behind = added.grad_behind + offsets_of_tile(
+            wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST
+        )
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
     b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
+    if added.behind is not None:
+        b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
+    if added.grad_total is not None:
+        b_more = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
         b_dy_end = tl.load(
@@ -326,6 +384,13 @@ def input_program(
         b_x_end = tl.load(
             p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS), m_end, 0.0
         )
+        b_behind_end, b_more_end = None, None
+        if added.behind is not None:
+            o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
+            b_behind_end = tl.load(added.behind + o_behind, m_end, 0.0)
+        if added.grad_total is not None:
+            o_more = offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
+            b_more_end = tl.load(added.grad_total + o_more, m_end, 0.0)
     b_mean, rstd = statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH)
     b_gain, b_offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     mean, _ = tile_of(b_mean, o_s, LAST)
@@ -354,12 +419,16 @@ def input_program(
         scaled_p, scaled_q = None, None
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     if WINDOW > 1 or ACROSS:
-        dz, xhat = gradient_of(b_dy_end, b_x_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
         p_end = p_dx + offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
-        tl.store(p_end, through_statistics(dz, xhat, gain, scaled_p, scaled_q).to(p_dx.dtype.element_ty), m_end)
+        b_dx = behind(through_statistics(dz, xhat, gain, scaled_p, scaled_q), b_more_end)
+        tl.store(p_end, b_dx.to(p_dx.dtype.element_ty), m_end)
+        if added.grad_behind is not None:
+            o_grad = offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
+            tl.store(added.grad_behind + o_grad, dz.to(p_dx.dtype.element_ty), m_end)
     for tile in tl.static_range(TILES):
-        dz, xhat = gradient_of(b_dy, b_x, mean, inverse, gain, offset, alpha, DERIVATIVE)
-        b_dx = through_statistics(dz, xhat, gain, scaled_p, scaled_q)
+        dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        b_dx = behind(through_statistics(dz, xhat, gain, scaled_p, scaled_q), b_more)
         m_out = mask
         if tile + 1 < TILES:  # on its way while this one is stored
             p_grad += BLOCK_S * dy_steps.spatial
@@ -368,8 +437,53 @@ def input_program(
             mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
             b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
+            if added.behind is not None:
+                p_behind += BLOCK_S * behind_steps.spatial
+                b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
+            if added.grad_total is not None:
+                p_more += BLOCK_S * x_steps.spatial
+                b_more = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_dx.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * dx_steps.spatial
+        if added.grad_behind is not None:
+            tl.store(p_out_behind, dz.to(p_dx.dtype.element_ty), m_out, eviction_policy="evict_first")
+            p_out_behind += BLOCK_S * dx_steps.spatial
+
+
+@triton.jit
+def gradients_of_tiles(
+    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_totals, p_partials, grads, parameter_programs, programs,
+    channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+    dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
+    does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``
+    programs before them make the parameters' gradients."""
+    pid = tl.program_id(0)
+    groups = Groups(G, D, C)
+    dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
+    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
+    dx_steps = steps_of(dx_sample, dx_channel, dx_spatial, ALIGN, LAST)
+    partials = Partials(p_partials, total, groups, partial_rows, partial_chunks)
+    if p_partials is not None:  # noqa: SIM102 (one is known when compiling, the other is not)
+        if pid < parameter_programs:
+            if OVERLAP:
+                gdc_wait()
+            parameter_program(
+                pid, partials, parameters, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N
+            )
+    if pid >= parameter_programs:
+        input_program(
+            programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
+            added, p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
+            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C,
+            BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+        )  # fmt: skip
 
 
 @triton.jit(
@@ -391,28 +505,14 @@ def gradients(
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
     CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The input's gradient; the programs walk the tensor from its end, as in tiles.apply. With partials this kernel
-    does the work of ``combine`` too: each of these programs merges its unit's partials, and ``parameter_programs``
-    programs before them make the parameters' gradients."""
-    pid = tl.program_id(0)
-    groups = Groups(G, D, C)
-    dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
-    x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
-    dx_steps = steps_of(dx_sample, dx_channel, dx_spatial, ALIGN, LAST)
-    partials = Partials(p_partials, total, groups, partial_rows, partial_chunks)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
-    if p_partials is not None:  # noqa: SIM102 (one is known when compiling, the other is not)
-        if pid < parameter_programs:
-            if OVERLAP:
-                gdc_wait()
-            grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
-            parameter_program(
-                pid, partials, parameters, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N
-            )
-    if pid >= parameter_programs:
-        input_program(
-            programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
-            p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
-            OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C,
-            BLOCK_S, TILES, BLOCK_R, BLOCK_D,
-        )  # fmt: skip
+    """:func:`gradients_of_tiles` with nothing around the norm."""
+    gradients_of_tiles(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(None, None, None, 1, 1, 1), p_totals, p_partials,
+        Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
+        channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+        dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,
+        activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
+    )  # fmt: skip

@@ -6,15 +6,18 @@ share their channel's parameters. Any other S is an argument, since each image o
 
 Where each position of channels_last has statistics of its own, the units of a sample are its ``positions``, which share
 its parameters.
+
+With sums around the norm, s = x + gate pre_add is what a program holds: it is stored where somebody wants it, and its
+statistics are those of its rounded elements; post_add meets z in registers.
 """
 
 import triton
 import triton.language as tl
 
-from fusednorm.backends.triton.kernels.aggregates import Parameters
+from fusednorm.backends.triton.kernels.aggregates import Added, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, no_wider, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, no_wider, normalized
 
 
 @triton.jit
@@ -45,23 +48,62 @@ def affine_of_units(
     return gain, offset
 
 
-@triton.jit(
-    do_not_specialize=["units", "reciprocal"],
-    do_not_specialize_on_alignment=["length", "positions", "x_sample", "x_unit", "y_sample", "y_unit"],
-)
-def whole_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
-    reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
+@triton.jit
+def pointers_of_units(p, n, place, sample, unit, o_k, ALIGN: tl.constexpr):
+    """Pointers to the elements of units; ALIGN divides the strides of samples and units."""
+    return p + (n * aligned(sample, ALIGN) + place * aligned(unit, ALIGN))[:, None] + o_k[None, :]
+
+
+@triton.jit
+def gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr):
+    """The gate of units, a number for each of them, or with PER_ELEMENT one for each of their elements."""
+    o_gate = (o_u // added.gate_rows).to(tl.int64)
+    if PER_ELEMENT:
+        p_gate = added.gate + (o_gate * aligned(added.gate_step, ALIGN))[:, None] + no_wider(o_k, ALIGN)[None, :]
+        return tl.load(p_gate, mask, 0.0).to(dtype)
+    else:
+        return tl.load(added.gate + o_gate * added.gate_step, m_u, 0.0).to(dtype)[:, None]
+
+
+@triton.jit
+def added_before(
+    b_x, added, n, place, o_u, m_u, o_k, mask, PER_ELEMENT: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr
+):
+    """s = x + gate pre_add, rounded to the dtype of x."""
+    p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
+    b_before = tl.load(p_before, mask, 0.0).to(dtype)
+    if added.gate is None:
+        total = b_x.to(dtype) + b_before
+    else:
+        total = tl.fma(gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype), b_before, b_x.to(dtype))
+    return total.to(b_x.dtype)
+
+
+@triton.jit
+def added_behind(added, n, place, o_k, mask, ALIGN: tl.constexpr):
+    """post_add of units, or None."""
+    b_behind = None
+    if added.behind is not None:
+        p_behind = pointers_of_units(added.behind, n, place, added.behind_sample, added.behind_channel, o_k, ALIGN)
+        b_behind = tl.load(p_behind, mask, 0.0)
+    return b_behind
+
+
+@triton.jit
+def units_forward(
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, length, reciprocal, positions,
+    x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, p_out_scale, OUT: tl.constexpr,
+    BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
-    K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters are loaded beside the input, and wait in
-    registers for the statistics; where a thread holds few elements, that saves the time of one access. ONCE: the units
-    of a program have the same parameters, which are loaded once, and then move to the threads that need them.
-    OUT: the 8-bit format of the output (codes.py), or None.
+    K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters and post_add are loaded beside the input,
+    and wait in registers for the statistics; where a thread holds few elements, that saves the time of one access.
+    ONCE: the units of a program have the same parameters, which are loaded once, and then move to the threads that need
+    them. OUT: the 8-bit format of the output (codes.py), or None.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
@@ -73,10 +115,14 @@ def whole_forward(
     n = (o_u // (G * positions)).to(tl.int64)
     place = o_u % (G * positions)
     g = o_u % G
-    p_in = p_x + (n * aligned(x_sample, ALIGN) + place * aligned(x_unit, ALIGN))[:, None] + o_k[None, :]
-    b_x = tl.load(p_in, mask, 0.0).to(dtype)
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
+    b_x = tl.load(pointers_of_units(p_x, n, place, x_sample, x_unit, o_k, ALIGN), mask, 0.0)
+    if added.before is not None:
+        b_x = added_before(b_x, added, n, place, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype)
+    if added.total is not None:
+        tl.store(pointers_of_units(added.total, n, place, y_sample, y_unit, o_k, ALIGN), b_x, mask)
+    b_x = b_x.to(dtype)
     if EARLY:
+        b_behind = added_behind(added, n, place, o_k, mask, ALIGN)
         gain, offset = affine_of_units(
             parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
@@ -94,13 +140,34 @@ def whole_forward(
     if p_var is not None:
         tl.store(p_var + o_u, variance, m_u)
     if not EARLY:
+        b_behind = added_behind(added, n, place, o_k, mask, ALIGN)
         gain, offset = affine_of_units(
             parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
-    b_z = normalized(b_x - mean[:, None], gain * rstd[:, None], offset)
+    b_z = behind(normalized(b_x - mean[:, None], gain * rstd[:, None], offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    p_out = p_y + (n * aligned(y_sample, ALIGN) + place * aligned(y_unit, ALIGN))[:, None] + o_k[None, :]
+    p_out = pointers_of_units(p_y, n, place, y_sample, y_unit, o_k, ALIGN)
     if OUT is None:
         tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)
     else:
         store_codes(p_out, b_y, mask, p_out_scale, o_u, m_u, OUT, BY_ROW, NATIVE)
+
+
+@triton.jit(
+    do_not_specialize=["units", "reciprocal"],
+    do_not_specialize_on_alignment=["length", "positions", "x_sample", "x_unit", "y_sample", "y_unit"],
+)
+def whole_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
+    reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+):  # fmt: skip
+    """:func:`units_forward` with nothing around the norm."""
+    nothing = Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
+    units_forward(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
+        reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, False, p_out_scale, OUT, BY_ROW, NATIVE,
+    )  # fmt: skip

@@ -22,7 +22,7 @@ Tensors = Sequence[Tensor | None]
 #: Where a forward stores mean, rstd and variance, each None where it is not stored.
 Saved = tuple[Tensor | None, Tensor | None, Tensor | None]
 #: The mean and variance that the caller gives in place of the input's own, in any dtype; None where there are none.
-Given = tuple[Tensor | None, Tensor | None]
+Given = tuple[Tensor | None, ...]
 
 
 def approximates() -> bool:
@@ -45,9 +45,10 @@ def converts() -> bool:
     return approximates() and torch.cuda.get_device_capability() >= (8, 9)
 
 
-def out_of(problem: Problem) -> str | None:
-    """The 8-bit format of the output, or None."""
-    return None if problem.quantized is None else problem.quantized.dtype
+def codes_of(problem: Problem) -> dict[str, Any]:
+    """The constants of a kernel that stores an output of 8 bits: its format, or None, and whether the GPU converts."""
+    quantized = problem.quantized
+    return {"OUT": quantized and quantized.dtype, "NATIVE": quantized is not None and converts()}
 
 
 def allocator(device: str) -> Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]:

@@ -6,9 +6,10 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.kernels import held
+from fusednorm.backends.triton.kernels import held, sums
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two
 from fusednorm.problem import Layout, Problem
@@ -61,6 +62,28 @@ class HeldForward(OneLaunchForward):
         self.launch(x, y, *parameters, *saved)
 
 
+class HeldSumForward(SumForward):
+    """So many units to a program, with sums around the norm."""
+
+    def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
+        super().__init__(problem)
+        assert seen.output is not None
+        layouts = seen.input, seen.output, seen.before or seen.input, seen.behind or seen.input
+        self.launch = prepared(
+            sums.held_sum_forward,
+            _programs(seen, config),
+            (
+                *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)), self.eps,
+                self.activation_parameter,
+            ),
+            {"RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, seen, config, layouts)},
+            config.warps,
+        )  # fmt: skip
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        self.launch(x, y, *parameters, *saved, *around)
+
+
 class HeldBackward(BackwardPlan):
     """So many units to a program; a last launch sums the partials of samples into the gradients of weight and bias,
     unless a program has all of a channel."""
@@ -70,9 +93,11 @@ class HeldBackward(BackwardPlan):
         assert seen.grad is not None and seen.output is not None
         alone = seen.samples == 1 or config.all_samples
         self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
-        layouts = seen.grad, seen.input, seen.output
+        layouts: tuple[Layout, ...] = seen.grad, seen.input, seen.output
+        if problem.added is not None:
+            layouts = *layouts, seen.behind or seen.input
         self.backward = prepared(
-            held.held_backward,
+            held.held_backward if problem.added is None else sums.held_sum_backward,
             _programs(seen, config),
             (
                 *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)),
@@ -95,3 +120,10 @@ class HeldBackward(BackwardPlan):
             partials = self.workspace(2 * self.partials.total)
             self.backward(*data, dx, *parameters, *saved, partials, None, None, *grads[2:])
             self.sums(partials, parameters, None, (*grads[:2], None, None))
+
+
+class HeldSumBackward(HeldBackward, SumBackward):
+    """The same with sums around the norm."""
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        super().run(data[:2], dx, (*saved, *data[2:]), parameters, grads)

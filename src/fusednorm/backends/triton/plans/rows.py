@@ -6,6 +6,7 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
 from fusednorm.backends.triton.kernels import rows as kernels
+from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import (
     BackwardPlan,
@@ -13,10 +14,10 @@ from fusednorm.backends.triton.plans.base import (
     OneLaunchForward,
     Saved,
     Tensors,
-    converts,
-    out_of,
+    codes_of,
     stages,
 )
+from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two, row_window
 from fusednorm.problem import Layout, Problem, View
@@ -41,8 +42,7 @@ class RowsForward(OneLaunchForward):
             "EVEN": size % config.elements == 0,
             "ALIGN": alignment(problem.dtype, size, *(steps if positions > 1 else steps[::2])),
             "BLOCK_K": config.elements,
-            "OUT": out_of(problem),
-            "NATIVE": problem.quantized is not None and converts(),
+            **codes_of(problem),
         }
         programs = problem.num_statistics
         scalars = (view.channels, 1 if row else size, positions, *steps)
@@ -91,7 +91,7 @@ class SummedRowsBackward(BackwardPlan):
 class Rows:
     """The rows of a backward: how many there are, and those that shares are of, a sample's or all; ``positions`` rows
     make a sample, which is 1 where each row is one. ``steps`` are the strides of samples and of rows of grad_output,
-    input and output."""
+    input and output, ``behind`` those of post_add, where sums are around the norm."""
 
     def __init__(self, problem: Problem) -> None:
         grad, output, view = problem.grad_layout, problem.output_layout, problem.view
@@ -101,7 +101,11 @@ class Rows:
         self.shared = self.positions if problem.modulated else self.count
         layouts = grad, problem.layout, output
         self.steps = tuple(step for layout in layouts for step in steps_of(layout, self.positions))
-        steps = self.steps if self.positions > 1 else self.steps[::2]
+        self.behind: tuple[int, ...] = ()
+        if problem.added is not None:
+            self.behind = steps_of(problem.added.post_layout or problem.layout, self.positions)
+        every = self.steps + self.behind
+        steps = every if self.positions > 1 else every[::2]
         self.alignment = alignment(problem.dtype, view.channels, *steps)
 
 
@@ -114,17 +118,18 @@ class RowsBackward(SummedRowsBackward):
         most = max(1, config.programs * rows.shared // max(1, rows.count))
         steps = max(1, -(-rows.shared // (together * most)))
         shares = -(-rows.shared // (together * steps))
-        whole = config.reload or together > 1 or problem.norm.per_position
+        apart = rows.behind not in ((), rows.steps[2:4])
+        whole = config.reload or together > 1 or problem.norm.per_position or apart
         window = 1 if whole else row_window(problem)
         if window > 1 and steps > 1:  # the rows of a step lie in their windows as those of the next
             shares = -(-shares // window) * window
         super().__init__(problem, shares)
         programs = shares * (rows.samples if problem.modulated else 1)
         self.backward = prepared(
-            kernels.rows_backward,
+            kernels.rows_backward if problem.added is None else sum_kernels.rows_sum_backward,
             programs,
             (
-                rows.count, rows.positions, shares if problem.modulated else 1, *rows.steps, steps,
+                rows.count, rows.positions, shares if problem.modulated else 1, *rows.steps, *rows.behind, steps,
                 self.activation_parameter,
             ),
             {
@@ -138,6 +143,14 @@ class RowsBackward(SummedRowsBackward):
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         self.backward(*data, dx, *operands, *sums)
+
+
+class RowsSumBackward(SumBackward, RowsBackward):
+    """Each program takes a share, with sums around the norm."""
+
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        grad_output, input, *around = data
+        self.backward(grad_output, input, dx, *operands, *around, *sums)
 
 
 class LongRowsBackward(SummedRowsBackward):

@@ -11,10 +11,12 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 from fusednorm.backends.triton.config.tiles import merged
+from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.runs import (
     grouped,
     power_of_two,
@@ -72,6 +74,11 @@ class Pass:
         self.order = {"PER_BATCH": problem.norm.per_batch, "LAST": self.last}
 
 
+def behind_layout(problem: Problem) -> tuple[Layout, ...]:
+    """The layout of post_add where sums are around the norm, the input's where there is none."""
+    return () if problem.added is None else (problem.added.post_layout or problem.layout,)
+
+
 def shares_parameters(made_for: Problem, problem: Problem) -> bool:
     """Whether the channels of a group share its weight and bias: batch_norm's positions, seen as channels."""
     return made_for.norm.per_batch and not problem.norm.per_batch
@@ -112,7 +119,7 @@ class TilesForward(ForwardPlan):
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, (source.layout,))
         assert problem.output_layout is not None
-        output = Pass(problem, view, config.output, (problem.layout, problem.output_layout))
+        output = Pass(problem, view, config.output, (problem.layout, problem.output_layout, *behind_layout(problem)))
         rows = reduction.last
         self.partials = partials = PartialsShape(
             seen, reduction.partials, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
@@ -146,7 +153,7 @@ class TilesForward(ForwardPlan):
             follows=True,
         )  # fmt: skip
         self.apply = prepared(
-            forward_kernels.apply,
+            forward_kernels.apply if problem.added is None else sum_kernels.sum_apply,
             output.programs,
             (
                 *_sizes(view), *output.steps,
@@ -175,6 +182,13 @@ class TilesForward(ForwardPlan):
         self.apply(x, y, *parameters, *saved, partials if self.merges else None, *given)
 
 
+class TilesSumForward(TilesForward, SumForward):
+    """Statistics of all chunks, their merge, and the output of all chunks with post_add."""
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        self.run(x, y, parameters, (*given, around[2]), saved)
+
+
 class TilesBackward(BackwardPlan):
     """p and q of all chunks; the units' totals and the parameters' gradients; the input's gradient of all chunks."""
 
@@ -182,9 +196,10 @@ class TilesBackward(BackwardPlan):
         super().__init__(made_for)
         view, shared = problem.view, shares_parameters(made_for, problem)
         assert problem.grad_layout is not None and problem.output_layout is not None
-        inputs = problem.grad_layout, problem.layout
-        reduction = Pass(problem, view, config.reduction, inputs)
-        output = Pass(problem, view, config.output, (*inputs, problem.output_layout))
+        inputs, behind = (problem.grad_layout, problem.layout), behind_layout(problem)
+        reduction = Pass(problem, view, config.reduction, (*inputs, *behind))
+        output = Pass(problem, view, config.output, (*inputs, problem.output_layout, *behind))
+        self.kernel = backward_kernels.gradients if problem.added is None else sum_kernels.sum_gradients
         per_batch = problem.norm.per_batch
         self.totals = self.wants_input and problem.norm.training
         self.units = problem.num_statistics if self.totals or shared else 0
@@ -192,7 +207,7 @@ class TilesBackward(BackwardPlan):
             view, reduction.partials, self.units, last=reduction.last, per_batch=per_batch
         )
         self.reduce = prepared(
-            backward_kernels.reduce,
+            backward_kernels.reduce if problem.added is None else sum_kernels.sum_reduce,
             reduction.programs,
             (
                 *_sizes(view), *reduction.steps, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
@@ -227,7 +242,7 @@ class TilesBackward(BackwardPlan):
         programs = sums.programs if self.merges else 0
         combine = Combination(self, self.partials, self.units, self.reduced, sums, shared=self.shared)
         gradients = prepared(
-            backward_kernels.gradients,
+            self.kernel,
             self.output.programs + programs,
             (programs, self.output.programs, sums.channel_programs, self.partials.view.samples, *self.arguments),
             {**self.constants, "CHANNELS": sums.channels if programs else 1, "BLOCK_N": sums.rows if programs else 1},
@@ -248,6 +263,13 @@ class TilesBackward(BackwardPlan):
                 combine(partials, parameters, totals, grads)
         if dx is not None:
             gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
+
+
+class TilesSumBackward(TilesBackward, SumBackward):
+    """The same with sums around the norm."""
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        super().run(data[:2], dx, (*saved, *data[2:]), parameters, grads)
 
 
 class ParameterSums:

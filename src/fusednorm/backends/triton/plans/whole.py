@@ -8,45 +8,84 @@ from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import WholeConfig
 from fusednorm.backends.triton.config.units import early, once
-from fusednorm.backends.triton.kernels import whole
-from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, converts, out_of
+from fusednorm.backends.triton.kernels import sums, whole
+from fusednorm.backends.triton.launch import Scalars, prepared
+from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, codes_of
+from fusednorm.backends.triton.plans.sums import SumForward
 from fusednorm.backends.triton.runs import alignment, power_of_two
 from fusednorm.problem import Layout, Problem
+
+
+class Units:
+    """So many units to a program: their programs, and the integers and constants by which a program finds them."""
+
+    def __init__(self, problem: Problem, config: WholeConfig) -> None:
+        view, output, added = problem.view, problem.output_layout, problem.added
+        assert output is not None
+
+        single = problem.norm.per_position  # each position of a sample is a unit
+        positions, spatial = (max(1, view.spatial), 1) if single else (1, view.spatial)
+
+        def steps_of(layout: Layout | None) -> tuple[int, int]:
+            if layout is None:  # a kernel is compiled for an argument of 1, and has none
+                return 1, 1
+            return layout.sample, layout.spatial if single else view.group_channels * layout.channel
+
+        self.programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
+        compiled = spatial if spatial == power_of_two(spatial) else None
+        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, spatial)))
+        around = () if added is None else (added.pre_layout, added.post_layout)
+        steps = [step for layout in (problem.layout, output, *around) for step in steps_of(layout)]
+        known = [step for layout in (problem.layout, output, *around) if layout for step in steps_of(layout)]
+        self.scalars: Scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
+        self.tile: dict[str, Any] = {
+            "G": view.groups,
+            "D": view.group_channels,
+            "S": compiled,
+            "EVEN": problem.reduced == block,
+            "EARLY": early(self.programs, config.warps, block * config.units),
+            "ONCE": once(problem, config, block),
+            "ALIGN": alignment(problem.dtype, problem.reduced, *known),
+            "BLOCK_U": config.units,
+            "BLOCK_K": block,
+        }
+
+
+def by_row(problem: Problem) -> dict[str, bool]:
+    """Whether each row of an output of 8 bits has a scale of its own."""
+    return {"BY_ROW": problem.quantized is not None and problem.quantized.per_row}
 
 
 class WholeForward(OneLaunchForward):
     """So many units to a program."""
 
     def __init__(self, problem: Problem, config: WholeConfig) -> None:
-        view, output = problem.view, problem.output_layout
-        assert output is not None
-
-        single = problem.norm.per_position  # each position of a sample is a unit
-        positions, spatial = (max(1, view.spatial), 1) if single else (1, view.spatial)
-
-        def unit(layout: Layout) -> tuple[int, int]:
-            return layout.sample, layout.spatial if single else view.group_channels * layout.channel
-
-        programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
-        compiled = spatial if spatial == power_of_two(spatial) else None
-        length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, spatial)))
-        steps = *unit(problem.layout), *unit(output)
-        scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
-        tile: dict[str, Any] = {
-            "G": view.groups,
-            "D": view.group_channels,
-            "S": compiled,
-            "EVEN": problem.reduced == block,
-            "EARLY": early(programs, config.warps, block * config.units),
-            "ONCE": once(problem, config, block),
-            "ALIGN": alignment(problem.dtype, problem.reduced, *steps),
-            "BLOCK_U": config.units,
-            "BLOCK_K": block,
-            "OUT": out_of(problem),
-            "BY_ROW": problem.quantized is not None and problem.quantized.per_row,
-            "NATIVE": problem.quantized is not None and converts(),
-        }
-        super().__init__(problem, whole.whole_forward, programs, scalars, tile, config.warps)
+        units = Units(problem, config)
+        tile = {**units.tile, **codes_of(problem), **by_row(problem)}
+        super().__init__(problem, whole.whole_forward, units.programs, units.scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters, *saved, None)
+
+
+class WholeSumForward(SumForward):
+    """So many units to a program, with sums around the norm."""
+
+    def __init__(self, problem: Problem, config: WholeConfig) -> None:
+        super().__init__(problem)
+        units, gate = Units(problem, config), self.added.gate
+        numbers = (1, 1) if gate is None else (gate.rows, gate.step)
+        self.launch = prepared(
+            sums.whole_sum_forward,
+            units.programs,
+            (*units.scalars, *numbers, self.eps, self.activation_parameter),
+            {
+                "RMS": self.rms, "VALUE": self.value, **self.alpha, **units.tile,
+                "PER_ELEMENT": gate is not None and gate.per_element,
+                **codes_of(problem), **by_row(problem),
+            },
+            config.warps,
+        )  # fmt: skip
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        self.launch(x, y, *parameters, *saved, None, *around)

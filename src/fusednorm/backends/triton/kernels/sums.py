@@ -1,0 +1,220 @@
+"""The kernels with sums around the norm: s = x + gate pre_add is normalized, and post_add is added to z.
+
+Each is a kernel of another module with more arguments. They are kernels of their own, since every argument costs the
+launch of a call without sums time.
+"""
+
+import triton
+import triton.language as tl
+
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
+from fusednorm.backends.triton.kernels.held import held_units_backward, held_units_forward
+from fusednorm.backends.triton.kernels.rows import gradients_of_rows
+from fusednorm.backends.triton.kernels.tiles import apply_tiles
+from fusednorm.backends.triton.kernels.tiles_backward import gradients_of_tiles, reduce_tiles
+from fusednorm.backends.triton.kernels.whole import units_forward
+
+
+@triton.jit(
+    do_not_specialize=["units", "reciprocal", "gate_rows"],
+    do_not_specialize_on_alignment=[
+        "length", "positions", "x_sample", "x_unit", "y_sample", "y_unit", "before_sample", "before_unit",
+        "behind_sample", "behind_unit", "gate_step",
+    ],
+)  # fmt: skip
+def whole_sum_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, p_before, p_gate, p_behind,
+    p_total, units, length, reciprocal, positions, x_sample, x_unit, y_sample, y_unit, before_sample, before_unit,
+    behind_sample, behind_unit, gate_rows, gate_step, eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr,
+    NATIVE: tl.constexpr,
+):  # fmt: skip
+    """:func:`units_forward` with sums around the norm."""
+    added = Added(
+        p_before, p_gate, p_behind, p_total, before_sample, before_unit, 1, behind_sample, behind_unit, 1, gate_rows,
+        gate_step,
+    )  # fmt: skip
+    units_forward(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
+        reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, PER_ELEMENT,
+        p_out_scale, OUT, BY_ROW, NATIVE,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["rows"],
+    do_not_specialize_on_alignment=[
+        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "behind_sample",
+        "behind_row", "steps",
+    ],
+)  # fmt: skip
+def rows_sum_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, behind_sample, behind_row, steps,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    RELOAD: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_rows` with sums around the norm."""
+    gradients_of_rows(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, 1, behind_row), p_partials,
+        p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,
+        steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES,
+        RELOAD,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["programs", "partial_spatial", "partial_span"],
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
+        "behind_sample", "behind_channel", "behind_spatial",
+        "partial_rows", "partial_chunks",
+    ],
+)  # fmt: skip
+def sum_apply(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
+    p_behind,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial,
+    behind_sample, behind_channel, behind_spatial, blocks, chunks, programs,
+    total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
+    activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
+    ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
+    WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """:func:`apply_tiles` with post_add."""
+    apply_tiles(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
+        p_given_var, p_behind, Steps(behind_sample, behind_channel, behind_spatial), G, D, C, S,
+        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
+        partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
+        OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
+        BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
+        "behind_sample", "behind_channel", "behind_spatial", "blocks", "chunks", "tiles",
+    ],
+)  # fmt: skip
+def sum_reduce(
+    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total,
+    p_grad_behind, p_partials,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+    behind_sample, behind_channel, behind_spatial, blocks, chunks,
+    total, tiles, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """:func:`reduce_tiles` with post_add. It takes the pointers of ``sum_gradients``, and uses one of the three."""
+    reduce_tiles(
+        p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
+        AddedGradients(p_behind, None, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
+        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+        activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["parameter_programs", "programs", "channel_programs", "N", "K"],
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
+        "dx_sample", "dx_channel", "dx_spatial", "behind_sample", "behind_channel", "behind_spatial", "blocks",
+        "chunks", "partial_rows", "partial_chunks",
+    ],
+)  # fmt: skip
+def sum_gradients(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_totals, p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
+    parameter_programs, programs, channel_programs, N,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    behind_sample, behind_channel, behind_spatial,
+    blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
+    PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_tiles` with sums around the norm."""
+    gradients_of_tiles(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, behind_spatial),
+        p_totals, p_partials,
+        Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
+        channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+        dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,
+        activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row", "before_sample", "before_unit",
+        "before_row", "behind_sample", "behind_unit", "behind_row",
+    ],
+)  # fmt: skip
+def held_sum_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_before, p_gate, p_behind, p_total,
+    units, G, C, rows, columns,
+    x_sample, x_unit, x_row, y_sample, y_unit, y_row,
+    before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
+    activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_forward` with sums around the norm."""
+    added = Added(
+        p_before, p_gate, p_behind, p_total, before_sample, before_unit, before_row, behind_sample, behind_unit,
+        behind_row, 1, 1,
+    )  # fmt: skip
+    held_units_forward(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
+        added, units, G, C, rows, columns,
+        x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
+        RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["units", "rows"],
+    do_not_specialize_on_alignment=[
+        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+        "behind_sample", "behind_unit", "behind_row",
+    ],
+)  # fmt: skip
+def held_sum_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_partials,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
+    behind_sample, behind_unit, behind_row, sums,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
+    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """:func:`held_units_backward` with sums around the norm."""
+    held_units_backward(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_unit, behind_row),
+        p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+        dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip

@@ -1,0 +1,85 @@
+"""What the plans with sums around the norm share: the calls of the contract, beside those of the norm alone."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, contiguous_in
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.problem import Added, Problem
+from fusednorm.strides import contiguous
+
+
+def added_of(problem: Problem) -> Added:
+    assert problem.added is not None
+    return problem.added
+
+
+class SumForward(ForwardPlan):
+    """A :class:`~fusednorm.instance.SumForwardPlan`."""
+
+    keeps_statistics = False
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem)
+        self.added = added_of(problem)
+
+    def __call__(  # type: ignore[override]
+        self, operands: Operands, sums: Sums, statistics: bool = True
+    ) -> Results:
+        o = operands
+        if self.elsewhere(o.input):
+            with torch.cuda.device(o.input.device):
+                return self(operands, sums, statistics)
+        output = self.allocate(self.shape, self.strides, self.dtype)
+        total = self.allocate(self.shape, self.strides, self.dtype) if self.added.keeps_sum else None
+        mean = rstd = variance = None
+        if statistics or self.keeps_statistics:
+            rstd, mean = self.saved(), None if self.rms else self.saved()
+            variance = self.saved() if self.has_variance else None
+        saved = mean, rstd, variance
+        if not self.empty:
+            parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+            given = contiguous(o.mean), contiguous(o.var)
+            around = sums.pre_add, contiguous(sums.pre_gate), sums.post_add, total
+            self.add(o.input, output, parameters, given, saved, around)
+        else:
+            for tensor in saved:
+                if tensor is not None:
+                    tensor.zero_()
+        return Results(output, mean, rstd, variance, total)
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        """Launch the kernels; pre_add, its gate, post_add and the sum lie ``around`` the norm."""
+        raise NotImplementedError
+
+
+class SumBackward(BackwardPlan):
+    """A :class:`~fusednorm.instance.SumBackwardPlan`. To the data that it runs on belong, behind grad_output and the
+    input, post_add, the gradient of the sum, and the tensor for the gradient of post_add, each None where there is
+    none."""
+
+    def __call__(  # type: ignore[override]
+        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+    ) -> tuple[Gradients, Tensor | None]:
+        o = operands
+        if self.elsewhere(o.input):
+            with torch.cuda.device(o.input.device):
+                return self(operands, wanted, post_add, grad_sum)
+        grad_input = self.allocate(self.shape, self.strides, self.dtype) if self.wants_input else None
+        grad_post_add = None if post_add is None else self.allocate(self.shape, self.strides, self.dtype)
+        grads = [
+            self.allocate(*like) if like is not None and want else None
+            for like, want in zip(self.gradients_of, wanted[1:], strict=True)
+        ]
+        if not self.empty:
+            parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+            saved = None if self.rms else contiguous_in(o.mean, self.compute), contiguous_in(o.rstd, self.compute)
+            data = o.grad_output, o.input, post_add, grad_sum, grad_post_add
+            self.run(data, grad_input, saved, parameters, grads)
+        else:
+            for grad in grads:
+                if grad is not None:
+                    grad.zero_()
+        return Gradients(grad_input, *grads), grad_post_add

@@ -1,0 +1,282 @@
+"""Sums around norms in Triton's kernels, run by its interpreter: which calls are fused, and that they are right."""
+
+from __future__ import annotations
+
+import pytest
+from interpreter_support import interpreted
+
+pytest.importorskip("triton")
+
+#: What every piece of code begins with: ``plans`` has the class of each plan that was made.
+PRELUDE = """
+import json
+from functools import partial
+from dataclasses import replace
+
+import torch
+import fusednorm
+from fusednorm import dispatch
+from test_sums import Case, case, channels_last, drawn, rows
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config.kinds import RowsBackwardConfig, WholeConfig
+
+
+
+class Fused(Case):
+    # Nothing but s is rounded on the way.
+
+    fused = True
+
+
+def fused(one, order=torch.Tensor.contiguous):
+    ordered = {name: order(one.tensors[name]) for name in ("pre_add", "post_add") if name in one.tensors}
+    return Fused(one.form, one.activation, {**one.tensors, **ordered})
+
+
+half, single, double = torch.float16, torch.float32, torch.float64
+plans = []
+kept = dispatch._sum_plan
+
+
+def noted(key, problem):
+    plan = kept(key, problem)
+    plans.append(type(plan).__name__)
+    return plan
+
+
+dispatch._sum_plan = noted
+
+
+def run(instance, one):
+    dispatch._plans.clear()
+    plans.clear()
+    with fusednorm.use_instance(instance):
+        found = one.run()
+    return found, list(plans)
+"""
+
+
+def test_rows() -> None:
+    """One kernel forward and one backward, of every dtype, with sums before the norm, behind it, and both."""
+    found = interpreted(
+        PRELUDE
+        + """
+faults, made = [], []
+SUMS = [
+    ("pre_add",), ("post_add",), ("pre_add", "post_add"), ("pre_add", "pre_gate"),
+    ("pre_add", "scalar_gate", "post_add"),
+]
+for form, shape, dtype, activation, names in [
+    *(("layer_norm", (3, 6, 35), single, "silu", names) for names in SUMS),
+    *(("rms_norm", (5, 130), half, "gelu", names) for names in SUMS),
+    ("rms_norm", (3, 2, 64), half, None, ("pre_add", "pre_gate", "post_add")),
+    ("layer_norm", (2, 3, 48), double, "tanh", ("pre_add", "pre_gate", "post_add")),
+    ("layer_norm", (9, 387), half, "silu", ("pre_add", "post_add")),
+    ("layer_norm", (9, 387), half, None, ("pre_add",)),
+]:
+    one = case(form, shape, dtype, *names, activation=activation)
+    results, kinds = run("triton.rows", one)
+    faults += [(form, shape, names, fault) for fault in one.faults(results)]
+    made.append([form, names, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for form, names, kinds in made:
+        assert kinds == ["WholeSumForward", "RowsSumBackward"], (form, names)
+
+
+def test_rows_of_samples() -> None:
+    """A scale and a shift of samples beside the sums, as in adaLN: in one kernel forward and one backward."""
+    found = interpreted(
+        PRELUDE
+        + """
+def formula(t, activation):
+    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
+    x, trailing = wide["x"], t["x"].shape[-1:]
+    s = x + wide["gate"] * wide["h"] if "gate" in wide else x + wide["h"]
+    s = s + (s.to(t["x"].dtype) - s).detach()
+    z = torch.nn.functional.layer_norm(s, trailing, wide["weight"], wide["bias"], 1e-5)
+    z = z * (1 + wide["scale"]) + wide["shift"]
+    if "post" in wide:
+        z = z + wide["post"]
+    y = torch.nn.functional.silu(z) if activation else z
+    return wide, y, s
+
+
+def call(t, activation):
+    t = {name: one.detach().requires_grad_() for name, one in t.items()}
+    y, s = fusednorm.layer_norm(
+        t["x"], t["x"].shape[-1:], t["weight"], t["bias"], 1e-5, activation=activation, scale=t["scale"],
+        shift=t["shift"], pre_add=t["h"], pre_gate=t.get("gate"), post_add=t.get("post"), return_sum=True,
+    )
+    return t, y, s
+
+
+faults, made = [], []
+# The shapes of the gate, of scale and shift, and whether there is a post_add.
+for shape, gate, modulation, post, dtype in [
+    ((2, 5, 48), (2, 1, 48), (2, 1, 48), False, half),
+    ((2, 5, 48), None, (2, 1, 48), False, half),
+    ((2, 5, 33), (2, 5, 1), (2, 1, 33), True, single),
+    ((2, 3, 4, 40), (2, 3, 1, 40), (2, 3, 1, 40), True, single),
+    ((2, 3, 4, 40), (2, 1, 1, 40), (2, 3, 1, 40), False, single),
+    ((2, 3, 4, 40), (1,), (2, 1, 1, 40), False, double),
+    ((2, 3, 4, 40), (3, 1, 40), (1, 1, 1, 40), False, single),
+    ((6, 40), (6, 40), (6, 40), True, single),
+]:
+    t = {
+        "x": drawn(*shape, dtype=dtype), "h": drawn(*shape, dtype=dtype, seed=1),
+        "weight": drawn(shape[-1], dtype=dtype, seed=2), "bias": drawn(shape[-1], dtype=dtype, seed=3),
+        "scale": drawn(*modulation, dtype=dtype, seed=4), "shift": drawn(*modulation, dtype=dtype, seed=5),
+    }
+    if gate is not None:
+        t["gate"] = drawn(*gate, dtype=dtype, seed=6)
+    if post:
+        t["post"] = drawn(*shape, dtype=dtype, seed=7)
+    dy, ds = drawn(*shape, dtype=dtype, seed=8), drawn(*shape, dtype=dtype, seed=9)
+    activation = "silu" if post else None
+    wide, *right = formula(t, activation)
+    expected = [*right, *torch.autograd.grad(right, list(wide.values()), [dy.double(), ds.double()])]
+    dispatch._plans.clear()
+    plans.clear()
+    with fusednorm.use_instance("triton.rows"):
+        leaves, *outputs = call(t, activation)
+        results = [*outputs, *torch.autograd.grad(outputs, list(leaves.values()), [dy, ds])]
+    made.append([shape, gate, list(plans)])
+    for name, one, value in zip(["y", "s", *t], results, expected, strict=True):
+        bound = {half: 6e-3, single: 2e-5, double: 1e-12}[dtype] * max(1.0, value.abs().max().item())
+        if one.shape != value.shape or (one.double() - value).abs().max() > bound:
+            faults.append((shape, gate, name, (one.double() - value).abs().max().item()))
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for shape, gate, kinds in made:
+        fused = gate != [3, 1, 40]  # its rows do not follow one another
+        assert kinds == (["WholeSumForward", "RowsSumBackward"] if fused else ["NoneType"]), (shape, gate)
+
+
+def test_tiles() -> None:
+    """post_add behind the norms of tiles, in every memory order and kind of tile, with gradients of s."""
+    found = interpreted(
+        PRELUDE
+        + """
+from fusednorm.backends.triton import runs
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+
+runs.FEW = 0  # small tensors have rows of several positions too
+faults, made = [], []
+chosen = dict(passes_for=instances.passes_for)
+positions = dict(passes_for=lambda seen: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2)))
+small = dict(
+    passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
+)
+for form, shape, dtype, activation, order, config in [
+    ("group_norm", (2, 6, 9, 13), single, "silu", torch.Tensor.contiguous, chosen),
+    ("group_norm", (2, 6, 11, 11), half, "silu", torch.Tensor.contiguous, small),
+    ("group_norm", (2, 6, 11, 11), half, "gelu", channels_last, chosen),
+    ("instance_norm", (2, 3, 9, 7), half, "silu", channels_last, chosen),
+    ("batch_norm", (3, 5, 9, 7), single, "relu", torch.Tensor.contiguous, chosen),
+    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen),
+    ("batch_norm", (20, 6, 4, 3), single, "relu", torch.Tensor.contiguous, chosen),
+    ("batch_norm", (3, 5, 9, 7), double, "tanh", torch.Tensor.contiguous, small),
+    ("group_norm", (3, 6, 5, 13), half, "silu", channels_last, positions),
+    ("group_norm", (2, 12, 9, 4), half, "relu", channels_last, positions),
+]:
+    vars(instances).update(config)
+    one = fused(case(form, shape, dtype, "post_add", activation=activation, order=order), order)
+    results, kinds = run("triton.tiles", one)
+    faults += [(form, shape, fault) for fault in one.faults(results)]
+    made.append([form, shape, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for form, shape, kinds in made:
+        assert kinds == ["TilesSumForward", "TilesSumBackward"], (form, shape)
+
+
+def test_held_units() -> None:
+    """Sums before and behind the norms of units of any memory order in registers."""
+    found = interpreted(
+        PRELUDE
+        + """
+faults, made = [], []
+contiguous, both = torch.Tensor.contiguous, ("pre_add", "post_add")
+for form, shape, dtype, activation, order, names in [
+    ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, ("post_add",)),
+    ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, both),
+    ("batch_norm", (6, 7), half, None, contiguous, both),
+    ("batch_norm", (3, 20, 3, 4), single, "tanh", channels_last, both),
+    ("group_norm", (5, 12, 4, 3), half, "gelu", channels_last, both),
+    ("group_norm", (2, 12, 5, 7), single, "silu", contiguous, both),
+    ("instance_norm", (3, 40, 5, 3), double, "silu", channels_last, both),
+    ("rms_norm", (5, 24), half, "silu", contiguous, both),
+    ("layer_norm", (5, 24), single, None, contiguous, ("pre_add",)),
+]:
+    one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
+    results, kinds = run("triton.held", one)
+    faults += [(form, shape, fault) for fault in one.faults(results)]
+    made.append([form, shape, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for form, shape, kinds in made:
+        assert kinds == ["HeldSumForward", "HeldSumBackward"], (form, shape)
+
+
+def test_forwards_alone() -> None:
+    """Units in one piece of memory, and evaluations of batch_norm; s is not kept where nobody wants it."""
+    found = interpreted(
+        PRELUDE
+        + """
+from test_sums import normalize
+
+far = []
+for form, shape, dtype in [
+    ("group_norm", (2, 12, 3, 3), single),
+    ("group_norm", (2, 6, 5, 7), single),
+    ("instance_norm", (3, 5, 3, 7), single),
+    ("layer_norm", (5, 100), single),
+]:
+    one = case(form, shape, dtype, "pre_add", "post_add", activation="silu")
+    right = one.formula(torch.float64)["output"]
+    dispatch._plans.clear()
+    tensors = [one.tensors[name] for name in ("input", "weight", "bias", "pre_add", "post_add")]
+    with torch.no_grad(), fusednorm.use_instance("triton.whole"):
+        x, weight, bias, pre_add, post_add = tensors
+        y = normalize(form, x, weight, bias, activation="silu", pre_add=pre_add, post_add=post_add)
+    far.append((y.double() - right).abs().max().item())
+mean, var = drawn(6), drawn(6, seed=1).abs() + 0.5
+for order in (torch.Tensor.contiguous, channels_last):
+    dispatch._plans.clear()
+    x, p = order(drawn(3, 6, 5, 7)), order(drawn(3, 6, 5, 7, seed=2))
+    with fusednorm.use_instance("triton.tiles"):
+        y = fusednorm.batch_norm(x, mean, var, activation="relu", post_add=p)
+    right = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double()) + p
+    far.append((y - right.relu()).abs().max().item())
+x, wider = drawn(2, 6, 5, 7), drawn(2, 6, 9, 7, seed=2)
+p = wider[:, :, :5]  # whose planes lie further apart
+right = torch.relu(torch.nn.functional.group_norm(x.double(), 3) + p)
+for name in ("triton.whole", "triton.held", "triton.tiles"):
+    with fusednorm.use_instance(name):
+        far.append((fusednorm.group_norm(x, 3, activation="relu", post_add=p) - right).abs().max().item())
+p = order(drawn(3, 6, 5, 7, seed=2))
+leaf = drawn(3, 6, 5, 7).requires_grad_()
+with fusednorm.use_instance("triton.tiles"):
+    y = fusednorm.batch_norm(leaf, mean, var, activation="relu", post_add=p)
+(slope,) = torch.autograd.grad(y.sum(), leaf)
+far.append((slope - (y > 0) * (var + 1e-5).rsqrt()[:, None, None]).abs().max().item())
+print(json.dumps([far, plans]))
+"""
+    )
+    far, kinds = found
+    assert max(far) < 1e-5
+    apart = ["NoneType", "HeldSumForward", "TilesSumForward"]
+    assert kinds == [*["WholeSumForward"] * 4, *["TilesSumForward"] * 2, *apart]
