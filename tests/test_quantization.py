@@ -416,6 +416,7 @@ def test_meta_tensors() -> None:
         ),
         ({"out_dtype": "int8"}, TypeError, "expected one of torch.float8_e4m3fn"),
         ({"out_scale": torch.tensor(1.0)}, ValueError, "out_dtype is None"),
+        ({"out_scale": "row"}, ValueError, "out_dtype is None"),
         ({"out_dtype": INT8, "out_scale": 0.1}, TypeError, "expected a scalar tensor"),
         ({"out_dtype": INT8, "out_scale": "column"}, TypeError, "'row'"),
         ({"out_dtype": INT8, "out_scale": torch.ones(4)}, ValueError, "expected one element"),

@@ -26,7 +26,7 @@ from fusednorm.arguments import (
 from fusednorm.backends import reference
 from fusednorm.dtypes import dtype_name
 from fusednorm.formats import Quantized
-from fusednorm.gate import batched, straight_forward
+from fusednorm.gate import batched, plain, straight_forward
 from fusednorm.inductor import prepare
 from fusednorm.library import library
 from fusednorm.modulation import in_samples, in_shape
@@ -61,14 +61,14 @@ def quantized_outputs(
     """q, the scales of the rows and s, as far as they were asked for. The norm and its operands are checked but for
     scale and shift; everything else is checked here."""
     scale = None if isinstance(out_scale, str) and out_scale == "row" else out_scale
-    check_quantized(function, norm, out_dtype, scale)
+    check_quantized(function, norm, out_dtype, out_scale)
     check_out_scale(function, operands.input, scale)
     if sums is not None:
         check_sums(function, norm, operands.input, sums)
         check_quantized_sums(function, sums)
     added = () if sums is None else (sums.pre_add, sums.pre_gate)
-    check_forward_only(function, (*operands.tensors(), *added))
     assert isinstance(out_dtype, torch.dtype) and not isinstance(scale, str)
+    check_forward_only(function, (*operands.tensors(), *added, scale))
     quantized = Quantized(dtype_name(out_dtype), scale is None)
     if operands.scale is None and operands.shift is None:
         results = _summed(norm, operands, sums, quantized, scale)
@@ -84,7 +84,7 @@ def _summed(
 ) -> Results:
     if sums is None or sums.pre_add is None:
         return _quantize(norm, operands, quantized, out_scale)
-    if straight(operands, sums):
+    if straight(operands, sums) and (out_scale is None or plain(out_scale)):
         plan = dispatch.quantized_plan(norm, operands, sums, quantized)
         if plan is not None:
             return plan(operands, sums, out_scale)
@@ -112,7 +112,7 @@ def _modulated(
 
 def _quantize(norm: Norm, operands: Operands, quantized: Quantized, out_scale: Tensor | None) -> Results:
     if not torch.compiler.is_dynamo_compiling():
-        if straight_forward(operands):
+        if straight_forward(operands) and (out_scale is None or plain(out_scale)):
             return dispatch.quantized_forward(norm, operands, quantized, out_scale)
         if transformed() or batched(operands):
             return reference.quantized_forward(norm, operands, quantized, out_scale)
