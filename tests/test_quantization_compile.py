@@ -16,7 +16,7 @@ from triton_support import BF16, FP16, FP32, TARGETS, Made, capabilities, source
 from fusednorm.backends.triton import instances  # noqa: E402
 from fusednorm.backends.triton.instances import ROWS, WHOLE  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
-from fusednorm.backends.triton.plans import base, rows, whole  # noqa: E402
+from fusednorm.backends.triton.plans import base  # noqa: E402
 from fusednorm.formats import FORMATS, Quantized  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import Operands  # noqa: E402
@@ -39,8 +39,7 @@ def _launches(target: str) -> list[tuple[str, Made]]:
         patch.setattr(Launch, "__call__", lambda launch, *tensors: found.append((name, Made(launch, tensors))))
         patch.setattr(base, "approximates", lambda: able.approximates)
         patch.setattr(base, "overlaps", lambda: able.overlaps)
-        for module in (rows, whole):
-            patch.setattr(module, "converts", lambda: native)
+        patch.setattr(base, "converts", lambda: native)
         patch.setattr(instances, "_common", lambda problem: None)
         for name, (instance, per_row, dtype, size) in product(FORMATS, cases):
             x, weight = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((4096, size), (size,)))

@@ -173,6 +173,16 @@ def _moved(made: Made) -> list[int]:
     return [math.prod(map(int, shape.split("x"))) for shape in shapes]
 
 
+@pytest.mark.parametrize(("sums", "moved"), [(("pre_add",), (2, 2)), (("post_add",), (2, 1)), ((), (1, 1))])
+def test_sums_move_each_tensor_once(sums: tuple[str, ...], moved: tuple[int, int]) -> None:
+    """Rows of s = x + h and their norm: x and h are read, s and y written, once each; so is post_add read."""
+    made = _launches("sm_90", [Case("rms_norm", 1, (16384, 4096), activation="silu", instance=WHOLE, sums=sums)])[0]
+    code = triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options).asm["ttgir"]
+    weights = 1
+    found = (len(re.findall(rf"tt\.{access} .*4096x!tt\.ptr<bf16>", code)) for access in ("load", "store"))
+    assert tuple(found) == (moved[0] + weights, moved[1])
+
+
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)

@@ -217,6 +217,10 @@ for form, shape, dtype, activation, order, names in [
     ("instance_norm", (3, 40, 5, 3), double, "silu", channels_last, both),
     ("rms_norm", (5, 24), half, "silu", contiguous, both),
     ("layer_norm", (5, 24), single, None, contiguous, ("pre_add",)),
+    ("group_norm", (2, 12, 5, 7), single, "silu", contiguous, ("small_add",)),
+    ("group_norm", (5, 12, 4, 3), single, "silu", channels_last, ("small_add", "pre_gate", "post_add")),
+    ("instance_norm", (3, 5, 3, 7), single, None, contiguous, ("small_add",)),
+    ("instance_norm", (3, 5, 3, 7), single, "silu", channels_last, ("pre_add", "pre_gate", "post_add")),
 ]:
     one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
     results, kinds = run("triton.held", one)
@@ -239,19 +243,21 @@ def test_forwards_alone() -> None:
 from test_sums import normalize
 
 far = []
-for form, shape, dtype in [
-    ("group_norm", (2, 12, 3, 3), single),
-    ("group_norm", (2, 6, 5, 7), single),
-    ("instance_norm", (3, 5, 3, 7), single),
-    ("layer_norm", (5, 100), single),
+for form, shape, names in [
+    ("group_norm", (2, 12, 3, 3), ("pre_add", "post_add")),
+    ("group_norm", (2, 6, 5, 7), ("pre_add", "pre_gate", "post_add")),
+    ("group_norm", (2, 6, 5, 7), ("small_add",)),
+    ("instance_norm", (3, 5, 3, 7), ("small_add", "pre_gate")),
+    ("instance_norm", (3, 5, 3, 7), ("pre_add", "post_add")),
+    ("layer_norm", (5, 100), ("pre_add", "post_add")),
 ]:
-    one = case(form, shape, dtype, "pre_add", "post_add", activation="silu")
+    one = case(form, shape, single, *names, activation="silu")
     right = one.formula(torch.float64)["output"]
     dispatch._plans.clear()
-    tensors = [one.tensors[name] for name in ("input", "weight", "bias", "pre_add", "post_add")]
+    none = ("input", "weight", "bias", "grad_output", "grad_sum")
+    around = {name: tensor for name, tensor in one.tensors.items() if name not in none}
     with torch.no_grad(), fusednorm.use_instance("triton.whole"):
-        x, weight, bias, pre_add, post_add = tensors
-        y = normalize(form, x, weight, bias, activation="silu", pre_add=pre_add, post_add=post_add)
+        y = normalize(form, one.x, one.tensors["weight"], one.tensors["bias"], activation="silu", **around)
     far.append((y.double() - right).abs().max().item())
 mean, var = drawn(6), drawn(6, seed=1).abs() + 0.5
 for order in (torch.Tensor.contiguous, channels_last):
@@ -279,4 +285,4 @@ print(json.dumps([far, plans]))
     far, kinds = found
     assert max(far) < 1e-5
     apart = ["NoneType", "HeldSumForward", "TilesSumForward"]
-    assert kinds == [*["WholeSumForward"] * 4, *["TilesSumForward"] * 2, *apart]
+    assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from fusednorm.problem import gate_shape, spread_shape
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +42,19 @@ class Sums:
     pre_gate: Tensor | None = None
     post_add: Tensor | None = None
     return_sum: bool = False
+
+    def numbers(self, shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor | None:
+        """A number for each sample and channel of an input of this shape with channels in ``axis``: the gate, a
+        pre_add of (N, C), or their product; None where there is neither."""
+        gate, pre_add = self.pre_gate, self.pre_add
+        if gate is not None:
+            aligned = gate_shape(shape, axis, gate.shape)
+            assert aligned is not None
+            planes = spread_shape(shape, axis)
+            gate = gate.to(dtype).reshape(aligned).expand(planes).reshape(shape[0], shape[axis])
+        if pre_add is not None and pre_add.shape != shape:
+            gate = pre_add.to(dtype) if gate is None else pre_add.to(dtype) * gate
+        return None if gate is None else gate.contiguous()
 
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of a public function that were given."""

@@ -104,12 +104,12 @@ def _adding(problem: Problem) -> str | None:
 
 
 def _adding_alike(problem: Problem) -> str | None:
-    """:func:`_adding` of an instance that adds tensors of the input's shape alone."""
+    """:func:`_adding` of an instance whose units are no rows: a gate has a number for each sample and channel."""
     added = problem.added
-    if added is not None and "pre_gate" in added.names:
-        return "has no gate but for rows"
-    if added is not None and "pre_add" in added.names and added.pre_layout is None:
-        return added.obstacle or "adds no numbers for samples and channels"
+    if added is not None and "pre_add" in added.names and problem.norm.per_batch:
+        numbers = "pre_gate" in added.names or added.pre_layout is None
+        if numbers:
+            return added.obstacle or "adds no numbers of samples to batch_norm's channels"
     return _adding(problem)
 
 
@@ -199,6 +199,8 @@ class HeldInstance:
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
+        if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
+            return "has no gate of rows"
         return _unquantized(problem) or _adding_alike(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:

@@ -9,8 +9,7 @@ from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.operands import Sums
-from fusednorm.problem import DTYPE_BYTES, Problem, gate_shape, spread_shape
-from fusednorm.strides import contiguous
+from fusednorm.problem import DTYPE_BYTES, Problem
 
 
 def _module(problem: Problem) -> str:
@@ -36,17 +35,7 @@ class PlanesSumForward(SumForward):
 
     def numbers(self, sums: Sums) -> Tensor | None:
         """A number for each plane: the gate, or the gate times what is added per channel."""
-        axis, shape, pre_add = self.problem.norm.channel_axis, self.problem.shape, sums.pre_add
-        gate = None
-        if sums.pre_gate is not None:
-            aligned = gate_shape(shape, axis, sums.pre_gate.shape)
-            assert aligned is not None
-            planes = spread_shape(shape, axis)
-            gate = sums.pre_gate.to(self.compute).reshape(aligned).expand(planes).reshape(shape[0], shape[axis])
-        if pre_add is not None and self.added.pre_layout is None:
-            pre_add = pre_add.to(self.compute)
-            gate = pre_add if gate is None else pre_add * gate
-        return contiguous(gate)
+        return sums.numbers(self.problem.shape, self.problem.norm.channel_axis, self.compute)
 
 
 class PlanesSumBackward(SumBackward):

@@ -142,10 +142,16 @@ def held_units_forward(
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind = None
-    if added.before is not None:  # s, rounded to the dtype of x
-        steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
-        o_before = offsets_of_units(n, g, o_r, o_k, steps, ALIGN)
-        b_x = behind(b_x.to(dtype), tl.load(added.before + o_before, mask, 0.0)).to(b_x.dtype)
+    if added.before is not None or added.gate is not None:  # s, rounded to the dtype of x
+        b_before = None
+        if added.before is not None:
+            steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
+            b_before = tl.load(added.before + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0).to(dtype)
+        if added.gate is not None:
+            _, o_number, m_number = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+            b_number = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
+            b_before = tl.where(mask, b_number, 0.0) if added.before is None else b_number * b_before
+        b_x = behind(b_x.to(dtype), b_before).to(b_x.dtype)
     if added.total is not None:
         tl.store(added.total + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_x, mask)
     if added.behind is not None:

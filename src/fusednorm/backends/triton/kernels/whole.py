@@ -66,16 +66,31 @@ def gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT: tl.constexpr, ALIGN: 
 
 
 @triton.jit
-def added_before(
-    b_x, added, n, place, o_u, m_u, o_k, mask, PER_ELEMENT: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr
-):
-    """s = x + gate pre_add, rounded to the dtype of x."""
-    p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
-    b_before = tl.load(p_before, mask, 0.0).to(dtype)
-    if added.gate is None:
-        total = b_x.to(dtype) + b_before
+def number_of_channels(
+    added, o_u, m_u, n, g, o_k, mask, reciprocal,
+    G: tl.constexpr, D: tl.constexpr, S: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """The numbers of the samples' channels, which lie in place of the gate."""
+    if D == 1:
+        return tl.load(added.gate + o_u, m_u, 0.0).to(dtype)[:, None]
     else:
-        total = tl.fma(gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype), b_before, b_x.to(dtype))
+        o_d = no_wider(channel_of(o_k, reciprocal, S), ALIGN)
+        return tl.load(added.gate + (n * (G * D) + g * D)[:, None] + o_d[None, :], mask, 0.0).to(dtype)
+
+
+@triton.jit
+def added_before(b_x, b_gate, added, n, place, o_k, mask, ALIGN: tl.constexpr, dtype: tl.constexpr):
+    """s = x + gate pre_add, rounded to the dtype of x; without pre_add the gate is what is added, which may be None
+    else."""
+    if added.before is None:
+        total = b_x.to(dtype) + tl.where(mask, b_gate, 0.0)
+    else:
+        p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
+        b_before = tl.load(p_before, mask, 0.0).to(dtype)
+        if b_gate is None:
+            total = b_x.to(dtype) + b_before
+        else:
+            total = tl.fma(b_gate, b_before, b_x.to(dtype))
     return total.to(b_x.dtype)
 
 
@@ -95,8 +110,8 @@ def units_forward(
     x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, p_out_scale, OUT: tl.constexpr,
-    BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
@@ -116,8 +131,13 @@ def units_forward(
     place = o_u % (G * positions)
     g = o_u % G
     b_x = tl.load(pointers_of_units(p_x, n, place, x_sample, x_unit, o_k, ALIGN), mask, 0.0)
-    if added.before is not None:
-        b_x = added_before(b_x, added, n, place, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype)
+    if added.before is not None or BY_CHANNEL:
+        b_gate = None
+        if BY_CHANNEL:
+            b_gate = number_of_channels(added, o_u, m_u, n, g, o_k, mask, reciprocal, G, D, S, ALIGN, dtype)
+        elif added.gate is not None:
+            b_gate = gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype)
+        b_x = added_before(b_x, b_gate, added, n, place, o_k, mask, ALIGN, dtype)
     if added.total is not None:
         tl.store(pointers_of_units(added.total, n, place, y_sample, y_unit, o_k, ALIGN), b_x, mask)
     b_x = b_x.to(dtype)
@@ -169,5 +189,6 @@ def whole_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, False, p_out_scale, OUT, BY_ROW, NATIVE,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, False, False,
+        p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip

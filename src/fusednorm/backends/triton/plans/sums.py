@@ -16,6 +16,12 @@ def added_of(problem: Problem) -> Added:
     return problem.added
 
 
+def numbered(problem: Problem) -> bool:
+    """Whether a gate, or a pre_add of (N, C), has a number for each sample and channel of units that are no rows."""
+    added, rows = added_of(problem), problem.view.spatial == problem.view.groups == 1 or problem.norm.per_position
+    return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
+
+
 class SumForward(ForwardPlan):
     """A :class:`~fusednorm.instance.SumForwardPlan`."""
 
@@ -23,7 +29,8 @@ class SumForward(ForwardPlan):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.added = added_of(problem)
+        self.added, self.channel_axis = added_of(problem), problem.norm.channel_axis
+        self.by_channel = numbered(problem)
 
     def __call__(  # type: ignore[override]
         self, operands: Operands, sums: Sums, statistics: bool = True
@@ -42,13 +49,20 @@ class SumForward(ForwardPlan):
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             given = contiguous(o.mean), contiguous(o.var)
-            around = sums.pre_add, contiguous(sums.pre_gate), sums.post_add, total
+            pre_add = None if self.added.pre_layout is None else sums.pre_add
+            around = pre_add, self.gate(sums), sums.post_add, total
             self.add(o.input, output, parameters, given, saved, around)
         else:
             for tensor in saved:
                 if tensor is not None:
                     tensor.zero_()
         return Results(output, mean, rstd, variance, total)
+
+    def gate(self, sums: Sums) -> Tensor | None:
+        """The gate of rows, or the number for each sample and channel, as the kernels read it."""
+        if self.by_channel:
+            return sums.numbers(self.shape, self.channel_axis, self.compute)
+        return contiguous(sums.pre_gate)
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
         """Launch the kernels; pre_add, its gate, post_add and the sum lie ``around`` the norm."""
