@@ -132,7 +132,7 @@ def test_it_is_deterministic_under_torch_compile_and_in_a_graph() -> None:
 @pytest.mark.parametrize("made", [lambda x: x.transpose(0, 1), lambda x: x[:, ::2], lambda x: x[..., :257]])
 def test_strides(made: Any) -> None:
     x = made(drawn(6, 8, 512, dtype=torch.bfloat16, device="cuda"))
-    q, scale = fusednorm.rms_norm(x, x.shape[-1:], out_dtype=INT8)
+    q, scale = fusednorm.rms_norm(x, x.shape[-1:], None, 1e-5, out_dtype=INT8)
     y = wide("rms_norm", x.contiguous().flatten(0, 1), None, None).unflatten(0, x.shape[:2])
     assert faults(q, scale, y, 1e-5, True) == []
     assert scale.shape == (*x.shape[:-1], 1)

@@ -37,13 +37,10 @@ def behind_tile(
     added, wide, o_lane, o_s, first, S,
     ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, LAST: tl.constexpr,
 ):  # fmt: skip
-    """The strides of post_add, and pointers to its first tile; None and None where there is none."""
-    if added.behind is None:
-        return None, None
-    else:
-        steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
-        offsets = offsets_of_tile(wide, o_lane, o_s, first, S, steps, WINDOW, REPEAT, ACROSS, LAST)
-        return steps, added.behind + offsets
+    """The strides of post_add, and pointers to its first tile."""
+    steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
+    offsets = offsets_of_tile(wide, o_lane, o_s, first, S, steps, WINDOW, REPEAT, ACROSS, LAST)
+    return steps, added.behind + offsets
 
 
 @triton.jit
@@ -70,7 +67,8 @@ def reduce_tiles(
     wide = n.to(tl.int64)
     p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
-    behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    if added.behind is not None:
+        behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, span, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
@@ -360,7 +358,8 @@ def input_program(
     p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_out = p_dx + offsets_of_tile(wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST)
-    behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    if added.behind is not None:
+        behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     b_behind, b_more = None, None
     if added.grad_total is not None:
         p_more = added.grad_total + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
