@@ -65,7 +65,17 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 
 # The layers that few may import, and who.
 IMPORTERS: dict[str, set[str]] = {
-    "backends.reference": {"choice", "dispatch", "transforms", "autograd", "sums", "export", "graph", "bench"},
+    "backends.reference": {
+        "choice",
+        "dispatch",
+        "inductor",
+        "transforms",
+        "autograd",
+        "sums",
+        "export",
+        "graph",
+        "bench",
+    },
     "backends.cpu": {"choice"},
     "backends.triton": {"choice", "inductor"},
     "tolerance": {"graph", "bench"},
