@@ -97,8 +97,10 @@ def _seen(norm: Norm, axes: Axes, x: Tensor, mean: Optional, rstd: Tensor, weigh
 
 
 def _spread(axes: Axes, tensor: Tensor) -> Tensor:
-    """A number per unit or channel as one per sample and channel in memory, so that loops along channels read vectors:
-    without it they gather a group's numbers, and compute them again for each element."""
+    """A number per group as one per sample and channel in memory, so that loops along channels read vectors: without it
+    they gather a group's numbers. A number per channel stays as it is, and costs no loop of its own."""
+    if not axes.beyond_inner(axes.unit):
+        return tensor
     shape = tuple(size if axis not in axes.inner else 1 for axis, size in enumerate(axes.shape))
     return tensor.expand(shape).contiguous().as_strided(shape, packed_strides(shape))
 
