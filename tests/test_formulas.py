@@ -152,6 +152,18 @@ def test_forward_and_backward_compute_what_torchs_functions_do_in_as_many_loops(
     assert kernels[0] == kernels[1]
 
 
+@compiles
+def test_batch_norm_and_relu_have_the_loops_of_torchs_functions() -> None:
+    """The derivative of the relu is read from the output; from z it would be a tensor in a loop of its own."""
+    loops = []
+    torchs = torch.nn.Sequential(torch.nn.BatchNorm2d(64), torch.nn.ReLU())
+    for norm in (nn.BatchNorm2d(64, activation="relu"), torchs):
+        network = torch.nn.Sequential(torch.nn.Conv2d(8, 64, 1), norm, torch.nn.Conv2d(64, 8, 1))
+        codes = codes_of(network, torch.randn(4, 8, 16, 16))[1]
+        loops.append([code.count("for(int64_t") for code in codes])
+    assert loops[0] == loops[1]
+
+
 # --- the results of compiled code ---
 
 

@@ -133,8 +133,12 @@ def _per_unit(axes: Axes, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype).reshape(tuple(1 if axis in axes.unit else size for axis, size in enumerate(axes.shape)))
 
 
-def backward(norm: Norm, operands: BackwardOperands) -> Gradients:
-    """The gradients of the input, weight and bias; those that nobody reads are left out as dead code."""
+def backward(norm: Norm, operands: BackwardOperands, output: Optional = None) -> Gradients:
+    """The gradients of the input, weight and bias; those that nobody reads are left out as dead code.
+
+    ``output`` is that of the forward. A relu's derivative is read from it, as torch does, and not from z: the loops
+    then read two tensors, where the input and four numbers per channel would make Inductor write dz to memory.
+    """
     input = operands.input
     axes, dtype = axes_of(norm, input.shape), compute_dtype(input.dtype)
     rstd = _per_unit(axes, operands.rstd, dtype)
@@ -142,7 +146,9 @@ def backward(norm: Norm, operands: BackwardOperands) -> Gradients:
     x, dz = (tensor.reshape(axes.shape).to(dtype) for tensor in (input, operands.grad_output))
     seen = _seen(norm, axes, x, mean, rstd, operands.weight, operands.bias)
     if norm.activation is not None:
-        dz = dz * DERIVATIVES[norm.activation.name](seen.affine, norm.activation.parameter).to(dtype)
+        read = output is not None and norm.activation.name == "relu"
+        z = output.reshape(axes.shape) if read else seen.affine  # type: ignore[union-attr]
+        dz = dz * DERIVATIVES[norm.activation.name](z, norm.activation.parameter).to(dtype)
     p, q = _sums(dz, axes.inner), _sums(dz * seen.centred, axes.inner)
     if not norm.row_family:
         q = q * rstd

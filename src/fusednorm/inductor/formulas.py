@@ -19,8 +19,11 @@ from fusednorm.inductor.neighbours import calls_pay
 from fusednorm.norm import norm_of_text
 from fusednorm.private.inductor_names import VALUE, traced
 
+#: Of the forwards that became formulas in a graph: from the node of rstd to that of the output.
+Outputs = dict[Node, Node]
 
-def expand(graph: Graph, node: Node, direction: Direction, arguments: tuple[Any, ...]) -> bool:
+
+def expand(graph: Graph, node: Node, direction: Direction, arguments: tuple[Any, ...], outputs: Outputs) -> bool:
     """Put the formula of a norm into the graph where that is faster than a call; whether it was.
 
     ``arguments`` are the lean op's. An instance that the program asks for by name is never replaced.
@@ -36,13 +39,21 @@ def expand(graph: Graph, node: Node, direction: Direction, arguments: tuple[Any,
     if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem):
         return False
 
+    output = outputs.get(operands[3]) if problem.backward else None
+    if output is not None:
+        present.append(output.meta[VALUE])
+
     def formula(*present: Tensor) -> list[Tensor]:
         given = iter(present)
-        found = direction.formula(norm, [None if operand is None else next(given) for operand in operands])
+        tensors = [None if operand is None else next(given) for operand in operands]
+        found = direction.formula(norm, tensors, next(given, None))
         return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
 
     made = traced(formula, present, present[0].fake_mode)
-    _splice(graph, node, made.graph, [operand for operand in operands if operand is not None])
+    nodes = [operand for operand in (*operands, output) if operand is not None]
+    results = _splice(graph, node, made.graph, nodes)
+    if not problem.backward:
+        outputs[results[2]] = results[0]
     return True
 
 
@@ -50,8 +61,8 @@ def _is_static(fake: Tensor) -> bool:
     return not any(isinstance(number, torch.SymInt) for number in (*fake.shape, *fake.stride()))
 
 
-def _splice(graph: Graph, node: Node, made: Graph, operands: list[Node]) -> None:
-    """Replace a node that is taken apart by a graph of its operands."""
+def _splice(graph: Graph, node: Node, made: Graph, operands: list[Node]) -> list[Node]:
+    """Replace a node that is taken apart by a graph of its operands; the nodes of its results."""
     placeholders = iter(operands)
     copies: dict[Node, Node] = {}
     results: list[Node] = []
@@ -72,3 +83,4 @@ def _splice(graph: Graph, node: Node, made: Graph, operands: list[Node]) -> None
         user.replace_all_uses_with(result)
         graph.erase_node(user)
     graph.erase_node(node)
+    return results

@@ -57,7 +57,7 @@ class Direction(Protocol):
 
     def run(self, plan: Any, tensors: Tensors, last: Any) -> Tensors: ...
 
-    def formula(self, norm: Norm, tensors: Tensors) -> Tensors: ...
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors: ...
 
 
 class Forward:
@@ -71,7 +71,7 @@ class Forward:
     def run(self, plan: Any, tensors: Tensors, statistics: bool) -> Tensors:
         return _in_order(plan(Operands(*tensors), statistics))  # type: ignore[arg-type]
 
-    def formula(self, norm: Norm, tensors: Tensors) -> Tensors:
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
         return _in_order(formula.forward(norm, Operands(*tensors)))  # type: ignore[arg-type]
 
 
@@ -86,8 +86,8 @@ class Backward:
     def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
         return _in_order(plan(BackwardOperands(*tensors), tuple(wanted)))  # type: ignore[arg-type]
 
-    def formula(self, norm: Norm, tensors: Tensors) -> Tensors:
-        return _in_order(formula.backward(norm, BackwardOperands(*tensors)))  # type: ignore[arg-type]
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
+        return _in_order(formula.backward(norm, BackwardOperands(*tensors), output))  # type: ignore[arg-type]
 
 
 def _in_order(found: Results | Gradients) -> Tensors:

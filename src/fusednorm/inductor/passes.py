@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from fusednorm import __version__
 from fusednorm.choice import selection
-from fusednorm.inductor.formulas import expand
+from fusednorm.inductor.formulas import Outputs, expand
 from fusednorm.inductor.lowering import DIRECTIONS, Direction, register
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
@@ -62,8 +62,9 @@ class Formulas(Pass):
     """Puts formulas in the place of norms on a CPU, where they pay, in a graph of forward and backward together."""
 
     def change(self, graph: Graph) -> None:
-        for node, direction, arguments in differentiable(graph):
-            expand(graph, node, direction, arguments)
+        outputs: Outputs = {}
+        for node, direction, arguments in differentiable(graph):  # forwards first
+            expand(graph, node, direction, arguments, outputs)
 
 
 class LeanOps(Pass):
