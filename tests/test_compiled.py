@@ -23,9 +23,9 @@ from torch._inductor.utils import run_and_get_code
 
 import fusednorm
 from fusednorm import compiled, inductor, nn
-from fusednorm.inductor import lowering, passes
+from fusednorm.inductor import formulas, lowering, passes
 from fusednorm.norm import FAMILIES, norm_of, norm_of_text
-from fusednorm.private.inductor_names import KEPT_CODE, PASS_SLOT, Nodes
+from fusednorm.private.inductor_names import JOINT_SLOT, KEPT_CODE, PASS_SLOT, Nodes
 
 ROOT = Path(__file__).parents[1]
 OPS = torch.ops.fusednorm
@@ -36,7 +36,10 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("CI", "1")  # where Inductor refuses what it lets pass elsewhere
     torch.manual_seed(0)
     torch.compiler.reset()
-    with config.patch(fx_graph_cache=False, **{PASS_SLOT: None}), functorch.patch(enable_autograd_cache=False):
+    # Calls, whatever they cost; formulas are in test_formulas.py.
+    monkeypatch.setattr(formulas, "calls_pay", lambda problem: True)
+    slots = {PASS_SLOT: None, JOINT_SLOT: None}
+    with config.patch(fx_graph_cache=False, **slots), functorch.patch(enable_autograd_cache=False):
         yield
     torch.compiler.reset()
 
@@ -194,7 +197,7 @@ class Own(CustomGraphPass):
 
 
 def test_a_pass_of_the_programs_own_runs_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "_installed", [])
+    monkeypatch.setattr(passes, "_installed", set())
     call, tensors = case("group_norm")
     own = Own()
     with config.patch({PASS_SLOT: own}):

@@ -70,6 +70,7 @@ IMPORTERS: dict[str, set[str]] = {
     "backends.reference": {
         "choice",
         "dispatch",
+        "inductor",
         "transforms",
         "autograd",
         "sums",

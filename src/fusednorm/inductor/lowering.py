@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from fusednorm.choice import Choice, choose, forced
 from fusednorm.compiled import call_backward, call_forward
 from fusednorm.copies import copying
+from fusednorm.inductor import formula
 from fusednorm.inductor.native import has_formula, run
 from fusednorm.inductor.neighbours import neighbours_of, ours_pay
 from fusednorm.norm import Norm, norm_of_text
@@ -56,6 +57,8 @@ class Direction(Protocol):
 
     def run(self, plan: Any, tensors: Tensors, last: Any) -> Tensors: ...
 
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors: ...
+
 
 class Forward:
     """compiled_forward(input, weight, bias, scale, shift, mean, var, norm, statistics)"""
@@ -66,8 +69,10 @@ class Forward:
         return forward_problem(norm, Operands(*tensors))  # type: ignore[arg-type]
 
     def run(self, plan: Any, tensors: Tensors, statistics: bool) -> Tensors:
-        results: Results = plan(Operands(*tensors), statistics)  # type: ignore[arg-type]
-        return results.output, results.mean, results.rstd, results.var
+        return _in_order(plan(Operands(*tensors), statistics))  # type: ignore[arg-type]
+
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
+        return _in_order(formula.forward(norm, Operands(*tensors)))  # type: ignore[arg-type]
 
 
 class Backward:
@@ -79,8 +84,17 @@ class Backward:
         return backward_problem(norm, BackwardOperands(*tensors), backward_direction(wanted))  # type: ignore[arg-type]
 
     def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
-        found: Gradients = plan(BackwardOperands(*tensors), tuple(wanted))  # type: ignore[arg-type]
-        return found.input, found.weight, found.bias, found.scale, found.shift
+        return _in_order(plan(BackwardOperands(*tensors), tuple(wanted)))  # type: ignore[arg-type]
+
+    def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
+        return _in_order(formula.backward(norm, BackwardOperands(*tensors), output))  # type: ignore[arg-type]
+
+
+def _in_order(found: Results | Gradients) -> Tensors:
+    """The results of an op in the order of its schema."""
+    if isinstance(found, Results):
+        return found.output, found.mean, found.rstd, found.var
+    return found.input, found.weight, found.bias, found.scale, found.shift
 
 
 DIRECTIONS: tuple[Direction, ...] = (Forward(), Backward())
@@ -160,13 +174,12 @@ class Lowering:
         if ours_pay(problem, neighbours_of(self.nodes.current.graph.current_node)):
             return None
 
-        def formula(*present: Tensor) -> list[Tensor]:
+        def native(*present: Tensor) -> list[Tensor]:
             given = iter(present)
             found = run(problem, Operands(*(None if operand is None else next(given) for operand in operands)))  # type: ignore[arg-type]
-            tensors = (found.output, found.mean, found.rstd, found.var)
-            return [present[0].new_empty(0) if tensor is None else tensor for tensor in tensors]
+            return [present[0].new_empty(0) if tensor is None else tensor for tensor in _in_order(found)]
 
-        graph = self.nodes.trace(formula, [fake for fake in fakes if fake is not None])
+        graph = self.nodes.trace(native, [fake for fake in fakes if fake is not None])
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
     def settled(self, operands: Sequence[Any]) -> list[Any]:

@@ -1,11 +1,11 @@
-"""The pass over a graph that Inductor is about to make code of: leaner ops in the place of the differentiable ones."""
+"""The passes over graphs that Inductor makes code of: formulas or leaner ops in the place of differentiable ones."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -15,9 +15,10 @@ from torch.fx import Graph, Node
 
 from fusednorm import __version__
 from fusednorm.choice import selection
-from fusednorm.inductor.lowering import register
+from fusednorm.inductor.formulas import Outputs, expand
+from fusednorm.inductor.lowering import DIRECTIONS, Direction, register
 from fusednorm.norm import Norm, norm_of_op
-from fusednorm.private.inductor_names import EXACT_ARGUMENTS, PASS_SLOT, graph_pass
+from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
 
 logger = logging.getLogger(__name__)
 
@@ -34,9 +35,8 @@ def build() -> str:
     return digest.hexdigest()
 
 
-class LeanOps(graph_pass()):  # type: ignore[misc]
-    """Replaces norm_forward and norm_backward in a graph that autograd is done with, after the program's own pass,
-    ``before``, which was in its place."""
+class Pass(graph_pass()):  # type: ignore[misc]
+    """A change of a graph, after the program's own pass, ``before``, which was in its place."""
 
     def __init__(self, before: Any = None) -> None:
         self.before = before
@@ -45,8 +45,10 @@ class LeanOps(graph_pass()):  # type: ignore[misc]
         for own in self.before if isinstance(self.before, (list, tuple)) else (self.before,):
             if own is not None:
                 own(graph)
-        register()
-        replace(graph)
+        self.change(graph)
+
+    def change(self, graph: Graph) -> None:
+        raise NotImplementedError
 
     def uuid(self) -> Any:
         """What the key of a cached graph holds: the sources, and the instances that the program asked for. None, which
@@ -54,6 +56,23 @@ class LeanOps(graph_pass()):  # type: ignore[misc]
         asked = selection()
         mine = ("fusednorm", build(), asked and (asked.instance, asked.tuned and asked.tuned.digest))
         return uuid_of(mine, self.before)
+
+
+class Formulas(Pass):
+    """Puts formulas in the place of norms on a CPU, where they pay, in a graph of forward and backward together."""
+
+    def change(self, graph: Graph) -> None:
+        outputs: Outputs = {}
+        for node, direction, arguments in differentiable(graph):  # forwards first
+            expand(graph, node, direction, arguments, outputs)
+
+
+class LeanOps(Pass):
+    """Replaces norm_forward and norm_backward in a graph that autograd is done with."""
+
+    def change(self, graph: Graph) -> None:
+        register()
+        replace(graph)
 
 
 def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:
@@ -64,46 +83,57 @@ def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:
     return None if own is None else (mine, own)
 
 
-#: The passes that were put into the configuration; the last one may have been replaced since.
-_installed: list[LeanOps] = []
+#: The places of passes in Inductor's configuration, and the passes.
+SLOTS: dict[str, type[Pass]] = {JOINT_SLOT: Formulas, PASS_SLOT: LeanOps}
+#: The places that had our pass; another one may have taken it since.
+_installed: set[str] = set()
 
 
 def install(config: Any) -> None:
-    """Put the pass into Inductor's configuration, behind the program's own one that is there.
+    """Put the passes into Inductor's configuration, behind the program's own ones that are there.
 
-    One that takes the place later, such as an option of torch.compile, keeps it, and graphs hold the differentiable
-    ops: torch has looked into its caches by then, without our identity in the key.
+    One that takes a place later, such as an option of torch.compile, keeps it, and graphs then hold the differentiable
+    ops, or calls in the place of formulas: torch has looked into its caches by then, without our identity in the key.
     """
-    found = getattr(config, PASS_SLOT)
-    if isinstance(found, LeanOps):
-        return
-    if found is not None and _installed:
-        logger.info("compiled graphs call the operators: %s has another pass, set after fusednorm's", PASS_SLOT)
-        return
-    _installed.append(LeanOps(found))
-    setattr(config, PASS_SLOT, _installed[-1])
+    for slot, kind in SLOTS.items():
+        found = getattr(config, slot, config)
+        if found is config or isinstance(found, kind):
+            continue
+        if found is not None and slot in _installed:
+            logger.info("compiled graphs do without %s: %s has another pass, set later", kind.__name__, slot)
+            continue
+        _installed.add(slot)
+        setattr(config, slot, kind(found))
+
+
+def differentiable(graph: Graph) -> Iterator[tuple[Node, Direction, Arguments]]:
+    """The differentiable ops of a graph with the arguments of their lean ones.
+
+    One with an argument that is a symbol, such as a dynamic eps, is left out, and one of which an empty result is used.
+    """
+    ops = torch.ops.fusednorm
+    forward, backward = DIRECTIONS
+    kinds: tuple[tuple[Any, Direction, Callable[[Node], Arguments | None]], ...] = (
+        (ops.norm_forward.default, forward, _forward_arguments),
+        (ops.norm_backward.default, backward, _backward_arguments),
+    )
+    for op, direction, arguments_of in kinds:
+        for node in graph.find_nodes(op="call_function", target=op):
+            taken_apart = all(user.target is operator.getitem for user in node.users)
+            arguments = arguments_of(node) if taken_apart and not node.kwargs else None
+            if arguments is not None:
+                yield node, direction, arguments
 
 
 def replace(graph: Graph) -> None:
-    """Replace the differentiable ops. One with an argument that is a symbol, such as a dynamic eps, stays, and one of
-    which an empty result is used."""
-    ops = torch.ops.fusednorm
-    replacements: tuple[tuple[Any, Any, Callable[[Node], Arguments | None]], ...] = (
-        (ops.norm_forward.default, ops.compiled_forward.default, _forward_arguments),
-        (ops.norm_backward.default, ops.compiled_backward.default, _backward_arguments),
-    )
-    for old, new, arguments_of in replacements:
-        for node in graph.find_nodes(op="call_function", target=old):
-            taken_apart = all(user.target is operator.getitem for user in node.users)
-            arguments = arguments_of(node) if taken_apart and not node.kwargs else None
-            if arguments is None:
-                continue
-            with graph.inserting_before(node):
-                lean = graph.call_function(new, arguments)
-            # The strides of the arguments are the lowering's to choose.
-            lean.meta = {key: value for key, value in node.meta.items() if key != EXACT_ARGUMENTS}
-            node.replace_all_uses_with(lean)
-            graph.erase_node(node)
+    """Replace the differentiable ops by lean ones."""
+    for node, direction, arguments in differentiable(graph):
+        with graph.inserting_before(node):
+            lean = graph.call_function(getattr(torch.ops.fusednorm, direction.op).default, arguments)
+        # The strides of the arguments are the lowering's to choose.
+        lean.meta = {key: value for key, value in node.meta.items() if key != EXACT_ARGUMENTS}
+        node.replace_all_uses_with(lean)
+        graph.erase_node(node)
 
 
 def _norm(*arguments: Any) -> Norm | None:

@@ -22,6 +22,12 @@ from fusednorm.private.lookup import find
 #: and graphs keep the differentiable ops.
 _CONFIG, PASS_SLOT = "torch._inductor.config", "post_grad_custom_pre_pass"
 
+#: Its place for a pass over a graph of forward and backward together. Without: norms on a CPU are calls.
+JOINT_SLOT = "joint_custom_pre_pass"
+
+#: What holds a node's result as a fake tensor. Without: the same.
+VALUE = "val"
+
 #: The attribute of a kernel in generated code that holds what the kernel is compiled with. Without: products and sums
 #: are fused where the compiler likes to, and the last bits of results differ from eager mode's.
 COMPILED_WITH = "triton_meta"
@@ -82,6 +88,15 @@ def graph_pass() -> type:
     return found
 
 
+def traced(function: Callable[..., Any], fakes: Sequence[Tensor], mode: Any) -> torch.fx.GraphModule:
+    """What a function of fake tensors of this mode does, as a graph of what Inductor has code for."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    table = find("torch._inductor.decomposition", "select_decomp_table")()
+    with mode:
+        return make_fx(function, decomposition_table=table)(*fakes)
+
+
 class Nodes:
     """What a lowering needs of Inductor: its nodes, which stand for tensors, and the way from a graph to its code.
 
@@ -103,7 +118,6 @@ class Nodes:
         self.current = find("torch._inductor.virtualized", "V")
         self.register_lowering = find(lowering, "register_lowering")
         self.process = find("torch._inductor.codegen.subgraph", "inline_subgraph_to_ir_nodes")
-        self.decompositions = find("torch._inductor.decomposition", "select_decomp_table")
         external = find(ir, "FallbackKernel")
         #: The Python function that is the kernel of each op.
         self.functions: dict[Any, Callable[..., Any]] = {}
@@ -168,10 +182,7 @@ class Nodes:
 
     def trace(self, function: Callable[..., Any], fakes: Sequence[Tensor]) -> torch.fx.GraphModule:
         """What a function of fake tensors does, as a graph."""
-        from torch.fx.experimental.proxy_tensor import make_fx
-
-        with self.current.fake_mode:
-            return make_fx(function, decomposition_table=self.decompositions())(*fakes)
+        return traced(function, fakes, self.current.fake_mode)
 
     def inline(self, graph: torch.fx.GraphModule, nodes: Sequence[Any]) -> Any:
         """The results of a graph of these nodes, computed by the code at hand."""
