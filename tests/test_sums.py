@@ -97,7 +97,7 @@ class Rounded(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class Case:
-    """A call's form, activation and tensors. ``fused_backward`` is False where torch's operators compose the backward of
+    """A call's form, activation and tensors. ``fused_backward`` is False where torch's operators make the gradients of
     a fused forward, so that z is rounded there."""
 
     form: str
