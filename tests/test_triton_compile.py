@@ -57,12 +57,32 @@ def _alike(target: str) -> list[str]:
     return [name for name in TARGETS if TARGETS[name].backend == TARGETS[target].backend]
 
 
+def _share(target: str) -> list[Made]:
+    """A target's share of its spread."""
+    alike = _alike(target)
+    return spread(capabilities(target))[alike.index(target) :: len(alike)]
+
+
+@cache
+def _between(alike: tuple[str, ...]) -> list[Made]:
+    """What is in no share: the spreads of targets that can do different things have not the same order."""
+    taken = set().union(*(branches(made) for name in alike for made in _share(name)))
+    found = []
+    for made in (made for name in alike for made in spread(capabilities(name))):
+        if not branches(made) <= taken:
+            found.append(made)
+            taken |= branches(made)
+    return found
+
+
 def _sample(target: str) -> list[Made]:
-    """A target's share of the spread, and each kernel that the share is without."""
-    chosen, alike = spread(capabilities(target)), _alike(target)
-    share = chosen[alike.index(target) :: len(alike)]
+    """A target's share of the spread, and each kernel that the share is without; the first of a vendor's targets has
+    what is in no share."""
+    share, alike = _share(target), _alike(target)
+    if target == alike[0]:
+        share = [*share, *_between(tuple(alike))]
     known = {made.kernel for made in share}
-    others = {made.kernel: made for made in reversed(chosen) if made.kernel not in known}
+    others = {made.kernel: made for made in reversed(spread(capabilities(target))) if made.kernel not in known}
     return [*share, *others.values()]
 
 
