@@ -31,7 +31,7 @@ SUMS = (operator.add, torch.add, "add")
 ROW_NORMS = (F.layer_norm, F.rms_norm, torch.rms_norm)
 #: Where the functions that a modulation's values come from live: none of them changes a tensor that it is given, but
 #: for those whose name ends with an underscore, those in IN_PLACE, and ``out`` and ``inplace``.
-MODULES = ("_operator", "torch", "torch.nn.functional", "torch._C._nn", "math", "builtins")
+MODULES = ("_operator", "torch", "torch.nn.functional", "math", "builtins")
 IN_PLACE = (operator.setitem, operator.delitem, F.batch_norm, F.instance_norm)
 
 
@@ -145,7 +145,7 @@ def _harmless(node: Node) -> bool:
     if node.op == "call_method":
         return not str(node.target).endswith("_")
     name, home = getattr(node.target, "__name__", "_"), getattr(node.target, "__module__", None)
-    known = home in MODULES or isinstance(node.target, type(torch.add))
+    known = home in MODULES or isinstance(node.target, type(torch.add))  # a function of torch's that is not Python
     return node.op == "call_function" and known and node.target not in IN_PLACE and not _changes(name)
 
 
