@@ -64,23 +64,22 @@ def _share(target: str) -> list[Made]:
 
 
 @cache
-def _between(alike: tuple[str, ...]) -> list[Made]:
-    """What is in no share: the spreads of targets that can do different things have not the same order."""
+def _between(alike: tuple[str, ...]) -> dict[str, list[Made]]:
+    """What is in no share, by targets that can run it: the spreads of targets that can do different things have not the
+    same order."""
     taken = set().union(*(branches(made) for name in alike for made in _share(name)))
-    found = []
-    for made in (made for name in alike for made in spread(capabilities(name))):
-        if not branches(made) <= taken:
-            found.append(made)
-            taken |= branches(made)
+    found: dict[str, list[Made]] = {name: [] for name in alike}
+    for name in alike:
+        for made in spread(capabilities(name)):
+            if not branches(made) <= taken:
+                found[name].append(made)
+                taken |= branches(made)
     return found
 
 
 def _sample(target: str) -> list[Made]:
-    """A target's share of the spread, and each kernel that the share is without; the first of a vendor's targets has
-    what is in no share."""
-    share, alike = _share(target), _alike(target)
-    if target == alike[0]:
-        share = [*share, *_between(tuple(alike))]
+    """A target's share of the spread, its part of what is in no share, and each kernel that these are without."""
+    share = [*_share(target), *_between(tuple(_alike(target)))[target]]
     known = {made.kernel for made in share}
     others = {made.kernel: made for made in reversed(spread(capabilities(target))) if made.kernel not in known}
     return [*share, *others.values()]
