@@ -205,14 +205,14 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
         return _all_samples(seen, fewest(seen.elements, narrow), rows)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+    fitting = power_of_two(seen.units if seen.spans else seen.in_sample)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
-        units = min(256 // seen.elements, program_elements(total, 1024) // seen.elements, power_of_two(seen.units))
-        return HeldConfig(max(1, units), max(1, max(1, units) * seen.elements // (32 * 16)))
+        units = max(1, min(256 // seen.elements, fitting))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     least = _row_of_units(seen, size, total)
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
-    units = min(units, power_of_two(seen.units if seen.spans else seen.in_sample), MOST_HELD // seen.elements)
-    units = max(1, units)
+    units = max(1, min(units, fitting, MOST_HELD // seen.elements))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
     return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
 
