@@ -46,13 +46,14 @@ LAYOUTS: tuple[LayoutName, ...] = ("nchw", "nhwc", "channel_dim=-1")
 
 
 def able(workload: Workload, inputs: Inputs, direction: Direction) -> set[str | None]:
-    """The Triton instances that can run the workload in this direction, and None for the default one."""
+    """The instances for GPUs that can run the workload in this direction, and None for the default one."""
     candidates = instances(problem_of_workload(direction, workload, inputs))
-    return {None, *(c.instance.name for c in candidates if c.reason is None and c.instance.name.startswith("triton"))}
+    gpu = ("triton.", "hopper.")
+    return {None, *(c.instance.name for c in candidates if c.reason is None and c.instance.name.startswith(gpu))}
 
 
 def check(workload: Workload, init: Init = "normal") -> None:
-    """Every Triton instance that can run the workload, and the default one."""
+    """Every instance for GPUs that can run the workload, and the default one."""
     inputs = draw(workload, init, device="cuda")
     if not workload.training:
         for name in able(workload, inputs, "inference"):

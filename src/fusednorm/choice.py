@@ -73,9 +73,10 @@ class Choice:
 def all_instances() -> tuple[Instance, ...]:
     """Every instance of every backend, the fastest backends first."""
     from fusednorm.backends.cpu.instances import INSTANCES
+    from fusednorm.backends.hopper.instances import INSTANCES as HOPPER
     from fusednorm.backends.triton.instances import INSTANCES as TRITON
 
-    return (*TRITON, *INSTANCES, reference.INSTANCE)
+    return (*HOPPER, *TRITON, *INSTANCES, reference.INSTANCE)
 
 
 def instances(problem: Problem) -> list[Candidate]:
@@ -98,8 +99,12 @@ def named(problem: Problem, name: str) -> Instance:
     raise ValueError(f"instance: {name!r} does not exist; expected one of {known}")
 
 
-def default(problem: Problem) -> Instance:
-    """The instance that the heuristics choose: a pure function of the problem."""
+def default(problem: Problem, alone: bool = True) -> Instance:
+    """The instance that the heuristics choose: a pure function of the problem.
+
+    A call that is not ``alone``, since its launches become part of generated code or its sums are fused, gets none of
+    those that are for a norm alone.
+    """
     if problem.constant:
         return reference.INSTANCE
     if problem.quantized is not None:
@@ -111,20 +116,20 @@ def default(problem: Problem) -> Instance:
             chosen: Instance = cpu.choose(problem)
             return chosen
     elif problem.device == "cuda":
+        from fusednorm.backends.hopper import instances as hopper
         from fusednorm.backends.triton import instances as triton
 
         if triton.unavailable() is None:
-            chosen = triton.choose(problem)
-            return chosen
+            return (hopper.choose(problem) if alone else None) or triton.choose(problem)
     return reference.INSTANCE
 
 
-def choose(problem: Problem, name: str | None = None) -> Choice:
+def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Choice:
     """The instance that runs a problem, with its configuration.
 
     It is the named instance; without a name the one of the active file of tuned choices, and where that has none for
-    the problem, the default. A named instance has the tuned configuration where the file's choice is that instance.
-    Raises as :func:`named` does.
+    the problem, the :func:`default`. A named instance has the tuned configuration where the file's choice is that
+    instance. Raises as :func:`named` does.
     """
     instance = None if name is None else named(problem, name)
     file = tuned_file()
@@ -132,7 +137,7 @@ def choose(problem: Problem, name: str | None = None) -> Choice:
         found = file.find(problem, all_instances())
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)
-    return Choice(instance or default(problem))
+    return Choice(instance or default(problem, alone))
 
 
 @contextmanager
@@ -188,9 +193,11 @@ def backends() -> list[Backend]:
         from fusednorm.backends.cpu import compiler, memory
 
         details = compiler.describe_caches() | {"buffer cache": memory.describe()}
+    from fusednorm.backends.hopper import instances as hopper
     from fusednorm.backends.triton import instances as triton
 
     return [
+        Backend("hopper", hopper.unavailable(), {"runs": "large forwards of channels_first, read once"}),
         Backend("triton", triton.unavailable(), {"AMD": "compiled and interpreted in the tests, not run"}),
         Backend("cpu", reason, details),
         Backend("reference", None, {"runs": "any device, in plain torch"}),

@@ -222,7 +222,7 @@ def explain(function: Callable[..., Any], *args: Any, direction: Asked = "forwar
     """
     problem = problem_of_call(function, *args, direction=direction, **kwargs)
     forced = choice.forced()
-    chosen = choice.choose(replace(problem, added=None), forced)
+    chosen = choice.choose(replace(problem, added=None), forced, alone=problem.added is None)
     summary = (inspect.getdoc(type(chosen.instance)) or "").partition("\n")[0]
     asked = "asked for by use_instance" if forced else "the default for this problem"
     if chosen.tuned is not None:

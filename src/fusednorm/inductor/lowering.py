@@ -156,7 +156,7 @@ class Lowering:
         placed = self.placed(norm, operands, last)
         if placed.problem.view.numel == 0:
             raise NotInlinedError("it has no elements")
-        chosen = choose(placed.problem, forced())
+        chosen = choose(placed.problem, forced(), alone=False)
         if not chosen.name.startswith("triton."):
             raise NotInlinedError(f"it runs on the instance {chosen.name}")
         present = [operand for operand in placed.operands if operand is not None]

@@ -18,6 +18,18 @@ FP_FUSION = "enable_fp_fusion"
 #: Triton's KeyError at the first launch that asks for it, which names the option.
 DEPENDENT_LAUNCH = "launch_pdl"
 
+#: The launch option by which all blocks of a kernel run at the same time, or none, on CUDA. In 3.6 to 3.9. Without:
+#: Triton's KeyError at the first launch that asks for it, which names the option.
+COOPERATIVE_LAUNCH = "launch_cooperative_grid"
+
+#: The launch option for the most registers that a thread has, on CUDA. In 3.6 to 3.9. Without: Triton's KeyError at the
+#: first launch that asks for it, which names the option.
+REGISTERS = "maxnreg"
+
+#: What the error of a launch says whose blocks cannot all run at the same time: the driver's text, which Triton passes
+#: on. With another text: the error reaches the caller.
+TOO_MANY_BLOCKS = "too many blocks in cooperative launch"
+
 #: Starts a compiled kernel on a stream with these addresses.
 Start = Callable[[int, list[int | None]], Any]
 

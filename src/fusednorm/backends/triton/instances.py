@@ -70,14 +70,14 @@ def unavailable() -> str | None:
 
     if find_spec("triton") is None:
         return "triton is not installed; install fusednorm[triton]"
-    if _interpreted():
+    if interpreted():
         return None
     import torch
 
     return None if torch.cuda.is_available() else "torch.cuda.is_available() is False"
 
 
-def _interpreted() -> bool:
+def interpreted() -> bool:
     """True under Triton's interpreter, in which tests run these instances on the CPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -91,7 +91,7 @@ def _common(problem: Problem) -> str | None:
         return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
-    if problem.device != "cuda" and not (problem.device == "cpu" and _interpreted()):
+    if problem.device != "cuda" and not (problem.device == "cpu" and interpreted()):
         return f"runs on cuda, the tensor is on {problem.device}"
     return unavailable()
 

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from fusednorm.private.torch_names import current_raw_stream
-from fusednorm.private.triton_names import DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
+from fusednorm.private.triton_names import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
 
 #: The numbers that a kernel gets by value: integers, and floats, which its signature declares as float64.
 Scalars = tuple[int | float, ...]
@@ -31,7 +31,7 @@ class Launch:
     alone: the device and, for each tensor, whether it is None, its dtype and its alignment. The compiled kernel of each
     case is kept and started with addresses in place of tensors, since Triton asks the driver about each tensor's
     memory, and about no address. A kernel that ``follows`` another one, and has OVERLAP among its constants, starts
-    before the other one has ended.
+    before the other one has ended. The programs of a kernel that runs ``together`` run at the same time, all of them.
 
     Products and sums are fused where a kernel says tl.fma and nowhere else. A compiler that chose for itself would fuse
     a product into the exchange between the threads of a sum, and the threads would differ in the sum's last bit.
@@ -45,11 +45,14 @@ class Launch:
         constants: dict[str, Any],
         warps: int,
         follows: bool = False,
+        together: bool = False,
     ) -> None:
         self.kernel, self.programs, self.scalars, self.constants = kernel, programs, scalars, constants
         self.options: dict[str, Any] = {"num_warps": warps, FP_FUSION: False}
         if follows and constants["OVERLAP"]:
             self.options[DEPENDENT_LAUNCH] = True
+        if together:
+            self.options[COOPERATIVE_LAUNCH] = True
         self.starts: dict[Case, Start] = {}
 
     def __call__(self, *tensors: Tensor | None) -> None:

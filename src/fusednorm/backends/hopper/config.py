@@ -1,0 +1,125 @@
+"""How a unit is spread over blocks: the configurations, what they make of a problem, and which one it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+VECTOR_BYTES = 16
+#: Shared memory of a multiprocessor that blocks can have, and what the driver takes of it for each block.
+SHARED_BYTES, DRIVER_BYTES = 228 << 10, 1 << 10
+#: Shared memory in which a block adds up, at most.
+SCRATCH_BYTES = 1 << 10
+#: The most that the kernel is compiled for.
+MOST_TILES, MOST_PARTS = 6, 1024
+#: Chunks of a unit from which on larger chunks are faster, since all blocks read what each of them publishes:
+#: 1x128x1024x1024 in bf16 took 201 us with 512 chunks of two tiles, and 174 with 256.
+MANY_PARTS = 256
+#: Registers of a multiprocessor.
+REGISTERS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentConfig:
+    """Tiles of so many vectors of 16 bytes, warps to a block, tiles to a chunk, waves between the sums of a chunk and
+    its results, chunks that are copied ahead, and blocks to a multiprocessor."""
+
+    vectors: int
+    warps: int
+    tiles: int
+    lag: int
+    ahead: int
+    blocks: int
+
+    @property
+    def registers(self) -> int:
+        """Registers that a thread may have where so many blocks share a multiprocessor."""
+        return min(255, REGISTERS // (32 * self.warps * self.blocks) // 8 * 8)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Units of so many vectors in chunks, and chunks over blocks: ``parts`` chunks to a unit, all of them in so many
+    waves."""
+
+    vectors: int
+    chunk: int
+    parts: int
+    blocks: int
+    waves: int
+    lag: int
+    ahead: int
+
+    @property
+    def even(self) -> bool:
+        return self.vectors % self.chunk == 0
+
+
+def unit_vectors(problem: Problem) -> int:
+    """The vectors of a unit."""
+    return problem.reduced * DTYPE_BYTES[problem.dtype] // VECTOR_BYTES
+
+
+def channel_vectors(problem: Problem) -> int:
+    """The vectors of a channel."""
+    return problem.view.spatial * DTYPE_BYTES[problem.dtype] // VECTOR_BYTES
+
+
+def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread | None:
+    """The spread of a problem's units, or None where a configuration does not suit them."""
+    vectors, units = unit_vectors(problem), problem.view.samples * problem.view.groups
+    chunk = config.vectors * config.tiles
+    parts = -(-vectors // chunk)
+    blocks = min(processors * config.blocks, units * parts)
+    if parts > min(blocks, MOST_PARTS):
+        return None
+    waves = -(-units * parts // blocks)
+    lag, ahead = config.lag, config.ahead
+    if waves == 1:
+        lag = ahead = 0
+    elif lag == 1:  # whole units to a wave
+        blocks -= blocks % parts
+        waves = -(-units * parts // blocks)
+    ahead = min(ahead, max(0, waves - 1 - lag))
+    shared = (lag + 1 + ahead) * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    if shared * config.blocks > SHARED_BYTES:
+        return None
+    return Spread(vectors, chunk, parts, blocks, waves, lag, ahead)
+
+
+def candidates() -> Iterator[ResidentConfig]:
+    """Every configuration that was worth a try in some problem."""
+    for vectors, warps, blocks in ((512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2)):
+        for tiles in range(1, MOST_TILES + 1):
+            for lag, ahead in ((2, 0), (1, 1), (1, 0), (2, 1), (3, 0), (3, 1)):
+                yield ResidentConfig(vectors, warps, tiles, lag, ahead, blocks)
+
+
+def configs(problem: Problem, processors: int) -> list[ResidentConfig]:
+    """The configurations that suit a problem, the default first, and each spread once."""
+    found: dict[object, ResidentConfig] = {}
+    for config in (resident_for(problem, processors), *candidates()):
+        if config is not None:
+            place = spread(problem, config, processors)
+            if place is not None:
+                found.setdefault((config.vectors, config.warps, config.tiles, place), config)
+    return list(found.values())
+
+
+def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
+    """The default: all chunks in one wave where they fit the chip, in chunks as small as that permits; else chunks of
+    two tiles, two waves behind; None where a unit does not fit the chip."""
+    for tiles in range(1, MOST_TILES + 1):
+        for blocks in (4, 5):
+            config = ResidentConfig(512, 4, tiles, 2, 0, blocks)
+            place = spread(problem, config, processors)
+            if place is not None and place.waves == 1:
+                return config
+    config = ResidentConfig(512, 4, 2, 2, 0, 4)
+    place = spread(problem, config, processors)
+    if place is not None and place.parts <= MANY_PARTS:
+        return config
+    large = (ResidentConfig(1024, 4, 2, 2, 0, 2), ResidentConfig(1024, 4, 3, 1, 0, 2))
+    return next((config for config in large if spread(problem, config, processors) is not None), None)

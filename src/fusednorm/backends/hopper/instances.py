@@ -1,0 +1,121 @@
+"""The instances for Hopper and later, and which problems get them: a pure function of problem and device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from fusednorm.backends.hopper.config import VECTOR_BYTES, ResidentConfig, channel_vectors, configs, resident_for
+from fusednorm.backends.triton import instances as triton
+from fusednorm.instance import Instance, Plan
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: The least input, in bytes, whose chunks take several waves.
+LEAST_BYTES = 30 << 20
+#: Activations whose arithmetic takes about as long as a second read of 16-bit elements.
+DEAR = ("gelu", "gelu_tanh", "tanh")
+#: Multiprocessors of the device on which all of these figures were measured.
+PROCESSORS = 132
+
+
+@cache
+def unavailable() -> str | None:
+    """None, or why no kernel of this backend can run on this machine."""
+    reason = triton.unavailable()
+    if reason is not None:
+        return reason
+    if triton.interpreted():
+        return "Triton's interpreter runs blocks one after another, these wait for one another"
+    import torch
+
+    if torch.version.hip is not None or torch.cuda.get_device_capability() < (9, 0):
+        return "needs an NVIDIA GPU of compute capability 9.0 or later"
+    try:
+        from fusednorm.private import gluon_names  # noqa: F401
+    except ImportError:
+        return "this release of Triton has no Gluon"
+    return None
+
+
+@cache
+def processors() -> int:
+    """The multiprocessors of the current device; without one, those of the device that was measured."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return PROCESSORS
+    count: int = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return count
+
+
+def _vectors(problem: Problem, count: int) -> bool:
+    return count * DTYPE_BYTES[problem.dtype] % VECTOR_BYTES == 0
+
+
+@dataclass(frozen=True, slots=True)
+class ResidentInstance:
+    """Forwards of channels_first whose units fit the chip: a unit stays in the shared memory of its blocks until they
+    have its statistics."""
+
+    name: str = "hopper.resident"
+
+    def supports(self, problem: Problem) -> str | None:
+        view = problem.view
+        if problem.direction != "forward" or problem.norm.per_batch or problem.norm.per_position:
+            return "the statistics are not made of single units"
+        if problem.added is not None or problem.quantized is not None:
+            return "adds nothing around the norm, and gives no output of 8 bits"
+        if problem.dtype == "float64":
+            return "computes in float32"
+        if view.numel == 0:
+            return "there are no elements"
+        if not problem.norm.has_mean:
+            return "takes norms with a mean"
+        if problem.layout.order != "channels_first" or view.spatial == 1:
+            return "needs channels_first"
+        for layout in (problem.layout, problem.output_layout):
+            assert layout is not None
+            packed = view.channels == 1 or layout.channel == view.spatial
+            if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
+                return "a channel is no whole number of vectors of 16 bytes in packed memory"
+        if view.samples * view.groups * view.groups >= 1 << 31:
+            return "too many groups"
+        if problem.device != "cuda":
+            return f"runs on cuda, the tensor is on {problem.device}"
+        reason = unavailable()
+        if reason is None and resident_for(problem, processors()) is None:
+            return "a unit does not fit the shared memory of the chip"
+        return reason
+
+    def configs(self, problem: Problem) -> Sequence[ResidentConfig]:
+        return configs(problem, processors())
+
+    def plan(self, problem: Problem, config: ResidentConfig | None = None) -> Plan:
+        from fusednorm.backends.hopper.plans import ResidentForward
+
+        chosen = config or resident_for(problem, processors())
+        assert chosen is not None
+        return ResidentForward(problem, chosen, processors())
+
+
+RESIDENT = ResidentInstance()
+INSTANCES = (RESIDENT,)
+
+
+def choose(problem: Problem) -> Instance | None:
+    """The instance for a problem, or None where Triton's are faster.
+
+    One read pays where the chunks of a problem take several waves, so that the copies of one overlap with the sums and
+    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads. In a single wave nothing overlaps,
+    and a second read, from the L2, is as fast. Arithmetic hides a second read too.
+    """
+    if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES or RESIDENT.supports(problem) is not None:
+        return None
+    if triton.choose(problem) is not triton.TILES:
+        return None
+    config = resident_for(problem, processors())
+    assert config is not None
+    activation = problem.norm.activation
+    dear = activation is not None and activation.name in DEAR and DTYPE_BYTES[problem.dtype] == 2
+    return None if dear and channel_vectors(problem) % config.vectors else RESIDENT

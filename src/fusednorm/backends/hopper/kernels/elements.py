@@ -1,0 +1,70 @@
+"""Elements as words of 32 bits in shared memory and in registers: two of 16 bits, or one of 32.
+
+A word is moved as it is, and its elements become float32 by one instruction each. Triton would take two for the upper
+element of a word.
+"""
+
+from fusednorm.private.gluon_names import gl, gluon
+
+
+@gluon.jit
+def _halves(b_words):
+    """The two float16 of each word as float32."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.f32.f16 $0, a; cvt.f32.f16 $1, b; }",
+        "=f,=f,r",
+        [b_words],
+        dtype=(gl.float32, gl.float32),
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def values_of(b_words, layout: gl.constexpr, dtype: gl.constexpr):
+    """The elements of words (repeats, threads, words) as float32 (repeats, threads, elements)."""
+    if dtype == gl.float32:
+        return b_words.to(gl.float32, bitcast=True)
+    else:
+        if dtype == gl.bfloat16:
+            b_low = (b_words << 16).to(gl.float32, bitcast=True)
+            b_high = (b_words & -65536).to(gl.float32, bitcast=True)
+        else:
+            b_low, b_high = _halves(b_words)
+        shape: gl.constexpr = [b_words.shape[0], b_words.shape[1], 2 * b_words.shape[2]]
+        return gl.convert_layout(gl.reshape(gl.join(b_low, b_high), shape), layout, assert_trivial=True)
+
+
+@gluon.jit
+def words_of(b_values, layout: gl.constexpr, dtype: gl.constexpr):
+    """Float32 values as words of elements, rounded to nearest even; the inverse of :func:`values_of`."""
+    if dtype == gl.float32:
+        return b_values.to(gl.int32, bitcast=True)
+    else:
+        shape: gl.constexpr = [b_values.shape[0], b_values.shape[1], b_values.shape[2] // 2, 2]
+        b_low, b_high = gl.split(gl.reshape(b_values, shape))
+        to: gl.constexpr = "bf16x2" if dtype == gl.bfloat16 else "f16x2"
+        b_words = gl.inline_asm_elementwise(
+            "cvt.rn." + to + ".f32 $0, $2, $1;", "=r,f,f", [b_low, b_high], dtype=gl.int32, is_pure=True, pack=1
+        )
+        return gl.convert_layout(b_words, layout, assert_trivial=True)
+
+
+@gluon.jit
+def sum_of(b_values):
+    """The sum over each thread's values (repeats, threads, elements), one a thread."""
+    return gl.sum(gl.sum(b_values, 2), 0)
+
+
+@gluon.jit
+def square_sum_of(b_values, layout: gl.constexpr):
+    """The sum of the squares of each thread's values, in the layout of :func:`sum_of`. It takes an instruction and a
+    quarter for each, where products and their sum would take two."""
+    repeats: gl.constexpr = b_values.shape[0]
+    threads: gl.constexpr = b_values.shape[1]
+    vector: gl.constexpr = b_values.shape[2]
+    b_even, b_odd = gl.split(gl.reshape(b_values, [repeats, threads, vector // 2, 2]))
+    b_a, b_b = gl.split(gl.reshape(b_even, [repeats, threads, vector // 4, 2]))
+    b_c, b_d = gl.split(gl.reshape(b_odd, [repeats, threads, vector // 4, 2]))
+    b_sum = sum_of(gl.fma(b_d, b_d, gl.fma(b_c, b_c, gl.fma(b_b, b_b, b_a * b_a))))
+    return gl.convert_layout(b_sum, layout, assert_trivial=True)

@@ -1,0 +1,276 @@
+"""Units of channels_first, read once: a unit stays in shared memory until all of its blocks have its statistics.
+
+A unit is K contiguous elements, D channels of S positions. A tile is TILE of them, and a chunk is TILES tiles of one
+unit. Block b takes the chunks b, b + blocks, b + 2 blocks and so on, counted through all units: its chunk in wave w is
+b + w blocks. All blocks run at the same time, which the launch guarantees. In each wave a block
+
+1. reads the chunk of wave w from shared memory, where copies that began AHEAD waves and more before have put it, and
+   publishes its mean and M2;
+2. merges the numbers of the unit to which its chunk of wave w - LAG belongs, by then long published, and stores the
+   results of that chunk, which is in shared memory still. Each tile that is done makes room for the copy of a tile to
+   come.
+
+Without the lag all blocks would wait in each wave for the slowest one and for the way of its numbers through the L2: on
+1x512x256x256 in bf16 a forward takes 49 us with a lag of 1, and 47 with 2. A unit's chunks may lie in two waves, so the
+lag is at least 2, or 1 where each wave has whole units, or 0 where there is one wave.
+
+Every thread reads from shared memory what it copied there itself. It sums its elements of a tile, takes the sum of the
+squares of their distances to their own mean, and merges tiles by Chan's formula; threads, and then chunks, are merged
+around the mean of all. So no cancellation occurs anywhere, however large the mean is.
+
+Sizes and strides come in vectors of 16 bytes, so that the compiler knows how wide the copies are. ``magic_groups`` and
+``magic_channel`` are ceil(2^31 / n): the upper 32 bits of 2 i magic are i // n.
+"""
+
+from fusednorm.backends.hopper.kernels.elements import square_sum_of, sum_of, values_of, words_of
+from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+#: Pairs of packets that a block has.
+PLACES = gl.constexpr(8)
+
+
+@gluon.jit
+def quotient(dividend, magic):
+    """dividend // n, where magic is ceil(2^31 / n) and dividend n is less than 2^31."""
+    return gl.umulhi((2 * dividend).to(gl.uint32), magic).to(gl.int32)
+
+
+@gluon.jit
+def begin_copy(
+    p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
+    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy tile PLACE of a chunk, if there is such a chunk; in any case it counts as one copy."""
+    if chunk_unit < units:
+        first = (chunk_part * TILES + PLACE) * TILE
+        sample = quotient(chunk_unit, magic_groups)
+        begin = sample.to(gl.int64) * x_sample + (chunk_unit - sample * groups).to(gl.int64) * length + first
+        p_words = p_x + begin * 4 + o_words
+        if EVEN:
+            async_copy.async_copy_global_to_shared(p_slot, p_words)
+        else:
+            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < (length - first) * 4)
+    async_copy.commit_group()
+
+
+@gluon.jit
+def following(chunk_unit, chunk_part, parts, step_unit, step_part):
+    """The unit of a block's next chunk and its part of it."""
+    chunk_unit += step_unit
+    chunk_part += step_part
+    over = chunk_part >= parts
+    return gl.where(over, chunk_unit + 1, chunk_unit), gl.where(over, chunk_part - parts, chunk_part)
+
+
+@gluon.jit
+def merge(mean, m2, count, mean_of_more, m2_of_more, more):
+    """Mean, M2 and count of two sets of elements together, each of which may be empty."""
+    total = count + more
+    share = gl.where(total > 0, more / gl.maximum(total, 1.0), 0.0)
+    distance = mean_of_more - mean
+    return mean + distance * share, m2 + m2_of_more + distance * distance * (count * share), total
+
+
+@gluon.jit
+def inverse_deviation(variance, eps):
+    """(variance + eps)^(-1/2): an approximation, which Newton's step makes good to the last bit or two."""
+    shifted = variance + eps
+    root = gl.inline_asm_elementwise(
+        "rsqrt.approx.f32 $0, $1;", "=f,f", [shifted], dtype=gl.float32, is_pure=True, pack=1
+    )
+    better = root * gl.fma(-0.5 * shifted * root, root, 1.5)
+    return gl.where((root > 0.0) & (root < float("inf")), better, root)
+
+
+@gluon.jit
+def affine(p_weight, p_bias, p_scale, p_shift, o_channel, o_modulation):
+    """A = weight (1 + scale) and B = bias (1 + scale) + shift of channels."""
+    offset = o_channel.to(gl.float32) * 0.0
+    gain = offset + 1.0
+    if p_weight is not None:
+        gain = gl.load(p_weight + o_channel).to(gl.float32)
+    if p_bias is not None:
+        offset = gl.load(p_bias + o_channel).to(gl.float32)
+    if p_scale is not None:
+        factor = 1.0 + gl.load(p_scale + o_modulation).to(gl.float32)
+        gain *= factor
+        offset *= factor
+    if p_shift is not None:
+        offset += gl.load(p_shift + o_modulation).to(gl.float32)
+    return gain, offset
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "length", "D", "groups", "x_sample", "y_sample", "units", "parts", "waves", "step_unit", "step_part",
+        "magic_groups", "channel_length", "magic_channel", "inverse_count",
+    ]
+)  # fmt: skip
+def resident_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
+    length, D, groups, x_sample, y_sample, units, parts, waves, step_unit, step_part, magic_groups: gl.uint32,
+    channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    activation_parameter: gl.float64,
+    VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
+    TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Statistics and results.
+
+    ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
+    IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
+    the vectors of a channel, where channels are SHORT, which means shorter than a tile. PARTS is the next power of 2
+    from the chunks of a unit on.
+    """
+    DTYPE: gl.constexpr = p_x.dtype.element_ty
+    p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
+    p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
+    VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    REPEATS: gl.constexpr = TILE // THREADS
+    EACH: gl.constexpr = VECTOR * REPEATS  # elements of a tile that a thread has
+    SLOTS: gl.constexpr = LAG + 1 + AHEAD  # chunks in shared memory
+    WORDS: gl.constexpr = gl.BlockedLayout([REPEATS, 1, 4], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
+    VALUES: gl.constexpr = gl.BlockedLayout([REPEATS, 1, VECTOR], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
+    EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
+
+    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None, None]
+    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))[None, :, None]
+    o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
+    o_words = (o_repeat * THREADS + o_thread) * 4 + o_word
+    o_vectors = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, VALUES)))[:, None] * THREADS
+    o_vectors += gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, VALUES)))[None, :]
+    o_part = gl.arange(0, PARTS, LANES)
+    c_part = gl.minimum(gl.maximum(length - o_part * (TILES * TILE), 0), TILES * TILE) * VECTOR
+    c_part = gl.where(o_part < parts, c_part, 0).to(gl.float32)
+    o_part = gl.where(o_part < parts, o_part, 0)
+
+    block, blocks = gl.program_id(0), gl.num_programs(0)
+    copied_unit, copied_part = block // parts, block % parts
+    stored_unit, stored_part = copied_unit, copied_part
+    summed_part = copied_part
+    for wave in gl.static_range(AHEAD + 1):
+        for place in gl.static_range(TILES):
+            begin_copy(
+                slots.index(wave * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
+                magic_groups, o_words, place, TILES, TILE, EVEN,
+            )  # fmt: skip
+        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
+    alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
+    epsilon = gl.cast(eps, gl.float32)
+    summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
+    for wave in range(waves + LAG):
+        # The packets of the unit, some of which a neighbour published in the wave before or after.
+        lagging = wave - LAG
+        due = (lagging >= 0) & (stored_unit < units)
+        publisher = block - stored_part + o_part
+        published = lagging + gl.where(publisher < 0, -1, gl.where(publisher >= blocks, 1, 0))
+        publisher += gl.where(publisher < 0, blocks, gl.where(publisher >= blocks, -blocks, 0))
+        p_pair = p_packets + ((published & (PLACES - 1)) * blocks + publisher) * 2
+        first_packet, second_packet = peek(p_pair)
+
+        if wave < waves:
+            for place in gl.static_range(TILES):
+                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                if EVEN:
+                    b_mean = sum_of(b_x) * (1.0 / EACH)
+                    b_m2 = square_sum_of(b_x - b_mean[None, :, None], EACH_THREAD)
+                    if place == 0:
+                        mean, m2 = b_mean, b_m2
+                    else:
+                        distance = b_mean - mean
+                        m2 += b_m2 + distance * distance * (EACH * place / (place + 1))
+                        mean += distance * (1 / (place + 1))
+                else:
+                    left = length - (summed_part * TILES + place) * TILE
+                    b_held = (o_vectors < left)[:, :, None]
+                    b_count = gl.sum((o_vectors < left).to(gl.float32), 0) * VECTOR
+                    b_mean = sum_of(gl.where(b_held, b_x, 0.0)) / gl.maximum(b_count, 1.0)
+                    b_m2 = square_sum_of(gl.where(b_held, b_x - b_mean[None, :, None], 0.0), EACH_THREAD)
+                    if place == 0:
+                        mean, m2, count = b_mean, b_m2, b_count
+                    else:
+                        mean, m2, count = merge(mean, m2, count, b_mean, b_m2, b_count)
+            if EVEN:
+                chunk_mean = gl.sum(mean, 0) * (1.0 / THREADS)
+                distance = mean - chunk_mean
+                chunk_m2 = gl.sum(m2 + distance * distance * (TILES * EACH), 0)
+            else:
+                vectors = gl.minimum(gl.maximum(length - summed_part * (TILES * TILE), 1), TILES * TILE)
+                chunk_mean = gl.sum(mean * count, 0) / (vectors * VECTOR).to(gl.float32)
+                distance = mean - chunk_mean
+                chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
+                summed_part += step_part
+                summed_part = gl.where(summed_part >= parts, summed_part - parts, summed_part)
+            publish(p_packets + ((wave & (PLACES - 1)) * blocks + block) * 2, chunk_mean, chunk_m2, wave + 1)
+            summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
+
+        if due:
+            sample = quotient(stored_unit, magic_groups)
+            group = stored_unit - sample * groups
+            channel = group * D
+            modulated = sample.to(gl.int64) * (groups * D)
+            begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
+            if IN_CHANNEL:
+                o_channel = channel + quotient(stored_part * TILES, magic_channel)
+                gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
+            b_tag = gl.full([PARTS], 1, gl.int32, LANES) + published
+            b_mean, b_m2 = settle(first_packet, second_packet, p_pair, b_tag)
+            unit_mean = gl.sum(b_mean * c_part, 0) * inverse_count
+            b_distance = b_mean - unit_mean
+            b_m2 = gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0)
+            variance = gl.sum(b_m2, 0) * inverse_count
+            rstd = inverse_deviation(variance, epsilon)
+            if stored_part == 0:
+                if p_mean is not None:
+                    gl.store(p_mean + stored_unit, unit_mean)
+                if p_rstd is not None:
+                    gl.store(p_rstd + stored_unit, rstd)
+                if p_var is not None:
+                    gl.store(p_var + stored_unit, variance)
+            for place in gl.static_range(TILES):
+                first = (stored_part * TILES + place) * TILE
+                b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                if IN_CHANNEL:
+                    b_z = gl.fma(b_x - unit_mean, gain * rstd, offset)
+                    if place < TILES - 1:
+                        o_channel = channel + quotient(stored_part * TILES + place + 1, magic_channel)
+                        o_channel = gl.minimum(o_channel, channel + D - 1)
+                        gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
+                else:
+                    o_vector = first % channel_length + o_vectors
+                    if SHORT:
+                        o_channel = first // channel_length + quotient(o_vector, magic_channel)
+                    else:
+                        o_channel = first // channel_length + (o_vector >= channel_length)
+                    o_channel = channel + gl.minimum(o_channel, D - 1)
+                    b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
+                    b_gain *= rstd
+                    b_z = gl.fma(b_x - unit_mean, b_gain[:, :, None], b_offset[:, :, None])
+                b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
+                begin_copy(
+                    slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
+                    magic_groups, o_words, place, TILES, TILE, EVEN,
+                )  # fmt: skip
+                p_words = p_y + (begin + first) * 4 + o_words
+                if EVEN:
+                    gl.store(p_words, b_y)
+                else:
+                    gl.store(p_words, b_y, mask=o_words < (length - first) * 4)
+        if LAG > 0:
+            if lagging < 0:
+                for place in gl.static_range(TILES):
+                    begin_copy(
+                        slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups,
+                        x_sample, magic_groups, o_words, place, TILES, TILE, EVEN,
+                    )  # fmt: skip
+        if lagging >= 0:
+            stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
+            stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
+        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
+        copied = gl.where(copied == SLOTS - 1, 0, copied + 1)

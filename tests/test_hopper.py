@@ -1,0 +1,289 @@
+"""The Hopper backend without a GPU: how units are spread over blocks, what is chosen, what is compiled."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
+from triton_support import TARGETS, Made, source  # noqa: E402
+
+from fusednorm.activations import FORMULAS, resolve  # noqa: E402
+from fusednorm.backends.hopper import config, instances  # noqa: E402
+from fusednorm.backends.hopper.config import ResidentConfig, candidates, resident_for, spread  # noqa: E402
+from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
+from fusednorm.backends.hopper.plans import ResidentForward, magic  # noqa: E402
+from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
+from fusednorm.choice import choose  # noqa: E402
+from fusednorm.instance import Plan  # noqa: E402
+from fusednorm.norm import norm_of  # noqa: E402
+from fusednorm.operands import Operands, Results  # noqa: E402
+from fusednorm.problem import Problem  # noqa: E402
+from fusednorm.problems import forward_problem  # noqa: E402
+
+PROCESSORS = 132
+
+
+def problem_of(
+    shape: tuple[int, ...],
+    groups: int = 32,
+    dtype: torch.dtype = torch.bfloat16,
+    activation: str | None = "silu",
+    modulated: bool = False,
+    last: bool = False,
+) -> Problem:
+    """A forward of group_norm on a GPU."""
+    form = torch.channels_last if last else torch.contiguous_format
+    with torch.device("meta"):
+        input = torch.empty(shape, dtype=dtype, memory_format=form)
+        parameter, modulation = torch.empty(shape[1]), torch.empty(shape[:2]) if modulated else None
+    norm = norm_of("group_norm", groups, eps=1e-5, activation=resolve(activation))
+    return replace(forward_problem(norm, Operands(input, parameter, parameter, modulation)), device="cuda")
+
+
+SHAPES = [
+    (1, 512, 256, 256), (32, 512, 64, 64), (2, 320, 128, 128), (1, 128, 1024, 1024), (8, 256, 100, 76), (3, 64, 8),
+]  # fmt: skip
+
+
+@pytest.fixture
+def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if there were a Hopper GPU."""
+    instances.processors.cache_clear()
+    for module in (instances, triton_instances):
+        monkeypatch.setattr(module, "unavailable", lambda: None)
+    yield
+    instances.processors.cache_clear()
+
+
+# --- the spread of units over blocks ---
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(shape: tuple[int, ...]) -> None:
+    problem = problem_of(shape)
+    vectors, units = config.unit_vectors(problem), shape[0] * 32
+    found = 0
+    for candidate in candidates():
+        place = spread(problem, candidate, PROCESSORS)
+        if place is None:
+            continue
+        found += 1
+        chunks = units * place.parts
+        assert (place.parts - 1) * place.chunk < vectors <= place.parts * place.chunk
+        assert (place.waves - 1) * place.blocks < chunks <= place.waves * place.blocks
+        assert place.blocks <= PROCESSORS * candidate.blocks
+        # The wave in which a chunk's results are stored comes behind the waves of all chunks of its unit.
+        last = [(unit + 1) * place.parts - 1 for unit in range(units)]
+        behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
+        assert place.lag >= behind + (place.waves > 1)
+        # A block is at most lag + 1 waves ahead of the numbers that another one has yet to read.
+        assert 2 * place.lag + 2 <= 8
+    assert found or vectors < 512
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(shape: tuple[int, ...]) -> None:
+    problem = problem_of(shape)
+    for candidate in candidates():
+        place = spread(problem, candidate, PROCESSORS)
+        if place is not None:
+            slots = (place.lag + 1 + place.ahead) * place.chunk * 16
+            assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
+        assert candidate.blocks * candidate.warps * 32 * candidate.registers <= 1 << 16
+
+
+def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
+    assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
+    assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is not None
+
+
+@pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 100, 511, 8125])
+def test_the_kernel_divides_by_a_product(divisor: int) -> None:
+    for dividend in {*range(3 * divisor + 2), *(k * divisor - 1 for k in range(1, 200)), (1 << 31) // divisor - 1}:
+        if dividend * divisor < 1 << 31:
+            assert (2 * dividend * magic(divisor)) >> 32 == dividend // divisor
+
+
+# --- what is chosen ---
+
+
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "name"),
+    [
+        (problem_of((8, 128, 256, 256)), "hopper.resident"),
+        (problem_of((8, 128, 256, 256), activation=None, modulated=True), "hopper.resident"),
+        (problem_of((4, 256, 128, 128), dtype=torch.float32), "hopper.resident"),
+        (problem_of((8, 128, 256, 256), activation="gelu"), "hopper.resident"),
+        (problem_of((6, 48, 300, 300), 8, torch.float16, "gelu"), "triton.tiles"),
+        (problem_of((1, 512, 128, 128)), "triton.tiles"),
+        (problem_of((1, 32, 4096, 4096)), "triton.tiles"),
+        (problem_of((8, 128, 255, 255)), "triton.tiles"),
+        (problem_of((8, 128, 256, 256), last=True), "triton.tiles"),
+        (problem_of((64, 256, 28, 28)), "triton.held"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
+    assert choose(problem).name == name
+    assert choose(problem, alone=False).name.startswith("triton.")
+
+
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (problem_of((2, 64, 64, 64), dtype=torch.float64), "float32"),
+        (problem_of((2, 64, 64, 64), last=True), "channels_first"),
+        (problem_of((2, 64, 31, 31)), "vectors of 16 bytes"),
+        (replace(problem_of((2, 64, 64, 64)), device="cpu"), "runs on cuda"),
+        (problem_of((1, 32, 4096, 4096)), "does not fit"),
+        (problem_of((0, 32, 8, 8)), "no elements"),
+        (problem_of((1, 1 << 17, 8, 8), 1 << 16), "too many groups"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> None:
+    reason = RESIDENT.supports(problem)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.usefixtures("available")
+def test_the_first_configuration_is_the_default_and_each_spread_comes_once() -> None:
+    problem = problem_of((1, 512, 256, 256))
+    found = RESIDENT.configs(problem)
+    assert found[0] == resident_for(problem, PROCESSORS)
+    spreads = Counter((one.vectors, one.warps, one.tiles, spread(problem, one, PROCESSORS)) for one in found)
+    assert len(found) > 20
+    assert max(spreads.values()) == 1
+
+
+# --- what is compiled ---
+
+
+def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[int, ...] = ()) -> Any:
+    """The kernel of a plan, compiled with no GPU present; ``drop`` are the operands that the call does not have."""
+    launch = ResidentForward(problem, chosen, PROCESSORS).launch
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [data, data, *(fp32,) * 7, torch.empty(16, dtype=torch.int64)]
+    present = tuple(None if place in drop else tensor for place, tensor in enumerate(tensors))
+    like = source(Made(launch, present))
+    made = GluonASTSource(launch.kernel, like.signature, like.constants, like.attrs)
+    return triton.compile(made, target=TARGETS[target], options=launch.options)
+
+
+SMALL = ResidentConfig(512, 4, 1, 2, 0, 4)
+NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
+
+
+@pytest.mark.parametrize(
+    ("problem", "chosen", "drop", "target"),
+    [
+        (problem_of((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
+        (problem_of((8, 256, 100, 76), dtype=torch.float16, activation="gelu"), SMALL, (), "sm_90"),
+        (problem_of((8, 256, 52, 50), dtype=torch.float32, activation=None), SMALL, NO_PARAMETERS, "sm_90"),
+        (problem_of((1, 128, 1024, 1024)), ResidentConfig(1024, 4, 2, 2, 0, 2), NO_MODULATION, "sm_100"),
+        (problem_of((2, 320, 128, 128), activation="leaky_relu"), ResidentConfig(512, 4, 5, 2, 0, 4), (), "sm_100"),
+    ],
+    ids=["even", "uneven", "short", "large", "one wave"],
+)
+def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...], target: str) -> None:
+    """Copies and stores are 16 bytes wide, and the registers suffice for the blocks of a multiprocessor."""
+    found = compiled(problem, chosen, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert " 0x10, " in text.replace("[ ", "[")
+    assert "st.global.v4.b32" in text
+    assert "cp.async.ca" not in text
+    place = spread(problem, chosen, PROCESSORS)
+    assert place is not None
+    slots = (place.lag + 1 + place.ahead) * place.chunk * 16
+    assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
+    assert found.metadata.launch_cooperative_grid
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", FORMULAS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_compiles_with_every_activation(name: str, dtype: torch.dtype) -> None:
+    compiled(problem_of((8, 128, 256, 256), dtype=dtype, activation=name), SMALL, "sm_90")
+
+
+def test_compiles_with_the_longest_formula() -> None:
+    compiled(problem_of((8, 128, 256, 256), activation="gelu"), SMALL, "sm_90")
+
+
+# --- calls that the plan passes on ---
+
+
+class Other:
+    """A plan that counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, operands: Operands, *others: Any) -> Results:
+        self.calls += 1
+        return Results(operands.input, None, None, None)
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> ResidentForward:
+    """A plan whose operands are on the CPU, and which launches nothing."""
+    made = ResidentForward(problem_of((8, 128, 256, 256)), SMALL, PROCESSORS)
+    made.on_gpu, made.shape, made.strides = False, (64,), (1,)
+    empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(made, "allocate", empty)
+    monkeypatch.setattr(made, "launch", lambda *tensors: None)
+    made.__dict__["other"] = Other()
+    return made
+
+
+def called(plan: Plan, input: torch.Tensor, out: torch.Tensor | None = None) -> int:
+    assert isinstance(plan, ResidentForward)
+    plan(Operands(input), True, out)
+    calls: int = plan.other.calls
+    return calls
+
+
+def test_tensors_that_begin_between_16_bytes_go_to_another_instance(plan: ResidentForward) -> None:
+    block = torch.zeros(72, dtype=torch.bfloat16)
+    assert called(plan, block[:64]) == 0
+    assert called(plan, block[1:65]) == 1
+    assert called(plan, block[:64], torch.zeros(72, dtype=torch.bfloat16)[4:68]) == 2
+
+
+def test_blocks_that_cannot_run_together_go_to_another_instance(
+    plan: ResidentForward, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Refused:
+        programs, calls = 528, 0
+
+        def __call__(self, *tensors: Any) -> None:
+            self.calls += 1
+            raise RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+
+    refused = Refused()
+    monkeypatch.setattr(plan, "launch", refused)
+    input = torch.zeros(64, dtype=torch.bfloat16)
+    assert [called(plan, input) for _ in range(3)] == [1, 2, 3]
+    assert refused.calls == 1
+    assert caplog.messages == ["528 blocks cannot run at the same time here; triton.tiles runs"]
+
+
+def test_other_errors_of_a_launch_reach_the_caller(plan: ResidentForward, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*tensors: Any) -> None:
+        raise RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered")
+
+    monkeypatch.setattr(plan, "launch", fails)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        called(plan, torch.zeros(64, dtype=torch.bfloat16))

@@ -1,0 +1,164 @@
+"""The Hopper backend on a GPU: numerics against fp64, the same bits, graphs, streams, containment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from cpu_support import ACTIVATIONS, faults, forward
+from torch import Tensor
+
+import fusednorm
+from fusednorm.backends.hopper.instances import RESIDENT, unavailable
+from fusednorm.bench.operations import problem_of_workload
+from fusednorm.bench.workloads import Init, Inputs, Workload, draw
+from fusednorm.operands import Operands
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(unavailable() is not None, reason=f"no Hopper GPU: {unavailable()}"),
+]
+NAME = "hopper.resident"
+#: Units in one wave, in several, and across waves; tiles within channels, across them, and many channels to a tile.
+WORKLOADS = (
+    Workload("group_norm", (2, 64, 64, 64), 8),
+    Workload("group_norm", (37, 64, 40, 52), 4),
+    Workload("group_norm", (300, 96, 28, 30), 12, modulated=True),
+    Workload("group_norm", (5, 48, 1304, 8), 3),
+    Workload("group_norm", (7, 640, 4, 10), 32),
+    Workload("group_norm", (3, 16, 512, 512), 2),
+    Workload("instance_norm", (9, 50, 16, 16, 31)),
+    Workload("instance_norm", (2, 11, 1000, 1000), modulated=True),
+)
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def check(workload: Workload, init: Init = "normal") -> None:
+    inputs = draw(workload, init, device="cuda")
+    results = forward(workload, inputs, NAME)
+    assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
+def test_numerics(workload: Workload, dtype: str) -> None:
+    check(replace(workload, dtype=dtype, activation="silu"))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str | None, dtype: str) -> None:
+    check(replace(WORKLOADS[1], activation=activation, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("init", ["offset", "zeros", "large"])
+def test_hard_inputs(init: Init, dtype: str) -> None:
+    for workload in WORKLOADS[1:4]:
+        check(replace(workload, dtype=dtype), init)
+
+
+def _inputs(workload: Workload) -> tuple[Inputs, Operands]:
+    inputs = draw(workload, "normal", device="cuda")
+    return inputs, Operands(inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
+def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -> None:
+    """Up to a rounding of the statistics: configurations add in different orders."""
+    workload = replace(workload, dtype="float32")
+    inputs, operands = _inputs(workload)
+    problem = problem_of_workload("forward", workload, inputs)
+    configs = RESIDENT.configs(problem)
+    expected = RESIDENT.plan(problem)(operands)
+    for config in configs[1:][:: max(1, len(configs) // 12)]:
+        found = RESIDENT.plan(problem, config)(operands)
+        torch.testing.assert_close(found.output, expected.output, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found.rstd, expected.rstd, rtol=2e-6, atol=0)
+
+
+def _call(shape: tuple[int, ...], groups: int) -> tuple[Callable[[], Tensor], Tensor]:
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    weight, bias = torch.randn(2, shape[1], device="cuda")
+    return lambda: fusednorm.group_norm(x, groups, weight, bias, activation="silu"), x
+
+
+def test_the_default_of_a_large_forward_gives_the_same_bits_each_time() -> None:
+    call, x = _call((3, 256, 192, 192), 32)
+    assert fusednorm.explain(fusednorm.group_norm, x, 32).instance == NAME
+    expected = call()
+    assert all(torch.equal(call(), expected) for _ in range(300))
+
+
+def test_a_graph_that_is_replayed_gives_the_same_bits_each_time() -> None:
+    call, _ = _call((3, 256, 192, 192), 32)
+    expected = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [call() for _ in range(4)]
+    for _ in range(500):
+        graph.replay()
+        graph.replay()
+    assert all(torch.equal(one, expected) for one in found)
+
+
+def test_streams_that_run_at_the_same_time_do_not_disturb_one_another() -> None:
+    calls = [
+        _call(shape, 16)[0] for shape in [(2, 256, 256, 160), (64, 128, 64, 64), (1, 64, 800, 800), (9, 96, 200, 200)]
+    ]
+    expected = [call() for call in calls]
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in calls]
+    found: list[list[Tensor]] = [[] for _ in calls]
+    for _ in range(40):
+        for call, stream, results in zip(calls, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                results[:] = [*results[-2:], call()]
+    torch.cuda.synchronize()
+    for results, one in zip(found, expected, strict=True):
+        assert all(torch.equal(result, one) for result in results)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_stays_in_its_unit(value: float) -> None:
+    x = torch.randn(37, 64, 40, 52, device="cuda", dtype=torch.bfloat16)
+    with fusednorm.use_instance(NAME):
+        expected = fusednorm.group_norm(x, 4)
+        x[5, 20, 3, 4] = value
+        found = fusednorm.group_norm(x, 4)
+    assert found[5, 16:32].isnan().all()
+    found[5, 16:32] = expected[5, 16:32]
+    assert torch.equal(found, expected)
+
+
+def test_a_batch_of_a_larger_one_and_an_input_between_16_bytes() -> None:
+    block = torch.randn(37, 80, 40, 52, device="cuda", dtype=torch.bfloat16)
+    part = block[:, 8:72]
+    shifted = torch.empty(part.numel() + 1, device="cuda", dtype=torch.bfloat16)[1:].view(part.shape).copy_(part)
+    with fusednorm.use_instance(NAME):
+        expected = fusednorm.group_norm(part.contiguous(), 4, activation="silu")
+        assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
+        found = fusednorm.group_norm(shifted, 4, activation="silu")
+    torch.testing.assert_close(found, expected)
+
+
+def test_training_goes_through_both_backends() -> None:
+    x = torch.randn(3, 256, 192, 192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = (torch.randn(256, device="cuda", requires_grad=True) for _ in range(2))
+    gradients = []
+    for name in (None, "triton.tiles"):
+        for tensor in (x, weight, bias):
+            tensor.grad = None
+        if name is None:
+            output = fusednorm.group_norm(x, 32, weight, bias, activation="relu")
+            output.backward(torch.ones_like(output))
+        else:
+            with fusednorm.use_instance(name):
+                output = fusednorm.group_norm(x, 32, weight, bias, activation="relu")
+                output.backward(torch.ones_like(output))
+        gradients.append([tensor.grad for tensor in (x, weight, bias)])
+    for ours, others in zip(*gradients, strict=True):
+        torch.testing.assert_close(ours, others, rtol=2e-2, atol=2e-2)
