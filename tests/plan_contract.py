@@ -20,7 +20,7 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EVERYTHING = (True, True, True, True, True)
 #: Instances that have no backward.
-FORWARD_ONLY = ("triton.whole", "hopper.resident")
+FORWARD_ONLY = ("triton.whole",)
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -67,8 +67,7 @@ SUBJECTS = (
     Subject("triton.rows", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
-    Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 4, 8)),
-    Subject("hopper.resident", norm_of("instance_norm", eps=1e-3), (3, 8, 24, 43)),
+    Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 64, 64)),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
 )
 

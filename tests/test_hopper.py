@@ -19,14 +19,14 @@ from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import config, instances  # noqa: E402
 from fusednorm.backends.hopper.config import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
-from fusednorm.backends.hopper.plans import ResidentForward, magic  # noqa: E402
+from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward, magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
-from fusednorm.operands import Operands, Results  # noqa: E402
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results  # noqa: E402
 from fusednorm.problem import Problem  # noqa: E402
-from fusednorm.problems import forward_problem  # noqa: E402
+from fusednorm.problems import backward_problem, forward_problem  # noqa: E402
 
 PROCESSORS = 132
 
@@ -38,13 +38,18 @@ def problem_of(
     activation: str | None = "silu",
     modulated: bool = False,
     last: bool = False,
+    backward: bool = False,
 ) -> Problem:
-    """A forward of group_norm on a GPU."""
+    """A forward of group_norm on a GPU, or its backward."""
     form = torch.channels_last if last else torch.contiguous_format
     with torch.device("meta"):
         input = torch.empty(shape, dtype=dtype, memory_format=form)
         parameter, modulation = torch.empty(shape[1]), torch.empty(shape[:2]) if modulated else None
     norm = norm_of("group_norm", groups, eps=1e-5, activation=resolve(activation))
+    if backward:
+        statistics = torch.empty(shape[0], groups, device="meta")
+        operands = BackwardOperands(input, input, statistics, statistics, parameter, parameter, modulation)
+        return replace(backward_problem(norm, operands, "backward"), device="cuda")
     return replace(forward_problem(norm, Operands(input, parameter, parameter, modulation)), device="cuda")
 
 
@@ -66,9 +71,12 @@ def available(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 # --- the spread of units over blocks ---
 
 
+@pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(shape: tuple[int, ...]) -> None:
-    problem = problem_of(shape)
+def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(
+    shape: tuple[int, ...], backward: bool
+) -> None:
+    problem = problem_of(shape, backward=backward)
     vectors, units = config.unit_vectors(problem), shape[0] * 32
     found = 0
     for candidate in candidates():
@@ -84,25 +92,31 @@ def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(sh
         last = [(unit + 1) * place.parts - 1 for unit in range(units)]
         behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
         assert place.lag >= behind + (place.waves > 1)
+        assert not backward or config.channel_vectors(problem) % candidate.vectors == 0
         # A block is at most lag + 1 waves ahead of the numbers that another one has yet to read.
         assert 2 * place.lag + 2 <= 8
-    assert found or vectors < 512
+    large = shape[-1] == 1024 or shape[-1] == 76  # for the chip, with grad_output; for tiles that divide channels
+    assert found or vectors < 512 or (backward and large)
 
 
+@pytest.mark.parametrize("tensors", [1, 2])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(shape: tuple[int, ...]) -> None:
-    problem = problem_of(shape)
+def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
+    shape: tuple[int, ...], tensors: int
+) -> None:
+    problem = problem_of(shape, backward=tensors == 2)
     for candidate in candidates():
         place = spread(problem, candidate, PROCESSORS)
         if place is not None:
-            slots = (place.lag + 1 + place.ahead) * place.chunk * 16
+            slots = tensors * (place.lag + 1 + place.ahead) * place.chunk * 16
             assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
         assert candidate.blocks * candidate.warps * 32 * candidate.registers <= 1 << 16
 
 
 def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
     assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
-    assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is not None
+    assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is None
+    assert resident_for(problem_of((2, 64, 96, 96, 64), 8), PROCESSORS) is not None
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 100, 511, 8125])
@@ -129,6 +143,10 @@ def test_the_kernel_divides_by_a_product(divisor: int) -> None:
         (problem_of((8, 128, 255, 255)), "triton.tiles"),
         (problem_of((8, 128, 256, 256), last=True), "triton.tiles"),
         (problem_of((64, 256, 28, 28)), "triton.held"),
+        (problem_of((8, 128, 256, 256), backward=True), "hopper.resident"),
+        (problem_of((4, 256, 128, 128), dtype=torch.float32, activation=None, backward=True), "hopper.resident"),
+        (problem_of((1, 512, 256, 256), backward=True), "triton.tiles"),
+        (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -147,6 +165,8 @@ def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
         (replace(problem_of((2, 64, 64, 64)), device="cpu"), "runs on cuda"),
         (problem_of((1, 32, 4096, 4096)), "does not fit"),
         (problem_of((0, 32, 8, 8)), "no elements"),
+        (problem_of((8, 256, 100, 76), backward=True), "divides a channel"),
+        (replace(problem_of((8, 128, 256, 256), backward=True), direction="backward_gamma_beta"), "gamma_beta"),
         (problem_of((1, 1 << 17, 8, 8), 1 << 16), "too many groups"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -172,13 +192,13 @@ def test_the_first_configuration_is_the_default_and_each_spread_comes_once() -> 
 
 def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[int, ...] = ()) -> Any:
     """The kernel of a plan, compiled with no GPU present; ``drop`` are the operands that the call does not have."""
-    launch = ResidentForward(problem, chosen, PROCESSORS).launch
+    plan = (ResidentBackward if problem.backward else ResidentForward)(problem, chosen, PROCESSORS)
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
-    tensors = [data, data, *(fp32,) * 7, torch.empty(16, dtype=torch.int64)]
+    tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
     present = tuple(None if place in drop else tensor for place, tensor in enumerate(tensors))
-    like = source(Made(launch, present))
-    made = GluonASTSource(launch.kernel, like.signature, like.constants, like.attrs)
-    return triton.compile(made, target=TARGETS[target], options=launch.options)
+    like = source(Made(plan.launch, present))
+    made = GluonASTSource(plan.launch.kernel, like.signature, like.constants, like.attrs)
+    return triton.compile(made, target=TARGETS[target], options=plan.launch.options)
 
 
 SMALL = ResidentConfig(512, 4, 1, 2, 0, 4)
@@ -193,8 +213,16 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         (problem_of((8, 256, 52, 50), dtype=torch.float32, activation=None), SMALL, NO_PARAMETERS, "sm_90"),
         (problem_of((1, 128, 1024, 1024)), ResidentConfig(1024, 4, 2, 2, 0, 2), NO_MODULATION, "sm_100"),
         (problem_of((2, 320, 128, 128), activation="leaky_relu"), ResidentConfig(512, 4, 5, 2, 0, 4), (), "sm_100"),
+        (problem_of((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
+        (
+            problem_of((3, 96, 64, 64), 32, torch.float16, "gelu", backward=True),
+            ResidentConfig(512, 4, 2, 2, 0, 2),
+            (),
+            "sm_90",
+        ),
+        (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
     ],
-    ids=["even", "uneven", "short", "large", "one wave"],
+    ids=["even", "uneven", "short", "large", "one wave", "backward", "uneven backward", "data alone"],
 )
 def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...], target: str) -> None:
     """Copies and stores are 16 bytes wide, and the registers suffice for the blocks of a multiprocessor."""
@@ -206,7 +234,7 @@ def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...
     assert "cp.async.ca" not in text
     place = spread(problem, chosen, PROCESSORS)
     assert place is not None
-    slots = (place.lag + 1 + place.ahead) * place.chunk * 16
+    slots = (2 if problem.backward else 1) * (place.lag + 1 + place.ahead) * place.chunk * 16
     assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
     assert found.metadata.launch_cooperative_grid
 
@@ -278,6 +306,21 @@ def test_blocks_that_cannot_run_together_go_to_another_instance(
     assert [called(plan, input) for _ in range(3)] == [1, 2, 3]
     assert refused.calls == 1
     assert caplog.messages == ["528 blocks cannot run at the same time here; triton.tiles runs"]
+
+
+def test_a_backward_goes_to_another_instance_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ResidentBackward(problem_of((8, 128, 256, 256), backward=True), SMALL, PROCESSORS)
+    made.on_gpu, made.shape, made.strides = False, (64,), (1,)
+    empty = lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(made, "allocate", empty)
+    monkeypatch.setattr(made, "launch", lambda *tensors: None)
+    calls: list[object] = []
+    made.__dict__["other"] = lambda *arguments: calls.append(arguments) or Gradients(None, None, None, None, None)
+    block = torch.zeros(72, dtype=torch.bfloat16)
+    wanted = (True, False, False, False, False)
+    for grad_output, count in ((block[:64], 0), (block[2:66], 1)):
+        made(BackwardOperands(grad_output, block[:64], torch.zeros(1), torch.zeros(1)), wanted)
+        assert len(calls) == count
 
 
 def test_other_errors_of_a_launch_reach_the_caller(plan: ResidentForward, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from cpu_support import ACTIVATIONS, faults, forward
+from cpu_support import ACTIVATIONS, backward, faults, forward
 from torch import Tensor
 
 import fusednorm
@@ -31,14 +31,20 @@ WORKLOADS = (
     Workload("group_norm", (3, 16, 512, 512), 2),
     Workload("instance_norm", (9, 50, 16, 16, 31)),
     Workload("instance_norm", (2, 11, 1000, 1000), modulated=True),
+    Workload("group_norm", (70, 24, 64, 64), 8, modulated=True),
+    Workload("group_norm", (9, 20, 128, 64), 4),
 )
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def check(workload: Workload, init: Init = "normal") -> None:
+    """The forward, and the backward where tiles divide channels."""
     inputs = draw(workload, init, device="cuda")
     results = forward(workload, inputs, NAME)
     assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
+    if RESIDENT.supports(problem_of_workload("backward", workload, inputs)) is None:
+        results |= backward(workload, inputs, results["mean"], results["rstd"], NAME)
+        assert faults(workload, inputs, results) == [], (workload.key, init)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -50,13 +56,14 @@ def test_numerics(workload: Workload, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str | None, dtype: str) -> None:
-    check(replace(WORKLOADS[1], activation=activation, dtype=dtype))
+    for workload in (WORKLOADS[1], WORKLOADS[-1]):
+        check(replace(workload, activation=activation, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("init", ["offset", "zeros", "large"])
 def test_hard_inputs(init: Init, dtype: str) -> None:
-    for workload in WORKLOADS[1:4]:
+    for workload in (*WORKLOADS[1:4], *WORKLOADS[-2:]):
         check(replace(workload, dtype=dtype), init)
 
 
@@ -80,40 +87,52 @@ def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -
         torch.testing.assert_close(found.rstd, expected.rstd, rtol=2e-6, atol=0)
 
 
-def _call(shape: tuple[int, ...], groups: int) -> tuple[Callable[[], Tensor], Tensor]:
-    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    weight, bias = torch.randn(2, shape[1], device="cuda")
-    return lambda: fusednorm.group_norm(x, groups, weight, bias, activation="silu"), x
+def _call(shape: tuple[int, ...], groups: int) -> Callable[[], Tensor]:
+    """The forward and the backward of a call that gets the instance by itself, as one tensor."""
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight, bias = (torch.randn(shape[1], device="cuda", requires_grad=True) for _ in range(2))
+    for direction in ("forward", "backward"):
+        found = fusednorm.explain(fusednorm.group_norm, x, groups, weight, bias, activation="silu", direction=direction)
+        assert found.instance == NAME
+
+    def call() -> Tensor:
+        output = fusednorm.group_norm(x, groups, weight, bias, activation="silu")
+        gradients = torch.autograd.grad(output, (x, weight, bias), output.detach())
+        return torch.cat([tensor.detach().float().flatten() for tensor in (output, *gradients)])
+
+    return call
 
 
-def test_the_default_of_a_large_forward_gives_the_same_bits_each_time() -> None:
-    call, x = _call((3, 256, 192, 192), 32)
-    assert fusednorm.explain(fusednorm.group_norm, x, 32).instance == NAME
+def test_a_large_call_gives_the_same_bits_each_time() -> None:
+    call = _call((24, 256, 64, 64), 32)
     expected = call()
-    assert all(torch.equal(call(), expected) for _ in range(300))
+    assert all(torch.equal(call(), expected) for _ in range(200))
 
 
 def test_a_graph_that_is_replayed_gives_the_same_bits_each_time() -> None:
-    call, _ = _call((3, 256, 192, 192), 32)
-    expected = call()
+    call = _call((24, 256, 64, 64), 32)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # autograd's first call on a stream is not for a graph
+        expected = call()
+    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = [call() for _ in range(4)]
-    for _ in range(500):
+    with torch.cuda.graph(graph, stream=stream):
+        found = [call() for _ in range(3)]
+    for _ in range(200):
         graph.replay()
         graph.replay()
+    torch.cuda.synchronize()
     assert all(torch.equal(one, expected) for one in found)
 
 
 def test_streams_that_run_at_the_same_time_do_not_disturb_one_another() -> None:
-    calls = [
-        _call(shape, 16)[0] for shape in [(2, 256, 256, 160), (64, 128, 64, 64), (1, 64, 800, 800), (9, 96, 200, 200)]
-    ]
+    shapes = [(16, 256, 64, 64), (64, 128, 64, 64), (12, 64, 128, 256), (9, 96, 256, 128)]
+    calls = [_call(shape, 16) for shape in shapes]
     expected = [call() for call in calls]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in calls]
     found: list[list[Tensor]] = [[] for _ in calls]
-    for _ in range(40):
+    for _ in range(20):
         for call, stream, results in zip(calls, streams, found, strict=True):
             with torch.cuda.stream(stream):
                 results[:] = [*results[-2:], call()]
@@ -143,22 +162,3 @@ def test_a_batch_of_a_larger_one_and_an_input_between_16_bytes() -> None:
         assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
         found = fusednorm.group_norm(shifted, 4, activation="silu")
     torch.testing.assert_close(found, expected)
-
-
-def test_training_goes_through_both_backends() -> None:
-    x = torch.randn(3, 256, 192, 192, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight, bias = (torch.randn(256, device="cuda", requires_grad=True) for _ in range(2))
-    gradients = []
-    for name in (None, "triton.tiles"):
-        for tensor in (x, weight, bias):
-            tensor.grad = None
-        if name is None:
-            output = fusednorm.group_norm(x, 32, weight, bias, activation="relu")
-            output.backward(torch.ones_like(output))
-        else:
-            with fusednorm.use_instance(name):
-                output = fusednorm.group_norm(x, 32, weight, bias, activation="relu")
-                output.backward(torch.ones_like(output))
-        gradients.append([tensor.grad for tensor in (x, weight, bias)])
-    for ours, others in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, others, rtol=2e-2, atol=2e-2)

@@ -68,7 +68,10 @@ def channel_vectors(problem: Problem) -> int:
 
 
 def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread | None:
-    """The spread of a problem's units, or None where a configuration does not suit them."""
+    """The spread of a problem's units, or None where a configuration does not suit them: tiles of a backward divide
+    channels."""
+    if problem.backward and channel_vectors(problem) % config.vectors:
+        return None
     vectors, units = unit_vectors(problem), problem.view.samples * problem.view.groups
     chunk = config.vectors * config.tiles
     parts = -(-vectors // chunk)
@@ -83,7 +86,8 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
         blocks -= blocks % parts
         waves = -(-units * parts // blocks)
     ahead = min(ahead, max(0, waves - 1 - lag))
-    shared = (lag + 1 + ahead) * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    tensors = 2 if problem.backward else 1
+    shared = tensors * (lag + 1 + ahead) * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
     if shared * config.blocks > SHARED_BYTES:
         return None
     return Spread(vectors, chunk, parts, blocks, waves, lag, ahead)
@@ -91,7 +95,8 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
 
 def candidates() -> Iterator[ResidentConfig]:
     """Every configuration that was worth a try in some problem."""
-    for vectors, warps, blocks in ((512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2)):
+    sizes = (512, 4, 3), (512, 4, 4), (512, 4, 5), (1024, 4, 2), (1024, 4, 3), (1024, 8, 2), (512, 4, 2), (256, 4, 4)
+    for vectors, warps, blocks in sizes:
         for tiles in range(1, MOST_TILES + 1):
             for lag, ahead in ((2, 0), (1, 1), (1, 0), (2, 1), (3, 0), (3, 1)):
                 yield ResidentConfig(vectors, warps, tiles, lag, ahead, blocks)
@@ -111,6 +116,10 @@ def configs(problem: Problem, processors: int) -> list[ResidentConfig]:
 def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
     """The default: all chunks in one wave where they fit the chip, in chunks as small as that permits; else chunks of
     two tiles, two waves behind; None where a unit does not fit the chip."""
+    if problem.backward:
+        order = [ResidentConfig(512, 4, tiles, 2, 0, blocks) for tiles, blocks in ((1, 4), (2, 2))]
+        order += [ResidentConfig(1024, 4, 2, 1, 0, 1), ResidentConfig(256, 4, 1, 2, 0, 4)]
+        return next((config for config in order if spread(problem, config, processors) is not None), None)
     for tiles in range(1, MOST_TILES + 1):
         for blocks in (4, 5):
             config = ResidentConfig(512, 4, tiles, 2, 0, blocks)
@@ -121,5 +130,5 @@ def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
     place = spread(problem, config, processors)
     if place is not None and place.parts <= MANY_PARTS:
         return config
-    large = (ResidentConfig(1024, 4, 2, 2, 0, 2), ResidentConfig(1024, 4, 3, 1, 0, 2))
+    large = [ResidentConfig(1024, 4, 2, 2, 0, 2), ResidentConfig(512, 4, 3, 2, 0, 3)]
     return next((config for config in large if spread(problem, config, processors) is not None), None)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fusednorm.backends.hopper.config import VECTOR_BYTES, ResidentConfig, channel_vectors, configs, resident_for
+from fusednorm.backends.hopper.config import (
+    VECTOR_BYTES,
+    ResidentConfig,
+    channel_vectors,
+    configs,
+    resident_for,
+    spread,
+)
 from fusednorm.backends.triton import instances as triton
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -15,6 +22,9 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 LEAST_BYTES = 30 << 20
 #: Activations whose arithmetic takes about as long as a second read of 16-bit elements.
 DEAR = ("gelu", "gelu_tanh", "tanh")
+#: Chunks of a unit in a backward that is faster in one read. 1x512x256x256 with silu, 256 chunks, took 91 us in both,
+#: and 32x512x64x64, 8 chunks, 152 and 183.
+MOST_PARTS_BACKWARD = 64
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -55,15 +65,17 @@ def _vectors(problem: Problem, count: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResidentInstance:
-    """Forwards of channels_first whose units fit the chip: a unit stays in the shared memory of its blocks until they
-    have its statistics."""
+    """Norms of channels_first whose units fit the chip, forward and backward: a unit stays in the shared memory of its
+    blocks until they have its statistics."""
 
     name: str = "hopper.resident"
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        if problem.direction != "forward" or problem.norm.per_batch or problem.norm.per_position:
-            return "the statistics are not made of single units"
+        if problem.direction not in ("forward", "backward", "backward_data"):
+            return f"runs no {problem.direction}"
+        if problem.norm.per_batch or problem.norm.per_position:
+            return "the statistics are not those of single units"
         if problem.added is not None or problem.quantized is not None:
             return "adds nothing around the norm, and gives no output of 8 bits"
         if problem.dtype == "float64":
@@ -74,8 +86,7 @@ class ResidentInstance:
             return "takes norms with a mean"
         if problem.layout.order != "channels_first" or view.spatial == 1:
             return "needs channels_first"
-        for layout in (problem.layout, problem.output_layout):
-            assert layout is not None
+        for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
                 return "a channel is no whole number of vectors of 16 bytes in packed memory"
@@ -85,18 +96,19 @@ class ResidentInstance:
             return f"runs on cuda, the tensor is on {problem.device}"
         reason = unavailable()
         if reason is None and resident_for(problem, processors()) is None:
-            return "a unit does not fit the shared memory of the chip"
+            return "a unit does not fit the shared memory of the chip, or no tile divides a channel"
         return reason
 
     def configs(self, problem: Problem) -> Sequence[ResidentConfig]:
         return configs(problem, processors())
 
     def plan(self, problem: Problem, config: ResidentConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans import ResidentForward
+        from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None
-        return ResidentForward(problem, chosen, processors())
+        make = ResidentBackward if problem.backward else ResidentForward
+        return make(problem, chosen, processors())
 
 
 RESIDENT = ResidentInstance()
@@ -107,8 +119,8 @@ def choose(problem: Problem) -> Instance | None:
     """The instance for a problem, or None where Triton's are faster.
 
     One read pays where the chunks of a problem take several waves, so that the copies of one overlap with the sums and
-    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads. In a single wave nothing overlaps,
-    and a second read, from the L2, is as fast. Arithmetic hides a second read too.
+    the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 129 and 181.
+    In a single wave nothing overlaps, and a second read, from the L2, is as fast. Arithmetic hides a second read too.
     """
     if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES or RESIDENT.supports(problem) is not None:
         return None
@@ -116,6 +128,10 @@ def choose(problem: Problem) -> Instance | None:
         return None
     config = resident_for(problem, processors())
     assert config is not None
+    place = spread(problem, config, processors())
+    assert place is not None
+    if problem.backward:
+        return RESIDENT if place.parts <= MOST_PARTS_BACKWARD else None
     activation = problem.norm.activation
     dear = activation is not None and activation.name in DEAR and DTYPE_BYTES[problem.dtype] == 2
     return None if dear and channel_vectors(problem) % config.vectors else RESIDENT

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fusednorm.backends.hopper.config import ResidentConfig, channel_vectors, spread
-from fusednorm.backends.hopper.kernels import resident
-from fusednorm.backends.hopper.kernels.activations import value_of
+from fusednorm.backends.hopper.kernels import exchange, resident, resident_backward
+from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.triton import instances as triton
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import ForwardPlan, Given, Saved, Tensors
-from fusednorm.operands import Operands, Results
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
+from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 logger = logging.getLogger(__name__)
+
+
+T = TypeVar("T")
 
 
 def magic(divisor: int) -> int:
@@ -27,54 +32,92 @@ def magic(divisor: int) -> int:
     return -(-(1 << 31) // divisor)
 
 
-class ResidentForward(ForwardPlan):
-    """One launch, and one before it that fills the packets with zeros.
+def name_of(problem: Problem) -> str | None:
+    """The name of the activation, or None."""
+    return None if problem.norm.activation is None else problem.norm.activation.name
+
+
+class Resident:
+    """What both directions share: where the problem goes where this plan cannot run, and the kernel's constants.
 
     A call whose tensors do not begin at 16 bytes, or whose blocks cannot all run at the same time, since other programs
     share the GPU, runs on the Triton instance that the problem would have without this backend.
     """
 
-    keeps_statistics = False
-
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
-        super().__init__(problem)
         place = spread(problem, config, processors)
         assert place is not None
-        self.problem = problem
-        view, output = problem.view, problem.output_layout
-        assert output is not None
-        each = 16 // DTYPE_BYTES[problem.dtype]
-        parts, blocks = place.parts, place.blocks
-        channel = channel_vectors(problem)
-        in_channel = channel % config.vectors == 0
-        scalars = (
-            place.vectors, view.group_channels, view.groups, problem.layout.sample // each, output.sample // each,
-            view.samples * view.groups, parts, place.waves, blocks // parts, blocks % parts, magic(view.groups),
-            channel, magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
-            self.activation_parameter,
-        )  # fmt: skip
-        name = None if problem.norm.activation is None else problem.norm.activation.name
-        constants = {
-            "VALUE": value_of(name, problem.dtype),
-            **self.alpha,
-            "EVEN": place.even,
-            "IN_CHANNEL": in_channel,
-            "SHORT": not in_channel and channel < config.vectors,
-            "TILE": config.vectors,
-            "TILES": config.tiles,
-            "PARTS": 1 << (parts - 1).bit_length(),
-            "LAG": place.lag,
-            "AHEAD": place.ahead,
-        }
-        kernel = resident.resident_forward
-        self.launch = Launch(kernel, blocks, scalars, constants, config.warps, together=True)
-        self.launch.options[REGISTERS] = config.registers
-        self.packets = (resident.PLACES.value * blocks * 2,)
+        self.problem, self.config, self.place = problem, config, place
         self.refused, self.instance = False, triton.choose(problem)
+        self.packets = (exchange.PLACES.value * place.blocks * 2,)
+        self.each = 16 // DTYPE_BYTES[problem.dtype]
+
+    @property
+    def walk(self) -> tuple[int, ...]:
+        """The kernel's numbers of units, parts and waves, and a block's step from chunk to chunk."""
+        view, place = self.problem.view, self.place
+        steps = divmod(place.blocks, place.parts)
+        return view.samples * view.groups, place.parts, place.waves, *steps, magic(view.groups)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        place = self.place
+        parts = 1 << (place.parts - 1).bit_length()
+        return {
+            "TILE": self.config.vectors, "TILES": self.config.tiles, "PARTS": parts, "LAG": place.lag,
+            "AHEAD": place.ahead,
+        }  # fmt: skip
+
+    def launch_of(self, kernel: Any, scalars: tuple[int | float, ...], constants: dict[str, Any]) -> Launch:
+        launch = Launch(kernel, self.place.blocks, scalars, constants, self.config.warps, together=True)
+        launch.options[REGISTERS] = self.config.registers
+        return launch
 
     @cached_property
     def other(self) -> Any:
         return self.instance.plan(self.problem)
+
+    def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
+        """The result of a call on these tensors, or None where another instance has to run it."""
+        together = 0
+        for tensor in tensors:
+            together |= 0 if tensor is None else tensor.data_ptr()
+        if self.refused or together & 15:
+            return None
+        try:
+            return call()
+        except RuntimeError as error:
+            if TOO_MANY_BLOCKS not in str(error):
+                raise
+        self.refused = True
+        logger.warning("%d blocks cannot run at the same time here; %s runs", self.place.blocks, self.instance.name)
+        return None
+
+
+class ResidentForward(Resident, ForwardPlan):
+    """One launch, and one before it that fills the packets with zeros."""
+
+    keeps_statistics = False
+
+    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
+        ForwardPlan.__init__(self, problem)
+        Resident.__init__(self, problem, config, processors)
+        view, output = problem.view, problem.output_layout
+        assert output is not None
+        channel = channel_vectors(problem)
+        in_channel = channel % config.vectors == 0
+        scalars = (
+            self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.each,
+            output.sample // self.each, *self.walk, channel,
+            magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
+            self.activation_parameter,
+        )  # fmt: skip
+        value, _ = activation(name_of(problem), problem.dtype)
+        constants = {
+            "VALUE": value, **self.alpha, "EVEN": self.place.even, "IN_CHANNEL": in_channel,
+            "SHORT": not in_channel and channel < config.vectors, **self.constants,
+        }  # fmt: skip
+        self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
     def __call__(
         self,
@@ -84,20 +127,54 @@ class ResidentForward(ForwardPlan):
         mean_out: Tensor | None = None,
         rstd_out: Tensor | None = None,
     ) -> Results:
-        aligned = not ((operands.input.data_ptr() | (0 if out is None else out.data_ptr())) & 15)
-        if aligned and not self.refused:
-            try:
-                return super().__call__(operands, statistics, out, mean_out, rstd_out)
-            except RuntimeError as error:
-                if TOO_MANY_BLOCKS not in str(error):
-                    raise
-                self.refused = True
-                logger.warning(
-                    "%d blocks cannot run at the same time here; %s runs", self.launch.programs, self.instance.name
-                )
-        results: Results = self.other(operands, statistics, out, mean_out, rstd_out)
+        arguments = operands, statistics, out, mean_out, rstd_out
+        found = self.runs(lambda: ForwardPlan.__call__(self, *arguments), operands.input, out)
+        results: Results = self.other(*arguments) if found is None else found
         return results
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
         self.launch(x, y, *parameters, *saved, packets)
+
+
+class ResidentBackward(Resident, BackwardPlan):
+    """One launch, one before it that fills the packets with zeros, and one behind it that makes the parameters'
+    gradients of p and q."""
+
+    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
+        BackwardPlan.__init__(self, problem)
+        Resident.__init__(self, problem, config, processors)
+        view, output, grad = problem.view, problem.output_layout, problem.grad_layout
+        assert output is not None and grad is not None
+        tiles = channel_vectors(problem) // config.vectors
+        self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
+        samples = (layout.sample // self.each for layout in (problem.layout, grad, output))
+        scalars = (
+            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, magic(tiles), tiles,
+            self.partials.total, 1.0 / problem.reduced, self.activation_parameter,
+        )  # fmt: skip
+        _, derivative = activation(name_of(problem), problem.dtype)
+        constants = {"DERIVATIVE": derivative, **self.alpha, "EVEN": self.place.even, **self.constants}
+        self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
+        self.combinations: dict[tuple[bool, bool], Combination] = {}
+
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        tensors = operands.input, operands.grad_output, out
+        found = self.runs(lambda: BackwardPlan.__call__(self, operands, wanted, out), *tensors)
+        gradients: Gradients = self.other(operands, wanted, out) if found is None else found
+        return gradients
+
+    def combination(self, parameters: bool, modulation: bool) -> Combination:
+        """The launch that makes the gradients of weight and bias, of scale and shift, or of all four."""
+        sums = ParameterSums(self.partials, parameters, modulation)
+        made = Combination(self, self.partials, 0, self.problem.reduced, sums)
+        return self.combinations.setdefault((parameters, modulation), made)
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
+        partials = self.workspace(2 * self.partials.total) if any(wanted) else None
+        packets = self.allocate(self.packets, (1,), torch.int64).zero_()
+        self.launch(*data, dx, *parameters, *saved, partials, packets)
+        if partials is not None:
+            combine = self.combinations.get(wanted) or self.combination(*wanted)
+            combine(partials, parameters, None, grads)

@@ -30,6 +30,7 @@ def _in_gluon(value: Any) -> Any:
     return _translated(value) if isinstance(value, JITFunction) else value
 
 
-def value_of(name: str | None, dtype: str) -> Any:
-    """value(z, parameter) of an activation, or the identity."""
-    return _translated(activations.activation(name, dtype, True)[0])
+def activation(name: str | None, dtype: str) -> tuple[Any, Any]:
+    """value(z, parameter) and derivative(z, parameter) for a problem of a dtype."""
+    value, derivative = activations.activation(name, dtype, True)
+    return _translated(value), _translated(derivative)

@@ -57,14 +57,17 @@ def sum_of(b_values):
 
 
 @gluon.jit
-def square_sum_of(b_values, layout: gl.constexpr):
-    """The sum of the squares of each thread's values, in the layout of :func:`sum_of`. It takes an instruction and a
+def product_sum_of(b_one, b_other, layout: gl.constexpr):
+    """The sum of the products of each thread's values, in the layout of :func:`sum_of`. It takes an instruction and a
     quarter for each, where products and their sum would take two."""
-    repeats: gl.constexpr = b_values.shape[0]
-    threads: gl.constexpr = b_values.shape[1]
-    vector: gl.constexpr = b_values.shape[2]
-    b_even, b_odd = gl.split(gl.reshape(b_values, [repeats, threads, vector // 2, 2]))
+    repeats: gl.constexpr = b_one.shape[0]
+    threads: gl.constexpr = b_one.shape[1]
+    vector: gl.constexpr = b_one.shape[2]
+    b_even, b_odd = gl.split(gl.reshape(b_one, [repeats, threads, vector // 2, 2]))
+    c_even, c_odd = gl.split(gl.reshape(b_other, [repeats, threads, vector // 2, 2]))
     b_a, b_b = gl.split(gl.reshape(b_even, [repeats, threads, vector // 4, 2]))
+    c_a, c_b = gl.split(gl.reshape(c_even, [repeats, threads, vector // 4, 2]))
     b_c, b_d = gl.split(gl.reshape(b_odd, [repeats, threads, vector // 4, 2]))
-    b_sum = sum_of(gl.fma(b_d, b_d, gl.fma(b_c, b_c, gl.fma(b_b, b_b, b_a * b_a))))
+    c_c, c_d = gl.split(gl.reshape(c_odd, [repeats, threads, vector // 4, 2]))
+    b_sum = sum_of(gl.fma(b_d, c_d, gl.fma(b_c, c_c, gl.fma(b_b, c_b, b_a * c_a))))
     return gl.convert_layout(b_sum, layout, assert_trivial=True)

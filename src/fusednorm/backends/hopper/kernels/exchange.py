@@ -8,6 +8,9 @@ has yet to read.
 
 from fusednorm.private.gluon_names import gl, gluon
 
+#: Pairs of packets that a block has.
+PLACES = gl.constexpr(8)
+
 
 @gluon.jit
 def _packet(value, tag):

@@ -17,50 +17,12 @@ lag is at least 2, or 1 where each wave has whole units, or 0 where there is one
 Every thread reads from shared memory what it copied there itself. It sums its elements of a tile, takes the sum of the
 squares of their distances to their own mean, and merges tiles by Chan's formula; threads, and then chunks, are merged
 around the mean of all. So no cancellation occurs anywhere, however large the mean is.
-
-Sizes and strides come in vectors of 16 bytes, so that the compiler knows how wide the copies are. ``magic_groups`` and
-``magic_channel`` are ceil(2^31 / n): the upper 32 bits of 2 i magic are i // n.
 """
 
-from fusednorm.backends.hopper.kernels.elements import square_sum_of, sum_of, values_of, words_of
-from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
+from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, values_of, words_of
+from fusednorm.backends.hopper.kernels.exchange import PLACES, peek, publish, settle
 from fusednorm.private.gluon_names import async_copy, gl, gluon
-
-#: Pairs of packets that a block has.
-PLACES = gl.constexpr(8)
-
-
-@gluon.jit
-def quotient(dividend, magic):
-    """dividend // n, where magic is ceil(2^31 / n) and dividend n is less than 2^31."""
-    return gl.umulhi((2 * dividend).to(gl.uint32), magic).to(gl.int32)
-
-
-@gluon.jit
-def begin_copy(
-    p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
-    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy tile PLACE of a chunk, if there is such a chunk; in any case it counts as one copy."""
-    if chunk_unit < units:
-        first = (chunk_part * TILES + PLACE) * TILE
-        sample = quotient(chunk_unit, magic_groups)
-        begin = sample.to(gl.int64) * x_sample + (chunk_unit - sample * groups).to(gl.int64) * length + first
-        p_words = p_x + begin * 4 + o_words
-        if EVEN:
-            async_copy.async_copy_global_to_shared(p_slot, p_words)
-        else:
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < (length - first) * 4)
-    async_copy.commit_group()
-
-
-@gluon.jit
-def following(chunk_unit, chunk_part, parts, step_unit, step_part):
-    """The unit of a block's next chunk and its part of it."""
-    chunk_unit += step_unit
-    chunk_part += step_part
-    over = chunk_part >= parts
-    return gl.where(over, chunk_unit + 1, chunk_unit), gl.where(over, chunk_part - parts, chunk_part)
 
 
 @gluon.jit
@@ -81,24 +43,6 @@ def inverse_deviation(variance, eps):
     )
     better = root * gl.fma(-0.5 * shifted * root, root, 1.5)
     return gl.where((root > 0.0) & (root < float("inf")), better, root)
-
-
-@gluon.jit
-def affine(p_weight, p_bias, p_scale, p_shift, o_channel, o_modulation):
-    """A = weight (1 + scale) and B = bias (1 + scale) + shift of channels."""
-    offset = o_channel.to(gl.float32) * 0.0
-    gain = offset + 1.0
-    if p_weight is not None:
-        gain = gl.load(p_weight + o_channel).to(gl.float32)
-    if p_bias is not None:
-        offset = gl.load(p_bias + o_channel).to(gl.float32)
-    if p_scale is not None:
-        factor = 1.0 + gl.load(p_scale + o_modulation).to(gl.float32)
-        gain *= factor
-        offset *= factor
-    if p_shift is not None:
-        offset += gl.load(p_shift + o_modulation).to(gl.float32)
-    return gain, offset
 
 
 @gluon.jit(
@@ -159,6 +103,7 @@ def resident_forward(
                 slots.index(wave * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
                 magic_groups, o_words, place, TILES, TILE, EVEN,
             )  # fmt: skip
+            async_copy.commit_group()
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
@@ -179,7 +124,8 @@ def resident_forward(
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if EVEN:
                     b_mean = sum_of(b_x) * (1.0 / EACH)
-                    b_m2 = square_sum_of(b_x - b_mean[None, :, None], EACH_THREAD)
+                    b_x -= b_mean[None, :, None]
+                    b_m2 = product_sum_of(b_x, b_x, EACH_THREAD)
                     if place == 0:
                         mean, m2 = b_mean, b_m2
                     else:
@@ -191,7 +137,8 @@ def resident_forward(
                     b_held = (o_vectors < left)[:, :, None]
                     b_count = gl.sum((o_vectors < left).to(gl.float32), 0) * VECTOR
                     b_mean = sum_of(gl.where(b_held, b_x, 0.0)) / gl.maximum(b_count, 1.0)
-                    b_m2 = square_sum_of(gl.where(b_held, b_x - b_mean[None, :, None], 0.0), EACH_THREAD)
+                    b_x = gl.where(b_held, b_x - b_mean[None, :, None], 0.0)
+                    b_m2 = product_sum_of(b_x, b_x, EACH_THREAD)
                     if place == 0:
                         mean, m2, count = b_mean, b_m2, b_count
                     else:
@@ -257,6 +204,7 @@ def resident_forward(
                     slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
                     magic_groups, o_words, place, TILES, TILE, EVEN,
                 )  # fmt: skip
+                async_copy.commit_group()
                 p_words = p_y + (begin + first) * 4 + o_words
                 if EVEN:
                     gl.store(p_words, b_y)
@@ -269,6 +217,7 @@ def resident_forward(
                         slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups,
                         x_sample, magic_groups, o_words, place, TILES, TILE, EVEN,
                     )  # fmt: skip
+                    async_copy.commit_group()
         if lagging >= 0:
             stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
             stored = gl.where(stored == SLOTS - 1, 0, stored + 1)

@@ -1,0 +1,179 @@
+"""The backward of units of channels_first that stay on the chip: input and grad_output are read once.
+
+Waves, chunks and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
+wave sums dz and dz xhat of each tile, which lies in one channel: p and q, which another launch makes the parameters'
+gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of the unit,
+and stores dx = rstd (A dz - (P + xhat Q) / K).
+"""
+
+from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
+from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, values_of, words_of
+from fusednorm.backends.hopper.kernels.exchange import PLACES, peek, publish, settle
+from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+
+@gluon.jit
+def add_pairs(first, second, first_of_more, second_of_more):
+    return first + first_of_more, second + second_of_more
+
+
+@gluon.jit
+def begin_copies(
+    p_slot, p_grad_slot, p_x, p_dy, chunk_unit, chunk_part, units, length, groups, x_sample, dy_sample, magic_groups,
+    o_words, PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy tile PLACE of a chunk from the input and from grad_output, which count as one copy."""
+    if (chunk_part * TILES + PLACE) * TILE < length:
+        begin_copy(
+            p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
+            PLACE, TILES, TILE, True,
+        )  # fmt: skip
+        begin_copy(
+            p_grad_slot, p_dy, chunk_unit, chunk_part, units, length, groups, dy_sample, magic_groups, o_words,
+            PLACE, TILES, TILE, True,
+        )  # fmt: skip
+    async_copy.commit_group()
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "units", "parts", "waves", "step_unit",
+        "step_part", "magic_groups", "magic_channel", "channel_tiles", "total", "inverse_count",
+    ]
+)  # fmt: skip
+def resident_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_packets,
+    length, D, groups, x_sample, dy_sample, dx_sample, units, parts, waves, step_unit, step_part,
+    magic_groups: gl.uint32, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
+    activation_parameter: gl.float64,
+    DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
+    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """p and q of each tile, and grad_input.
+
+    ``length`` and TILE are the vectors of a unit and a tile; ``channel_tiles`` are the tiles of a channel, which tiles
+    divide. p of tile t of channel c is partial t of (n, c), and q lies ``total`` behind it. EVEN: chunks divide units.
+    """
+    DTYPE: gl.constexpr = p_x.dtype.element_ty
+    p_dy = p_dy.to(gl.pointer_type(gl.int32), bitcast=True)
+    p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
+    p_dx = p_dx.to(gl.pointer_type(gl.int32), bitcast=True)
+    VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    REPEATS: gl.constexpr = TILE // THREADS
+    SLOTS: gl.constexpr = LAG + 1 + AHEAD
+    WORDS: gl.constexpr = gl.BlockedLayout([REPEATS, 1, 4], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
+    VALUES: gl.constexpr = gl.BlockedLayout([REPEATS, 1, VECTOR], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
+    EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
+    LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
+    grad_slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
+
+    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None, None]
+    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))[None, :, None]
+    o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
+    o_words = (o_repeat * THREADS + o_thread) * 4 + o_word
+    o_part = gl.arange(0, PARTS, LANES)
+    m_part = o_part < parts
+    o_part = gl.where(m_part, o_part, 0)
+    alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
+
+    block, blocks = gl.program_id(0), gl.num_programs(0)
+    copied_unit, copied_part = block // parts, block % parts
+    summed_unit, summed_part = copied_unit, copied_part
+    stored_unit, stored_part = copied_unit, copied_part
+    for wave in gl.static_range(AHEAD + 1):
+        for place in gl.static_range(TILES):
+            begin_copies(
+                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, copied_unit,
+                copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words, place, TILES, TILE,
+            )  # fmt: skip
+        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
+    summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
+    for wave in range(waves + LAG):
+        lagging = wave - LAG
+        due = (lagging >= 0) & (stored_unit < units)
+        publisher = block - stored_part + o_part
+        published = lagging + gl.where(publisher < 0, -1, gl.where(publisher >= blocks, 1, 0))
+        publisher += gl.where(publisher < 0, blocks, gl.where(publisher >= blocks, -blocks, 0))
+        p_pair = p_packets + ((published & (PLACES - 1)) * blocks + publisher) * 2
+        first_packet, second_packet = peek(p_pair)
+
+        if wave < waves:
+            chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
+            for place in gl.static_range(TILES):
+                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                tile = summed_part * TILES + place
+                if (summed_unit < units) & (tile * TILE < length):
+                    sample = quotient(summed_unit, magic_groups)
+                    within = quotient(tile, magic_channel)
+                    channel = (summed_unit - sample * groups) * D + within
+                    o_sample = sample * (groups * D) + channel
+                    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, o_sample)
+                    rstd = gl.load(p_rstd + summed_unit)
+                    b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                    b_dy = values_of(grad_slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                    b_centred = b_x - gl.load(p_mean + summed_unit)
+                    b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
+                    b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
+                    p, q = gl.reduce((sum_of(b_dz), b_q), 0, add_pairs)
+                    q *= rstd
+                    if p_partials is not None:
+                        o_partial = o_sample.to(gl.int64) * channel_tiles + tile - within * channel_tiles
+                        gl.store(p_partials + o_partial, p)
+                        gl.store(p_partials + total + o_partial, q)
+                    chunk_p += gain * p
+                    chunk_q += gain * q
+            publish(p_packets + ((wave & (PLACES - 1)) * blocks + block) * 2, chunk_p, chunk_q, wave + 1)
+            summed_unit, summed_part = following(summed_unit, summed_part, parts, step_unit, step_part)
+            summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
+
+        if due:
+            sample = quotient(stored_unit, magic_groups)
+            group = stored_unit - sample * groups
+            begin = sample.to(gl.int64) * dx_sample + group.to(gl.int64) * length
+            mean, rstd = gl.load(p_mean + stored_unit), gl.load(p_rstd + stored_unit)
+            within = gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
+            channel = group * D + within
+            gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
+            b_tag = gl.full([PARTS], 1, gl.int32, LANES) + published
+            b_p, b_q = settle(first_packet, second_packet, p_pair, b_tag)
+            unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
+            scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
+            for place in gl.static_range(TILES):
+                first = (stored_part * TILES + place) * TILE
+                b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                gain *= rstd
+                b_centred = b_x - mean
+                b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain, offset), alpha)
+                b_dx = gl.fma(b_dz, gain, -gl.fma(b_centred * rstd, scaled_q, scaled_p))
+                b_dx = words_of(b_dx, WORDS, DTYPE)
+                if place < TILES - 1:
+                    within = gl.minimum(quotient(stored_part * TILES + place + 1, magic_channel), D - 1)
+                    channel = group * D + within
+                    gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
+                begin_copies(
+                    slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy,
+                    copied_unit, copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words,
+                    place, TILES, TILE,
+                )  # fmt: skip
+                if EVEN:
+                    gl.store(p_dx + (begin + first) * 4 + o_words, b_dx)
+                else:
+                    gl.store(p_dx + (begin + first) * 4 + o_words, b_dx, mask=o_words < (length - first) * 4)
+        if LAG > 0:
+            if lagging < 0:
+                for place in gl.static_range(TILES):
+                    begin_copies(
+                        slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy,
+                        copied_unit, copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words,
+                        place, TILES, TILE,
+                    )  # fmt: skip
+        if lagging >= 0:
+            stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
+            stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
+        copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
+        copied = gl.where(copied == SLOTS - 1, 0, copied + 1)
