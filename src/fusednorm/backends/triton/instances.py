@@ -103,28 +103,23 @@ def _adding(problem: Problem) -> str | None:
     return problem.added.obstacle or _common(replace(problem, added=None))
 
 
-def _adding_alike(problem: Problem) -> str | None:
-    """:func:`_adding` of an instance whose units are no rows: a gate has a number for each sample and channel."""
-    added = problem.added
-    if added is not None and "pre_add" in added.names and problem.norm.per_batch:
-        numbers = "pre_gate" in added.names or added.pre_layout is None
-        if numbers:
-            return added.obstacle or "adds no numbers of samples to batch_norm's channels"
+def _adding_numbers(problem: Problem) -> str | None:
+    """:func:`_adding` of an instance whose gates have a number for each sample and channel."""
+    if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
+        return "has no gate of rows"
     return _adding(problem)
 
 
 @dataclass(frozen=True, slots=True)
 class TilesInstance:
-    """Any problem: the statistics of all tiles, combined, then the results of all tiles, with post_add."""
+    """Any problem: the statistics of all tiles, combined, then the results of all, with the sums around the norm."""
 
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
         if problem.norm.per_position:
             return SINGLE
-        if problem.added is not None and "pre_add" in problem.added.names:
-            return "adds nothing before the norm"
-        return _unquantized(problem) or _adding(problem)
+        return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
@@ -158,7 +153,7 @@ class WholeInstance:
             return f"holds units of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a group's elements do not follow one another"
-        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
         seen = _rows(problem)
@@ -194,14 +189,12 @@ class HeldInstance:
         seen = held_units(problem)
         if seen is None:
             return (
-                "takes batch_norm of channels_last whose samples follow one another in memory, without scale and shift"
+                "takes batch_norm of channels_last whose samples follow one another in memory, with nothing by sample"
             )
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
-        if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
-            return "has no gate of rows"
-        return _unquantized(problem) or _adding_alike(problem)
+        return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
         seen = _seen(problem)
@@ -250,7 +243,7 @@ class RowsInstance:
                 return "keeps no variance"
         if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a row's elements do not follow one another"
-        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
         if problem.added is not None:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from fusednorm.backends.triton.kernels.addressing import aligned
 from fusednorm.backends.triton.kernels.aggregates import Channels, Parameters
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
@@ -17,7 +18,7 @@ from fusednorm.backends.triton.kernels.moments import (
     merge_lanes,
 )
 from fusednorm.backends.triton.kernels.rows import store_sums
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
 @triton.jit
