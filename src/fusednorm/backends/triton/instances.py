@@ -308,7 +308,8 @@ def _rows(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsInstance:
-    """channels_first with statistics for each position: a block of positions to a program."""
+    """channels_first with statistics for each position: a block of positions to a program, with the sums around the
+    norm."""
 
     name: str = "triton.columns"
 
@@ -317,15 +318,19 @@ class ColumnsInstance:
             return "the statistics are not those of single positions"
         if problem.layout.order != "channels_first":
             return f"needs channels_first, the tensor is {problem.layout.order}"
-        return _unquantized(problem) or _common(problem)
+        return _unquantized(problem) or _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[PositionsConfig]:
         return positions_configs(problem, columns_for(problem))
 
     def plan(self, problem: Problem, config: PositionsConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.columns import ColumnsBackward, ColumnsForward
+        from fusednorm.backends.triton.plans import columns as plans
 
-        make = ColumnsBackward if problem.backward else ColumnsForward
+        make: Any
+        if problem.added is None:
+            make = plans.ColumnsBackward if problem.backward else plans.ColumnsForward
+        else:
+            make = plans.ColumnsSumBackward if problem.backward else plans.ColumnsSumForward
         return make(problem, config or columns_for(problem))
 
 

@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters
+from fusednorm.backends.triton.kernels.columns import gradients_of_positions, normalize_positions
 from fusednorm.backends.triton.kernels.held import held_units_backward, held_units_forward
 from fusednorm.backends.triton.kernels.rows import gradients_of_rows
 from fusednorm.backends.triton.kernels.tiles import apply_tiles, planes_moments, rows_moments
@@ -271,4 +272,50 @@ def held_sum_backward(
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "y_sample", "y_channel", "before_sample", "before_channel", "behind_sample",
+        "behind_channel", "blocks",
+    ]
+)  # fmt: skip
+def positions_sum_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_before, p_numbers, p_behind, p_total,
+    S, x_sample, x_channel, y_sample, y_channel, before_sample, before_channel, behind_sample, behind_channel, blocks,
+    eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`normalize_positions` with sums around the norm."""
+    added = Added(
+        p_before, p_numbers, p_behind, p_total, before_sample, before_channel, 1, behind_sample, behind_channel, 1, 1, 1
+    )  # fmt: skip
+    normalize_positions(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, added, S, x_sample, x_channel,
+        y_sample, y_channel, blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "behind_sample",
+        "behind_channel", "blocks",
+    ]
+)  # fmt: skip
+def positions_sum_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_partials, p_grad_weight, p_grad_bias,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, behind_sample, behind_channel, blocks,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_positions` with sums around the norm."""
+    gradients_of_positions(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, 1), p_partials,
+        p_grad_weight, p_grad_bias, S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks,
+        activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip
