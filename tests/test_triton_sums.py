@@ -316,8 +316,14 @@ right = torch.relu(torch.nn.functional.group_norm(x.double(), 3) + p)
 for name in ("triton.whole", "triton.held", "triton.tiles"):
     with fusednorm.use_instance(name):
         far.append((fusednorm.group_norm(x, 3, activation="relu", post_add=p) - right).abs().max().item())
-with fusednorm.use_instance("triton.tiles"):
-    far.append((fusednorm.group_norm(x, 3, pre_add=p) - torch.nn.functional.group_norm(x + p, 3)).abs().max().item())
+for one, other in ((x, p), (p, x)):
+    with fusednorm.use_instance("triton.tiles"):
+        y, s = fusednorm.group_norm(one, 3, pre_add=other, return_sum=True)
+    far += [(y - torch.nn.functional.group_norm(x + p, 3)).abs().max().item(), (s - (x + p)).abs().max().item()]
+    with fusednorm.use_instance("triton.columns"):
+        y, s = fusednorm.rms_norm(one, (6,), eps=1e-5, channel_dim=1, pre_add=other, return_sum=True)
+    right = (x + p) * ((x + p).square().mean(1, keepdim=True) + 1e-5).rsqrt()
+    far += [(y - right).abs().max().item(), (s - (x + p)).abs().max().item()]
 p = order(drawn(3, 6, 5, 7, seed=2))
 leaf = drawn(3, 6, 5, 7).requires_grad_()
 with fusednorm.use_instance("triton.tiles"):
@@ -329,5 +335,5 @@ print(json.dumps([far, plans]))
     )
     far, kinds = found
     assert max(far) < 1e-5
-    apart = ["NoneType", "HeldSumForward", "TilesSumForward", "TilesSumForward"]
+    apart = ["NoneType", "HeldSumForward", "TilesSumForward", *["TilesSumForward", "ColumnsSumForward"] * 2]
     assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]
