@@ -323,6 +323,10 @@ for one, other in ((x, p), (p, x)):
     with fusednorm.use_instance("triton.tiles"):
         y, s = fusednorm.group_norm(one, 3, pre_add=other, return_sum=True)
     far += [(y - torch.nn.functional.group_norm(x + p, 3)).abs().max().item(), (s - (x + p)).abs().max().item()]
+instances.MOST_WHOLE = 16  # longer planes of triton.rows go in tiles
+with fusednorm.use_instance("triton.rows"):
+    y = fusednorm.instance_norm(x, pre_add=x, post_add=x)
+far.append((y - torch.nn.functional.instance_norm(2 * x) - x).abs().max().item())
 right = (x + p) * ((x + p).square().mean(1, keepdim=True) + 1e-5).rsqrt()
 for config in (instances.columns_for, lambda problem: PositionsConfig(8, 4, 1)):
     instances.columns_for = config
@@ -341,5 +345,5 @@ print(json.dumps([far, plans]))
     )
     far, kinds = found
     assert [one for one in far if not one < 1e-5] == []  # a NaN is none that is below
-    apart = ["NoneType", "HeldSumForward", *["TilesSumForward"] * 3, *["ColumnsSumForward"] * 2]
+    apart = ["NoneType", "HeldSumForward", *["TilesSumForward"] * 4, *["ColumnsSumForward"] * 2]
     assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]

@@ -222,7 +222,7 @@ def _seen(problem: Problem) -> HeldUnits:
 class RowsInstance:
     """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
     program's rows in registers, or by columns where rows are too long for that. With sums around the norm rows are in
-    registers in both."""
+    registers in both, and channels of samples that are too long for them in tiles."""
 
     name: str = "triton.rows"
 
@@ -233,6 +233,8 @@ class RowsInstance:
         if problem.quantized is not None and problem.quantized.per_row:
             return "holds no row until its scale is known"
         if problem.added is not None and problem.reduced > _most_summed(problem):
+            if _planes_in_rows(problem):
+                return TILES.supports(problem)
             return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.norm.per_position:
             return _adding(problem) if problem.layout.order == "channels_last" else SINGLE
@@ -262,7 +264,7 @@ class RowsInstance:
     @staticmethod
     def _summed_configs(problem: Problem) -> Sequence[Any]:
         if not problem.backward:
-            return WHOLE.configs(problem)
+            return _summing(problem).configs(problem)
         return rows_backwards(_rows(problem), rows_sum_backward_for(_rows(problem)))
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
@@ -279,7 +281,8 @@ class RowsInstance:
             return QuantizedRows(problem, config or rows_forward_for(seen))
         if problem.added is not None:
             if not problem.backward:
-                return WHOLE.plan(problem, config if isinstance(config, WholeConfig) else None)
+                summing: Any = _summing(problem)
+                return summing.plan(problem, config if isinstance(config, WholeConfig | TilesConfig) else None)
             fits = isinstance(config, RowsBackwardConfig)
             return RowsSumBackward(problem, config if fits else rows_sum_backward_for(seen))
         if not problem.backward:
@@ -299,6 +302,11 @@ def _are_rows(problem: Problem) -> bool:
 def _most_summed(problem: Problem) -> int:
     """The longest rows with sums around the norm, which are in the registers of a program."""
     return most_summed_row(problem) if problem.backward else _most_whole(problem)
+
+
+def _summing(problem: Problem) -> Instance:
+    """What runs a forward of triton.rows with sums around the norm."""
+    return WHOLE if problem.reduced <= _most_whole(problem) else TILES
 
 
 def _rows(problem: Problem) -> Problem:
