@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 from cpu_support import ACTIVATIONS, DTYPES, backward, faults, forward, run
-from test_sums import case, channels_last
-from torch import Tensor
 
 import fusednorm
-from fusednorm import dispatch
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, LayoutName, Workload, draw
 from fusednorm.choice import instances
@@ -246,148 +242,3 @@ def test_tensors_of_another_device_than_the_current_one(workload: Workload) -> N
         assert faults(workload, inputs, found[0]) == []
         for other in found[1:]:
             assert all(torch.equal(found[0][key], other[key]) for key in other)
-
-
-# --- sums around norms ---
-
-
-def plans_made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The classes of the plans of sums that are made from now on."""
-    made: list[str] = []
-    kept = dispatch._sum_plan
-
-    def noted(key: Any, problem: Any) -> Any:
-        plan = kept(key, problem)
-        made.append(type(plan).__name__)
-        return plan
-
-    monkeypatch.setattr(dispatch, "_plans", {})
-    monkeypatch.setattr(dispatch, "_sum_plan", noted)
-    return made
-
-
-SUMS = (("pre_add",), ("pre_add", "pre_gate"), ("pre_add", "scalar_gate", "post_add"), ("post_add",))
-
-
-@pytest.mark.parametrize("names", SUMS, ids="+".join)
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("form", "shape"),
-    [
-        ("rms_norm", (4096, 4096)),
-        ("layer_norm", (8, 512, 768)),
-        ("layer_norm", (3000, 64)),
-        ("layer_norm", (1200, 1439)),
-        ("rms_norm", (600, 8192)),
-        ("layer_norm", (400, 12000)),
-    ],
-)
-def test_sums_around_rows(
-    form: str, shape: tuple[int, ...], dtype: torch.dtype, names: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = case(form, shape, dtype, *names, activation="silu" if "post_add" in names else None)
-    tensors = {name: tensor.cuda() for name, tensor in one.tensors.items()}
-    one = replace(one, tensors=tensors, fused_backward=shape[-1] <= 8192 or "post_add" not in names)
-    made = plans_made(monkeypatch)
-    assert one.faults(one.run()) == []
-    assert made[0] == "WholeSumForward"
-    if shape[-1] <= 8192:
-        assert made[1:] in (["RowsSumBackward"], ["HeldSumBackward"])
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("shape", [(2, 4096, 1152), (4, 300, 3072), (2, 8, 256, 768)])
-def test_sums_around_modulated_rows(
-    shape: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """adaLN's chain: s = x + gate h, layer_norm, scale and shift."""
-    per_sample = (shape[0], *(1,) * (len(shape) - 2), shape[-1])
-    sizes = {"x": shape, "h": shape, "gate": per_sample, "scale": per_sample, "shift": per_sample}
-    t = {name: torch.randn(size, device="cuda").to(dtype).requires_grad_() for name, size in sizes.items()}
-    dy, ds = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
-
-    def plain(t: dict[str, Tensor], rounded: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
-        s = rounded(t["x"] + t["gate"] * t["h"])
-        z = torch.nn.functional.layer_norm(s, shape[-1:], eps=1e-6)
-        return z * (1 + t["scale"]) + t["shift"], s
-
-    made = plans_made(monkeypatch)
-    outputs = fusednorm.layer_norm(
-        t["x"], shape[-1:], eps=1e-6, scale=t["scale"], shift=t["shift"], pre_add=t["h"], pre_gate=t["gate"],
-        return_sum=True,
-    )  # fmt: skip
-    found = [*outputs, *torch.autograd.grad(outputs, list(t.values()), [dy, ds])]
-    assert made == ["WholeSumForward", "RowsSumBackward"]
-    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
-    right = plain(wide, lambda s: s + (s.to(dtype) - s).detach())
-    expected = [*right, *torch.autograd.grad(right, list(wide.values()), [dy.double(), ds.double()])]
-    torchs = plain(t, lambda s: s)
-    theirs = [*torchs, *torch.autograd.grad(torchs, list(t.values()), [dy, ds])]
-    for name, one, other, value in zip(["y", "s", *t], found, theirs, expected, strict=True):
-        ours, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
-        floor = torch.finfo(dtype).eps * value.square().mean().sqrt() / 2
-        assert ours <= 1.5 * plain_error + floor, name
-
-
-@pytest.mark.parametrize("last", [False, True])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize(
-    ("form", "shape"),
-    [
-        ("batch_norm", (32, 64, 56, 56)),
-        ("batch_norm", (64, 256, 14, 14)),
-        ("batch_norm", (16, 512, 7, 7)),
-        ("batch_norm", (128, 192, 7, 7)),
-        ("group_norm", (4, 96, 64, 64)),
-        ("group_norm", (8, 96, 51, 51)),
-        ("group_norm", (16, 192, 8, 8)),
-        ("instance_norm", (4, 33, 50, 51)),
-    ],
-)
-def test_post_add_of_images(
-    form: str, shape: tuple[int, ...], dtype: torch.dtype, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = channels_last if last else Tensor.contiguous
-    one = case(form, shape, dtype, "post_add", activation="relu", order=order)
-    tensors = {name: tensor.cuda() for name, tensor in one.tensors.items()}
-    one = replace(one, tensors={**tensors, "post_add": order(tensors["post_add"])})
-    made = plans_made(monkeypatch)
-    assert one.faults(one.run()) == []
-    forwards = ("TilesSumForward", "HeldSumForward", "WholeSumForward")
-    assert len(made) == 2
-    assert made[0] in forwards
-    assert made[1] in ("TilesSumBackward", "HeldSumBackward")
-
-
-@pytest.mark.parametrize("form", ["batch_norm", "group_norm", "instance_norm"])
-def test_pre_add_of_small_images(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for order in (channels_last, Tensor.contiguous):
-        one = case(form, (8, 96, 8, 8), torch.bfloat16, "pre_add", "post_add", activation="silu", order=order)
-        tensors = {name: tensor.cuda() for name, tensor in one.tensors.items()}
-        for name in ("pre_add", "post_add"):
-            tensors[name] = order(tensors[name])
-        one = replace(one, tensors=tensors)
-        made = plans_made(monkeypatch)
-        assert one.faults(one.run()) == []
-        assert made[0] in ("HeldSumForward", "WholeSumForward")
-
-
-@pytest.mark.parametrize("last", [False, True])
-def test_post_add_of_an_evaluation(last: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    memory = torch.channels_last if last else torch.contiguous_format
-    x, p = (torch.randn(16, 64, 56, 56, device="cuda").bfloat16().to(memory_format=memory) for _ in range(2))
-    mean, var = torch.randn(64, device="cuda"), torch.rand(64, device="cuda") + 0.5
-    made = plans_made(monkeypatch)
-    found = fusednorm.batch_norm(x, mean, var, activation="relu", post_add=p)
-    z = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double())
-    torch.testing.assert_close(found, torch.relu(z + p).bfloat16(), rtol=1e-2, atol=1e-2)
-    assert made == ["TilesSumForward"]
-
-
-def test_sums_by_the_same_bits() -> None:
-    one = case("layer_norm", (4, 1024, 768), torch.bfloat16, "pre_add", "pre_gate", "post_add", activation="silu")
-    one = replace(one, tensors={name: tensor.cuda() for name, tensor in one.tensors.items()})
-    first = one.run()
-    for _ in range(20):
-        again = one.run()
-        assert all(torch.equal(first[name], again[name]) for name in first)

@@ -46,6 +46,7 @@ def test_all_kernels_of_several_launches() -> None:
         "held_forward",
         "rows_forward",
         "positions_forward",
+        "positions_sum_forward",
         "whole_sum_forward",
         "held_sum_forward",
     }
@@ -65,6 +66,14 @@ def test_waits_before_it_stores(kernel: str) -> None:
         assert WAIT in code, made.launch.constants
         assert STORE in code
         assert code.index(WAIT) < code.index(STORE), made.launch.constants
+
+
+def test_waits_for_a_sum_that_the_launch_before_stores() -> None:
+    reading = [made for made in FOLLOWING if made.launch.constants.get("STORED")]
+    assert reading
+    for made in _each_branch(reading, "sum_apply"):
+        code = _code(made)
+        assert code.index(WAIT) < code.index("ld.global"), made.launch.constants
 
 
 @pytest.mark.parametrize("kernel", _names(FOLLOWED))

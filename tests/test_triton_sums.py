@@ -16,7 +16,7 @@ from dataclasses import replace
 import torch
 import fusednorm
 from fusednorm import dispatch
-from test_sums import Case, case, channels_last, drawn, rows
+from test_sums import Case, case, channels_last, drawn, normalize, rows
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.kinds import RowsBackwardConfig, WholeConfig
 
@@ -160,36 +160,49 @@ print(json.dumps([faults, made]))
 
 
 def test_tiles() -> None:
-    """post_add behind the norms of tiles, in every memory order and kind of tile, with gradients of s."""
+    """Sums before and behind the norms of tiles, in every memory order and kind of tile, with gradients of s. Without
+    gradients s is not stored but made twice, with the same bits."""
     found = interpreted(
         PRELUDE
         + """
+from drawn_judge import same_bits
 from fusednorm.backends.triton import runs
+from fusednorm.backends.triton.config import tiles
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 
-runs.FEW = 0  # small tensors have rows of several positions too
+runs.FEW = tiles.SPREAD_ELEMENTS = 0  # small tensors have rows of several positions too, and planes across samples
 faults, made = [], []
 chosen = dict(passes_for=instances.passes_for)
 positions = dict(passes_for=lambda seen: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2)))
 small = dict(
     passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
 )
-for form, shape, dtype, activation, order, config in [
-    ("group_norm", (2, 6, 9, 13), single, "silu", torch.Tensor.contiguous, chosen),
-    ("group_norm", (2, 6, 11, 11), half, "silu", torch.Tensor.contiguous, small),
-    ("group_norm", (2, 6, 11, 11), half, "gelu", channels_last, chosen),
-    ("instance_norm", (2, 3, 9, 7), half, "silu", channels_last, chosen),
-    ("batch_norm", (3, 5, 9, 7), single, "relu", torch.Tensor.contiguous, chosen),
-    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen),
-    ("batch_norm", (20, 6, 4, 3), single, "relu", torch.Tensor.contiguous, chosen),
-    ("batch_norm", (3, 5, 9, 7), double, "tanh", torch.Tensor.contiguous, small),
-    ("group_norm", (3, 6, 5, 13), half, "silu", channels_last, positions),
-    ("group_norm", (2, 12, 9, 4), half, "relu", channels_last, positions),
+contiguous, both = torch.Tensor.contiguous, ("pre_add", "post_add")
+for form, shape, dtype, activation, order, config, names in [
+    ("group_norm", (2, 6, 9, 13), single, "silu", contiguous, chosen, ("pre_add",)),
+    ("group_norm", (2, 6, 9, 13), single, "silu", contiguous, chosen, ("pre_add", "pre_gate")),
+    ("group_norm", (2, 6, 11, 11), half, "silu", contiguous, small, both),
+    ("group_norm", (2, 6, 11, 11), half, "gelu", contiguous, small, ("small_add", "post_add")),
+    ("instance_norm", (2, 3, 9, 7), half, "silu", channels_last, chosen, ("post_add",)),
+    ("batch_norm", (3, 5, 9, 7), single, "relu", contiguous, chosen, ("small_add", "pre_gate", "post_add")),
+    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen, both),
+    ("batch_norm", (3, 5, 9, 7), half, "relu", channels_last, chosen, ("small_add", "post_add")),
+    ("batch_norm", (20, 6, 4, 3), single, "relu", contiguous, chosen, both),
+    ("batch_norm", (20, 6, 4, 3), single, "relu", contiguous, chosen, ("small_add", "post_add")),
+    ("batch_norm", (3, 5, 9, 7), double, "tanh", contiguous, small, ("post_add",)),
+    ("group_norm", (3, 6, 5, 13), half, "silu", channels_last, positions, both),
+    ("group_norm", (2, 12, 9, 4), half, "relu", channels_last, positions, ("small_add", "post_add")),
 ]:
     vars(instances).update(config)
-    one = fused(case(form, shape, dtype, "post_add", activation=activation, order=order), order)
+    one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
     results, kinds = run("triton.tiles", one)
-    faults += [(form, shape, fault) for fault in one.faults(results)]
+    faults += [(form, shape, names, fault) for fault in one.faults(results)]
+    if "pre_add" in one.tensors:
+        with torch.no_grad(), fusednorm.use_instance("triton.tiles"):
+            around = {name: one.tensors[name] for name in ("pre_add", "pre_gate", "post_add") if name in one.tensors}
+            y = normalize(form, one.x, one.tensors["weight"], one.tensors["bias"], activation=activation, **around)
+        if not same_bits(y, results["output"]):
+            faults.append((form, shape, names, "other bits"))
     made.append([form, shape, kinds])
 print(json.dumps([faults, made]))
 """
@@ -221,6 +234,8 @@ for form, shape, dtype, activation, order, names in [
     ("group_norm", (5, 12, 4, 3), single, "silu", channels_last, ("small_add", "pre_gate", "post_add")),
     ("instance_norm", (3, 5, 3, 7), single, None, contiguous, ("small_add",)),
     ("instance_norm", (3, 5, 3, 7), single, "silu", channels_last, ("pre_add", "pre_gate", "post_add")),
+    ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, ("small_add", "post_add")),
+    ("batch_norm", (6, 7), half, None, contiguous, ("pre_add", "pre_gate")),
 ]:
     one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
     results, kinds = run("triton.held", one)
@@ -235,12 +250,43 @@ print(json.dumps([faults, made]))
         assert kinds == ["HeldSumForward", "HeldSumBackward"], (form, shape)
 
 
+def test_columns() -> None:
+    """Sums around the norms over the channels of channels_first, whose tiles hold all channels or walk over them."""
+    found = interpreted(
+        PRELUDE
+        + """
+from fusednorm.backends.triton.config.kinds import PositionsConfig
+
+faults, made = [], []
+held = instances.columns_for
+form, shape, both = "layer_norm over channels", (2, 6, 5, 4), ("pre_add", "post_add")
+for dtype, activation, walks, names in [
+    (single, "silu", False, both),
+    (single, "silu", True, ("pre_add", "pre_gate", "post_add")),
+    (half, None, False, ("small_add", "pre_gate")),
+    (half, "gelu", True, ("small_add",)),
+    (double, "tanh", True, ("post_add",)),
+]:
+    instances.columns_for = (lambda problem: PositionsConfig(8, 4, 1)) if walks else held
+    one = fused(case(form, shape, dtype, *names, activation=activation))
+    results, kinds = run("triton.columns", one)
+    faults += [(walks, names, fault) for fault in one.faults(results)]
+    made.append([names, kinds])
+print(json.dumps([faults, made]))
+"""
+    )
+    faults, made = found
+    assert faults == []
+    for names, kinds in made:
+        assert kinds == ["ColumnsSumForward", "ColumnsSumBackward"], names
+
+
 def test_forwards_alone() -> None:
     """Units in one piece of memory, and evaluations of batch_norm; s is not kept where nobody wants it."""
     found = interpreted(
         PRELUDE
         + """
-from test_sums import normalize
+from fusednorm.backends.triton.config.kinds import PositionsConfig
 
 far = []
 for form, shape, names in [
@@ -262,17 +308,32 @@ for form, shape, names in [
 mean, var = drawn(6), drawn(6, seed=1).abs() + 0.5
 for order in (torch.Tensor.contiguous, channels_last):
     dispatch._plans.clear()
-    x, p = order(drawn(3, 6, 5, 7)), order(drawn(3, 6, 5, 7, seed=2))
+    x, n, p = order(drawn(3, 6, 5, 7)), drawn(3, 6, seed=3), order(drawn(3, 6, 5, 7, seed=2))
     with fusednorm.use_instance("triton.tiles"):
-        y = fusednorm.batch_norm(x, mean, var, activation="relu", post_add=p)
-    right = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double()) + p
-    far.append((y - right.relu()).abs().max().item())
+        y, s = fusednorm.batch_norm(x, mean, var, activation="relu", pre_add=n, post_add=p, return_sum=True)
+    right = torch.nn.functional.batch_norm(x.double() + n[:, :, None, None], mean.double(), var.double()) + p
+    far += [(y - right.relu()).abs().max().item(), (s - x - n[:, :, None, None]).abs().max().item()]
 x, wider = drawn(2, 6, 5, 7), drawn(2, 6, 9, 7, seed=2)
 p = wider[:, :, :5]  # whose planes lie further apart
 right = torch.relu(torch.nn.functional.group_norm(x.double(), 3) + p)
 for name in ("triton.whole", "triton.held", "triton.tiles"):
     with fusednorm.use_instance(name):
         far.append((fusednorm.group_norm(x, 3, activation="relu", post_add=p) - right).abs().max().item())
+for one, other in ((x, p), (p, x)):
+    with fusednorm.use_instance("triton.tiles"):
+        y, s = fusednorm.group_norm(one, 3, pre_add=other, return_sum=True)
+    far += [(y - torch.nn.functional.group_norm(x + p, 3)).abs().max().item(), (s - (x + p)).abs().max().item()]
+instances.MOST_WHOLE = 16  # longer planes of triton.rows go in tiles
+with fusednorm.use_instance("triton.rows"):
+    y = fusednorm.instance_norm(x, pre_add=x, post_add=x)
+far.append((y - torch.nn.functional.instance_norm(2 * x) - x).abs().max().item())
+right = (x + p) * ((x + p).square().mean(1, keepdim=True) + 1e-5).rsqrt()
+for config in (instances.columns_for, lambda problem: PositionsConfig(8, 4, 1)):
+    instances.columns_for = config
+    dispatch._plans.clear()
+    with fusednorm.use_instance("triton.columns"):
+        y, s = fusednorm.rms_norm(p, (6,), eps=1e-5, channel_dim=1, pre_add=x, return_sum=True)
+    far += [(y - right).abs().max().item(), (s - (x + p)).abs().max().item()]
 p = order(drawn(3, 6, 5, 7, seed=2))
 leaf = drawn(3, 6, 5, 7).requires_grad_()
 with fusednorm.use_instance("triton.tiles"):
@@ -283,6 +344,6 @@ print(json.dumps([far, plans]))
 """
     )
     far, kinds = found
-    assert max(far) < 1e-5
-    apart = ["NoneType", "HeldSumForward", "TilesSumForward"]
+    assert [one for one in far if not one < 1e-5] == []  # a NaN is none that is below
+    apart = ["NoneType", "HeldSumForward", *["TilesSumForward"] * 4, *["ColumnsSumForward"] * 2]
     assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]

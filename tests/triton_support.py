@@ -40,7 +40,8 @@ KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
     "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward",
-    "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients",
+    "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients", "sum_moments_of_planes",
+    "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward",
 }  # fmt: skip
 
 
@@ -61,7 +62,8 @@ class Case:
     eps: float = 1e-5
     statistics: torch.dtype | None = None  # of given ones; None for that of the saved ones
     activation_parameter: float = 1.0
-    sums: tuple[str, ...] = ()  # around the norm; a gate is one of each sample's elements
+    sums: tuple[str, ...] = ()  # around the norm; a gate is one of each sample's elements, or channels as small_add is
+    keeps_sum: bool = True  # which a backward needs
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -136,6 +138,19 @@ CASES: tuple[Case, ...] = (
     Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES, sums=("post_add",)),
     Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES, sums=("post_add",)),
     Case("group_norm", 1, (3, 15, 503, 503), FP16, "silu", last=True, instance=TILES, sums=("post_add",)),
+    Case("group_norm", 32, (16, 320, 128, 128), activation="silu", instance=TILES, sums=("pre_add",)),
+    Case("group_norm", 32, (16, 320, 128, 128), last=True, instance=TILES, sums=("pre_add", "post_add")),
+    Case("group_norm", 32, (16, 320, 128, 128), activation="silu", last=True, instance=TILES, sums=("small_add",)),
+    Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES, sums=("small_add",)),
+    Case("group_norm", 32, (8, 320, 51, 51), instance=TILES, sums=("pre_add", "pre_gate"), keeps_sum=False),
+    Case("group_norm", 20, (16, 100, 48, 48), FP32, last=True, instance=TILES, sums=("pre_add",), keeps_sum=False),
+    Case("group_norm", 1, (3, 15, 503, 503), FP16, last=True, instance=TILES, sums=("pre_add", "pre_gate")),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, instance=TILES, sums=("pre_add",)),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, instance=TILES, sums=("small_add", "post_add")),
+    Case("batch_norm", 0, (32, 256, 12, 12), instance=HELD, sums=("small_add",)),
+    Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", instance=COLUMNS, sums=("pre_add", "post_add")),
+    Case("layer_norm", 0, (4, 2048, 7, 7), FP16, instance=COLUMNS, sums=("small_add",)),
+    Case("rms_norm", 0, (2, 768, 31, 33), FP64, "silu", instance=COLUMNS, sums=("pre_add", "pre_gate", "post_add")),
     Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD, sums=("pre_add", "post_add")),
     Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, instance=HELD, sums=("pre_add", "post_add")),
     Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=WHOLE, sums=("pre_add", "post_add")),
@@ -253,11 +268,16 @@ def _run(case: Case, made: list[Operation]) -> None:
 
 def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation]) -> None:
     o, added = operands, torch.empty_like(operands.input)
-    gate = torch.empty((case.shape[0], *(1,) * (len(case.shape) - 2), case.shape[-1]), dtype=case.dtype, device="meta")
-    each = {"pre_add": added, "pre_gate": gate, "post_add": added}
-    sums = Sums(**{name: each[name] for name in case.sums})
-    results = _plan(case.instance, sum_forward_problem(norm, o, sums, sums.pre_add is not None))(o, sums)
-    if case.instance is WHOLE or not case.training:
+    numbers = torch.empty(case.shape[:2], dtype=case.dtype, device="meta")
+    gate = numbers
+    if case.family in ("layer_norm", "rms_norm") and case.groups:
+        shape = (case.shape[0], *(1,) * (len(case.shape) - 2), case.shape[-1])
+        gate = torch.empty(shape, dtype=case.dtype, device="meta")
+    each = {"pre_add": added, "small_add": numbers, "pre_gate": gate, "post_add": added}
+    sums = Sums(**{name.replace("small", "pre"): each[name] for name in case.sums})
+    keeps_sum = sums.pre_add is not None and case.keeps_sum
+    results = _plan(case.instance, sum_forward_problem(norm, o, sums, keeps_sum))(o, sums)
+    if case.instance is WHOLE or not case.training or not case.keeps_sum:
         return
     made.append([])
     post_add = sums.post_add if norm.activation else None

@@ -291,6 +291,20 @@ class Problem:
         return self.scale_dtype is not None or self.shift_dtype is not None
 
     @property
+    def numbered(self) -> bool:
+        """Whether units that are no rows get a number for each sample and channel: a gate, or a pre_add of (N, C)."""
+        added, view = self.added, self.view
+        if added is None:
+            return False
+        rows = self.layout.order == "channels_last" if self.norm.per_position else view.spatial == view.groups == 1
+        return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
+
+    @property
+    def by_sample(self) -> bool:
+        """Whether a channel has other numbers in each sample: a scale, a shift, or what is added to it."""
+        return self.modulated or self.numbered
+
+    @property
     def constant(self) -> bool:
         """True for a backward whose statistics cover one element each: then x - mean is 0, and dx is 0.
 
@@ -321,9 +335,9 @@ class Problem:
     @cached_property
     def folded(self) -> Problem:
         """The problem with batch_norm's channels_last samples as positions of one sample, where strides permit that and
-        no scale or shift differs by sample; else the problem itself."""
+        nothing differs by sample (:attr:`by_sample`); else the problem itself."""
         view, layouts = self.view, self.layouts
-        if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
+        if not self.norm.per_batch or self.by_sample or self.layout.order == "channels_first":
             return self
         steps = view.samples > 1 and view.spatial > 1
         if steps and any(layout and layout.sample != view.spatial * layout.spatial for layout in layouts):
@@ -343,10 +357,10 @@ class Problem:
     def spread_over(self, blocks: int) -> Problem | None:
         """batch_norm's channels_first as group_norm's channels_last: a sample for each of so many blocks of channels,
         the elements that a block has of a sample as channels, a group for each channel, and the samples as positions.
-        None where strides do not permit that, and where scale or shift differ by sample.
+        None where strides do not permit that, and where anything differs by sample.
         """
         view, layouts = self.view, self.layouts
-        if not self.norm.per_batch or self.modulated or self.layout.order == "channels_last":
+        if not self.norm.per_batch or self.by_sample or self.layout.order == "channels_last":
             return None
         if view.channels > 1 and any(layout and layout.channel != view.spatial for layout in layouts):
             return None

@@ -103,28 +103,23 @@ def _adding(problem: Problem) -> str | None:
     return problem.added.obstacle or _common(replace(problem, added=None))
 
 
-def _adding_alike(problem: Problem) -> str | None:
-    """:func:`_adding` of an instance whose units are no rows: a gate has a number for each sample and channel."""
-    added = problem.added
-    if added is not None and "pre_add" in added.names and problem.norm.per_batch:
-        numbers = "pre_gate" in added.names or added.pre_layout is None
-        if numbers:
-            return added.obstacle or "adds no numbers of samples to batch_norm's channels"
+def _adding_numbers(problem: Problem) -> str | None:
+    """:func:`_adding` of an instance whose gates have a number for each sample and channel."""
+    if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
+        return "has no gate of rows"
     return _adding(problem)
 
 
 @dataclass(frozen=True, slots=True)
 class TilesInstance:
-    """Any problem: the statistics of all tiles, combined, then the results of all tiles, with post_add."""
+    """Any problem: the statistics of all tiles, combined, then the results of all, with the sums around the norm."""
 
     name: str = "triton.tiles"
 
     def supports(self, problem: Problem) -> str | None:
         if problem.norm.per_position:
             return SINGLE
-        if problem.added is not None and "pre_add" in problem.added.names:
-            return "adds nothing before the norm"
-        return _unquantized(problem) or _adding(problem)
+        return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         seen = tiled(problem)
@@ -158,7 +153,7 @@ class WholeInstance:
             return f"holds units of {most} elements, these have {problem.reduced}"
         if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a group's elements do not follow one another"
-        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[WholeConfig]:
         seen = _rows(problem)
@@ -194,14 +189,12 @@ class HeldInstance:
         seen = held_units(problem)
         if seen is None:
             return (
-                "takes batch_norm of channels_last whose samples follow one another in memory, without scale and shift"
+                "takes batch_norm of channels_last whose samples follow one another in memory, with nothing by sample"
             )
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
-        if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
-            return "has no gate of rows"
-        return _unquantized(problem) or _adding_alike(problem)
+        return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
         seen = _seen(problem)
@@ -229,7 +222,7 @@ def _seen(problem: Problem) -> HeldUnits:
 class RowsInstance:
     """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
     program's rows in registers, or by columns where rows are too long for that. With sums around the norm rows are in
-    registers in both."""
+    registers in both, and channels of samples that are too long for them in tiles."""
 
     name: str = "triton.rows"
 
@@ -240,6 +233,8 @@ class RowsInstance:
         if problem.quantized is not None and problem.quantized.per_row:
             return "holds no row until its scale is known"
         if problem.added is not None and problem.reduced > _most_summed(problem):
+            if _planes_in_rows(problem):
+                return TILES.supports(problem)
             return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.norm.per_position:
             return _adding(problem) if problem.layout.order == "channels_last" else SINGLE
@@ -250,7 +245,7 @@ class RowsInstance:
                 return "keeps no variance"
         if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a row's elements do not follow one another"
-        return _adding(problem) if _are_rows(problem) else _adding_alike(problem)
+        return _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
         if problem.added is not None:
@@ -269,7 +264,7 @@ class RowsInstance:
     @staticmethod
     def _summed_configs(problem: Problem) -> Sequence[Any]:
         if not problem.backward:
-            return WHOLE.configs(problem)
+            return _summing(problem).configs(problem)
         return rows_backwards(_rows(problem), rows_sum_backward_for(_rows(problem)))
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
@@ -286,7 +281,8 @@ class RowsInstance:
             return QuantizedRows(problem, config or rows_forward_for(seen))
         if problem.added is not None:
             if not problem.backward:
-                return WHOLE.plan(problem, config if isinstance(config, WholeConfig) else None)
+                summing: Any = _summing(problem)
+                return summing.plan(problem, config if isinstance(config, WholeConfig | TilesConfig) else None)
             fits = isinstance(config, RowsBackwardConfig)
             return RowsSumBackward(problem, config if fits else rows_sum_backward_for(seen))
         if not problem.backward:
@@ -308,6 +304,11 @@ def _most_summed(problem: Problem) -> int:
     return most_summed_row(problem) if problem.backward else _most_whole(problem)
 
 
+def _summing(problem: Problem) -> Instance:
+    """What runs a forward of triton.rows with sums around the norm."""
+    return WHOLE if problem.reduced <= _most_whole(problem) else TILES
+
+
 def _rows(problem: Problem) -> Problem:
     """The problem for which configurations are chosen: of positions with statistics of their own, that of rows."""
     return problem.in_rows if problem.norm.per_position else problem
@@ -315,7 +316,8 @@ def _rows(problem: Problem) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsInstance:
-    """channels_first with statistics for each position: a block of positions to a program."""
+    """channels_first with statistics for each position: a block of positions to a program, with the sums around the
+    norm."""
 
     name: str = "triton.columns"
 
@@ -324,15 +326,19 @@ class ColumnsInstance:
             return "the statistics are not those of single positions"
         if problem.layout.order != "channels_first":
             return f"needs channels_first, the tensor is {problem.layout.order}"
-        return _unquantized(problem) or _common(problem)
+        return _unquantized(problem) or _adding(problem)
 
     def configs(self, problem: Problem) -> Sequence[PositionsConfig]:
         return positions_configs(problem, columns_for(problem))
 
     def plan(self, problem: Problem, config: PositionsConfig | None = None) -> Plan:
-        from fusednorm.backends.triton.plans.columns import ColumnsBackward, ColumnsForward
+        from fusednorm.backends.triton.plans import columns as plans
 
-        make = ColumnsBackward if problem.backward else ColumnsForward
+        make: Any
+        if problem.added is None:
+            make = plans.ColumnsBackward if problem.backward else plans.ColumnsForward
+        else:
+            make = plans.ColumnsSumBackward if problem.backward else plans.ColumnsSumForward
         return make(problem, config or columns_for(problem))
 
 

@@ -154,19 +154,45 @@ def length_of_runs(problem: Problem) -> int:
 
 
 def grouped(problem: Problem) -> Problem:
-    """A forward's problem with each group as one channel, where a group's elements follow one another in memory, as
-    the pass for the moments sees it: in channels_last an only group's do."""
-    view, layout = problem.view, problem.layout
-    row = view.spatial == 1 and view.groups == 1
-    if layout.order == "channels_first" or row:
-        flat = layout.channel == view.spatial
-    else:
-        flat = view.groups == layout.channel == 1 and layout.spatial == view.channels
-    if not flat or problem.norm.per_batch or view.group_channels == 1:
-        return replace(problem, output_layout=None)
+    """A forward's problem with each group as one channel, where a group's elements follow one another in memory and
+    have the same numbers added, as the pass for the moments sees it: in channels_last an only group's do. Its output is
+    the sum before the norm where that pass stores it."""
+    view, added = problem.view, problem.added
+    before = None if added is None else added.pre_layout
+    stored = problem.output_layout if stores_sum_first(problem) else None
+    layouts = [layout for layout in (problem.layout, stored, before) if layout is not None]
+    alike = all(_groups_follow(view, layout) for layout in layouts) and not problem.numbered
+    if not alike or problem.norm.per_batch or view.group_channels == 1:
+        return replace(problem, output_layout=stored)
     length = view.group_channels * view.spatial
-    run = Layout("channels_first", layout.sample, length, 1)
-    return replace(problem, view=View(view.samples, view.groups, 1, length), layout=run, output_layout=None)
+
+    def run(layout: Layout | None) -> Layout | None:
+        return layout and Layout("channels_first", layout.sample, length, 1)
+
+    input = run(problem.layout)
+    assert input is not None
+    return replace(
+        problem,
+        view=View(view.samples, view.groups, 1, length),
+        layout=input,
+        output_layout=run(stored),
+        added=added and replace(added, pre_layout=run(before)),
+    )
+
+
+def stores_sum_first(problem: Problem) -> bool:
+    """Whether a forward's pass for the moments stores the sum before the norm, which the pass for the output then reads
+    in place of the input and pre_add. Where only numbers of channels are added, both passes read the input alone, and
+    the second one stores the sum."""
+    added = problem.added
+    return added is not None and added.keeps_sum and added.pre_layout is not None and problem.direction == "forward"
+
+
+def _groups_follow(view: View, layout: Layout) -> bool:
+    """Whether the elements of a group follow one another in memory."""
+    if layout.order == "channels_first" or view.spatial == view.groups == 1:
+        return layout.channel == view.spatial
+    return view.groups == layout.channel == 1 and layout.spatial == view.channels
 
 
 def filled(length: int, positions: int) -> float:

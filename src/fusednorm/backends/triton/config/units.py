@@ -101,7 +101,7 @@ def held_units(problem: Problem) -> HeldUnits | None:
     else:
         across = "sample" if per_batch else "channel"
         rows, columns = view.samples if per_batch else D, view.spatial
-    affine = 3 if across == "sample" and problem.modulated else 0 if D == 1 else 2 if last else 1
+    affine = 3 if across == "sample" and problem.by_sample else 0 if D == 1 else 2 if last else 1
     if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
         rows, columns = 1, rows * columns  # the samples of an only channel follow one another
     return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, layout, *others)

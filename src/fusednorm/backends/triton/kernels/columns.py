@@ -8,7 +8,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from fusednorm.backends.triton.kernels.aggregates import Channels, Parameters
+from fusednorm.backends.triton.kernels.added import behind, load_sum
+from fusednorm.backends.triton.kernels.addressing import aligned
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Channels, Parameters
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
     compute_dtype,
@@ -17,7 +19,7 @@ from fusednorm.backends.triton.kernels.moments import (
     merge_lanes,
 )
 from fusednorm.backends.triton.kernels.rows import store_sums
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, gradient_of, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
 @triton.jit
@@ -40,25 +42,61 @@ def step_to(o_c, channel, ALIGN: tl.constexpr):
     return o_c.to(tl.int64) * aligned(channel, ALIGN)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "y_sample", "y_channel", "blocks"])
-def positions_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
-    eps: tl.float64, activation_parameter: tl.float64,
+@triton.jit
+def offsets_of_positions(n, o_s, o_c, sample, channel, ALIGN: tl.constexpr):
+    """The offsets of channels at positions."""
+    return begin_of(n, o_s, sample, ALIGN) + step_to(o_c, channel, ALIGN)
+
+
+@triton.jit
+def behind_positions(added, n, o_s, o_c, mask, ALIGN: tl.constexpr):
+    """post_add of channels at positions, or None."""
+    b_behind = None
+    if added.behind is not None:
+        o_behind = offsets_of_positions(n, o_s, o_c, added.behind_sample, added.behind_channel, ALIGN)
+        b_behind = tl.load(added.behind + o_behind, mask, 0.0)
+    return b_behind
+
+
+@triton.jit
+def load_positions(p_x, added, n, o_s, o_c, m_s, x_channel, K: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr):
+    """s = x + gate pre_add of channels at positions."""
+    m_c = o_c < K
+    mask = m_s[:, None] & m_c
+    p_before, b_numbers = None, None
+    if added.before is not None:
+        o_before = offsets_of_positions(n, o_s, o_c, added.before_sample, added.before_channel, ALIGN)
+        p_before = added.before + o_before
+    if added.gate is not None:
+        b_numbers = tl.load(added.gate + n * K + o_c, m_c, 0.0).to(dtype)
+    return load_sum(p_x + step_to(o_c, x_channel, ALIGN), p_before, b_numbers, mask, "", dtype)
+
+
+@triton.jit
+def normalize_positions(
+    p_x, p_y, parameters, p_mean, p_rstd, added, S, x_sample, x_channel, y_sample, y_channel, blocks,
+    eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """The statistics, stored where somebody wants them, and the output of BLOCK_S positions."""
+    """The statistics, stored where somebody wants them, and the output of BLOCK_S positions.
+
+    s is stored where somebody wants it. A walk over the channels makes it again for the output, from x and pre_add in
+    the L2: a program's own stores would need a barrier before it could read them.
+    """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     WIDE: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth > 16  # as in held_moments
     HELD: tl.constexpr = BLOCK_C >= K
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
     o_c = tl.arange(0, BLOCK_C)[None, :]
     p_in, p_out = p_x + begin_of(n, o_s, x_sample, ALIGN), p_y + begin_of(n, o_s, y_sample, ALIGN)
     count = tl.full((), K, dtype)
     if HELD:
         mask = m_s[:, None] & (o_c < K)
-        b_x = tl.load(p_in + step_to(o_c, x_channel, ALIGN), mask, 0.0).to(dtype)
+        b_s = load_positions(p_in, added, n, o_s, o_c, m_s, x_channel, K, ALIGN, dtype)
+        if added.total is not None:
+            tl.store(added.total + offsets_of_positions(n, o_s, o_c, y_sample, y_channel, ALIGN), b_s, mask)
+        b_x = b_s.to(dtype)
         if RMS:
             m2 = tl.sum(b_x * b_x, 1)
             mean = tl.zeros_like(m2)
@@ -68,10 +106,14 @@ def positions_forward(
         mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         if not RMS:  # deviations from the first channel: (its distance from the mean)**2 is below K times the variance
-            pivot = tl.load(p_in, m_s[:, None], 0.0).to(dtype)
+            o_first = tl.zeros((1, 1), tl.int32)
+            pivot = load_positions(p_in, added, n, o_s, o_first, m_s, x_channel, K, ALIGN, dtype).to(dtype)
         for c in tl.range(0, K, BLOCK_C):
             mask = m_s[:, None] & (o_c < K - c)
-            b_x = tl.load(p_in + step_to(c + o_c, x_channel, ALIGN), mask, 0.0).to(dtype)
+            b_s = load_positions(p_in, added, n, o_s, c + o_c, m_s, x_channel, K, ALIGN, dtype)
+            if added.total is not None:
+                tl.store(added.total + offsets_of_positions(n, o_s, c + o_c, y_sample, y_channel, ALIGN), b_s, mask)
+            b_x = b_s.to(dtype)
             if RMS:
                 m2 = tl.fma(b_x, b_x, m2)
             else:
@@ -96,15 +138,31 @@ def positions_forward(
         m_c = o_c < K - c
         mask = m_s[:, None] & m_c
         if not HELD:
-            b_x = tl.load(p_in + step_to(c + o_c, x_channel, ALIGN), mask, 0.0).to(dtype)
+            b_x = load_positions(p_in, added, n, o_s, c + o_c, m_s, x_channel, K, ALIGN, dtype).to(dtype)
+        b_behind = behind_positions(added, n, o_s, c + o_c, mask, ALIGN)
         gain, offset = affine(parameters, n * K + c + o_c, c + o_c, m_c, dtype)
-        b_y = VALUE(normalized(b_x - mean[:, None], gain * rstd[:, None], offset), alpha)
+        b_y = VALUE(behind(normalized(b_x - mean[:, None], gain * rstd[:, None], offset), b_behind), alpha)
         tl.store(p_out + step_to(c + o_c, y_channel, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
+
+
+@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "y_sample", "y_channel", "blocks"])
+def positions_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
+    eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`normalize_positions` with nothing around the norm."""
+    normalize_positions(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), S, x_sample, x_channel, y_sample, y_channel, blocks,
+        eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+    )  # fmt: skip
 
 
 @triton.jit
 def gradient_at(
-    grads, inputs, parameters, n, o_c, m_s, mean, rstd, alpha, dtype: tl.constexpr,
+    grads, inputs, parameters, added, n, o_s, o_c, m_s, mean, rstd, alpha, dtype: tl.constexpr,
     DERIVATIVE: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """dz and xhat of a tile, the weight of its channels, and its mask."""
@@ -112,27 +170,35 @@ def gradient_at(
     mask = m_s[:, None] & m_c
     b_dy = tl.load(grads.begin + step_to(o_c, grads.step, ALIGN), mask, 0.0)
     b_x = tl.load(inputs.begin + step_to(o_c, inputs.step, ALIGN), mask, 0.0)
+    b_behind = behind_positions(added, n, o_s, o_c, mask, ALIGN)
     gain, offset = affine(parameters, n * K + o_c, o_c, m_c, dtype)
     inverse = rstd[:, None]
-    dz, xhat = gradient_of(b_dy, b_x, None, mean[:, None], inverse, gain * inverse, offset, alpha, DERIVATIVE)
+    dz, xhat = gradient_of(b_dy, b_x, b_behind, mean[:, None], inverse, gain * inverse, offset, alpha, DERIVATIVE)
     return dz, xhat, gain, mask
 
 
 @triton.jit
-def store_gradient(outputs, dz, xhat, gain, mask, o_c, mean_p, mean_q, rstd, ALIGN: tl.constexpr):
+def store_gradient(
+    outputs, inputs, added, n, o_s, dz, xhat, gain, mask, o_c, x_sample, dx_sample, mean_p, mean_q, rstd,
+    ALIGN: tl.constexpr,
+):  # fmt: skip
+    """dx, to which the gradient is added that the sum has got from elsewhere, and dz as the gradient of post_add."""
     b_dx = (tl.fma(dz, gain, -xhat * mean_q[:, None]) - mean_p[:, None]) * rstd[:, None]
     p_out = outputs.begin + step_to(o_c, outputs.step, ALIGN)
-    tl.store(p_out, b_dx.to(p_out.dtype.element_ty), mask)
+    b_more = None
+    if added.grad_total is not None:
+        o_more = offsets_of_positions(n, o_s, o_c, x_sample, inputs.step, ALIGN)
+        b_more = tl.load(added.grad_total + o_more, mask, 0.0)
+    tl.store(p_out, behind(b_dx, b_more).to(p_out.dtype.element_ty), mask)
+    if added.grad_behind is not None:
+        o_behind = offsets_of_positions(n, o_s, o_c, dx_sample, outputs.step, ALIGN)
+        tl.store(added.grad_behind + o_behind, dz.to(p_out.dtype.element_ty), mask)
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=[
-        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "blocks",
-    ]
-)  # fmt: skip
-def positions_backward(
-    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
-    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter: tl.float64,
+@triton.jit
+def gradients_of_positions(
+    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials, p_grad_weight, p_grad_bias,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -140,7 +206,6 @@ def positions_backward(
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     HELD: tl.constexpr = BLOCK_C >= K
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
     share, shares = tl.program_id(0), tl.num_programs(0)
     o_lane = tl.arange(0, BLOCK_C)
@@ -152,7 +217,7 @@ def positions_backward(
     mean = tl.load(p_mean + o_unit, m_s, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     if HELD:
         dz, xhat, gain, mask = gradient_at(
-            grads, inputs, parameters, n, o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
+            grads, inputs, parameters, added, n, o_s, o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
         )
         if SUMS:
             p, q = tl.reduce((dz, dz * xhat), 0, add_pair)
@@ -163,7 +228,7 @@ def positions_backward(
         total_q = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         for c in tl.range(0, K, BLOCK_C):
             b_dz, b_xhat, b_gain, _ = gradient_at(
-                grads, inputs, parameters, n, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
+                grads, inputs, parameters, added, n, o_s, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
             )
             total_p = tl.fma(b_dz, b_gain, total_p)
             total_q = tl.fma(b_dz * b_gain, b_xhat, total_q)
@@ -179,10 +244,37 @@ def positions_backward(
         if p_mean is None:
             mean_p = tl.zeros_like(mean_q)
         if HELD:
-            store_gradient(outputs, dz, xhat, gain, mask, o_c, mean_p, mean_q, rstd, ALIGN)
+            store_gradient(
+                outputs, inputs, added, n, o_s, dz, xhat, gain, mask, o_c, x_sample, dx_sample, mean_p, mean_q, rstd,
+                ALIGN,
+            )  # fmt: skip
         else:
             for c in tl.range(0, K, BLOCK_C):
                 b_dz, b_xhat, b_gain, b_mask = gradient_at(
-                    grads, inputs, parameters, n, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN
-                )
-                store_gradient(outputs, b_dz, b_xhat, b_gain, b_mask, c + o_c, mean_p, mean_q, rstd, ALIGN)
+                    grads, inputs, parameters, added, n, o_s, c + o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K,
+                    ALIGN,
+                )  # fmt: skip
+                store_gradient(
+                    outputs, inputs, added, n, o_s, b_dz, b_xhat, b_gain, b_mask, c + o_c, x_sample, dx_sample, mean_p,
+                    mean_q, rstd, ALIGN,
+                )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "blocks",
+    ]
+)  # fmt: skip
+def positions_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_positions` with nothing around the norm."""
+    gradients_of_positions(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(None, None, None, 1, 1, 1), p_partials, p_grad_weight, p_grad_bias,
+        S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, BLOCK_S, BLOCK_C,
+    )  # fmt: skip

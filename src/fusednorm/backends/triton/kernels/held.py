@@ -16,17 +16,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from fusednorm.backends.triton.kernels.added import behind, sum_of
+from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
-from fusednorm.backends.triton.kernels.tiles import (
-    affine,
-    aligned,
-    alpha_of,
-    behind,
-    gradient_of,
-    no_wider,
-    normalized,
-)
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
 @triton.jit
@@ -142,16 +136,15 @@ def held_units_forward(
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind = None
-    if added.before is not None or added.gate is not None:  # s, rounded to the dtype of x
-        b_before = None
+    if added.before is not None or added.gate is not None:
+        b_before, b_gate = None, None
         if added.before is not None:
             steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
-            b_before = tl.load(added.before + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0).to(dtype)
+            b_before = tl.load(added.before + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
         if added.gate is not None:
             _, o_number, m_number = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
-            b_number = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
-            b_before = tl.where(mask, b_number, 0.0) if added.before is None else b_number * b_before
-        b_x = behind(b_x.to(dtype), b_before).to(b_x.dtype)
+            b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
+        b_x = sum_of(b_x, b_before, b_gate, mask, dtype)
     if added.total is not None:
         tl.store(added.total + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_x, mask)
     if added.behind is not None:

@@ -9,10 +9,12 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.added import behind
+from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
 from fusednorm.backends.triton.kernels.aggregates import AddedGradients, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, gradient_of, no_wider, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
 @triton.jit

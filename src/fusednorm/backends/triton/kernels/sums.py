@@ -6,11 +6,13 @@ launch of a call without sums time.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_wait
 
-from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters
+from fusednorm.backends.triton.kernels.columns import gradients_of_positions, normalize_positions
 from fusednorm.backends.triton.kernels.held import held_units_backward, held_units_forward
 from fusednorm.backends.triton.kernels.rows import gradients_of_rows
-from fusednorm.backends.triton.kernels.tiles import apply_tiles
+from fusednorm.backends.triton.kernels.tiles import apply_tiles, planes_moments, rows_moments
 from fusednorm.backends.triton.kernels.tiles_backward import gradients_of_tiles, reduce_tiles
 from fusednorm.backends.triton.kernels.whole import units_forward
 
@@ -71,32 +73,85 @@ def rows_sum_backward(
 
 
 @triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "x_spatial", "before_sample", "before_channel", "before_spatial", "s_sample",
+        "s_channel", "s_spatial", "blocks", "chunks", "total",
+    ],
+)  # fmt: skip
+def sum_moments_of_planes(
+    p_x, p_partials, p_before, p_numbers, p_total, C, S, x_sample, x_channel, x_spatial,
+    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """:func:`planes_moments` of the sum before the norm."""
+    added = Added(
+        p_before, p_numbers, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
+    )  # fmt: skip
+    planes_moments(
+        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
+        total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "x_spatial", "before_sample", "before_channel", "before_spatial", "s_sample",
+        "s_channel", "s_spatial", "blocks", "chunks", "tiles",
+    ],
+)  # fmt: skip
+def sum_moments_of_rows(
+    p_x, p_partials, p_before, p_numbers, p_total, C, S, x_sample, x_channel, x_spatial,
+    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total, tiles,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """:func:`rows_moments` of the sum before the norm."""
+    added = Added(
+        p_before, p_numbers, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
+    )  # fmt: skip
+    rows_moments(
+        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
+        total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, STAGES,
+    )  # fmt: skip
+
+
+@triton.jit(
     do_not_specialize=["programs", "partial_spatial", "partial_span"],
     do_not_specialize_on_alignment=[
         "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
-        "behind_sample", "behind_channel", "behind_spatial",
+        "before_sample", "before_channel", "before_spatial", "behind_sample", "behind_channel", "behind_spatial",
         "partial_rows", "partial_chunks",
     ],
 )  # fmt: skip
 def sum_apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
-    p_behind,
+    p_before, p_numbers, p_behind, p_total,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial,
-    behind_sample, behind_channel, behind_spatial, blocks, chunks, programs,
+    before_sample, before_channel, before_spatial, behind_sample, behind_channel, behind_spatial,
+    blocks, chunks, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
-    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
-    """:func:`apply_tiles` with post_add."""
+    """:func:`apply_tiles` with sums around the norm. STORED: ``p_x`` is the s that the pass for the moments stores, so
+    nothing of it is loaded before that pass has ended."""
+    EARLY: tl.constexpr = OVERLAP and not STORED
+    if OVERLAP and STORED:
+        gdc_wait()
+    added = Added(
+        p_before, p_numbers, p_behind, p_total, before_sample, before_channel, before_spatial, behind_sample,
+        behind_channel, behind_spatial, 1, 1,
+    )  # fmt: skip
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
-        p_given_var, p_behind, Steps(behind_sample, behind_channel, behind_spatial), G, D, C, S,
+        p_given_var, added, G, D, C, S,
         x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
-        OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
+        EARLY, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
         BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
     )  # fmt: skip
 
@@ -217,4 +272,50 @@ def held_sum_backward(
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "x_sample", "x_channel", "y_sample", "y_channel", "before_sample", "before_channel", "behind_sample",
+        "behind_channel", "blocks",
+    ]
+)  # fmt: skip
+def positions_sum_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_before, p_numbers, p_behind, p_total,
+    S, x_sample, x_channel, y_sample, y_channel, before_sample, before_channel, behind_sample, behind_channel, blocks,
+    eps: tl.float64, activation_parameter: tl.float64,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`normalize_positions` with sums around the norm."""
+    added = Added(
+        p_before, p_numbers, p_behind, p_total, before_sample, before_channel, 1, behind_sample, behind_channel, 1, 1, 1
+    )  # fmt: skip
+    normalize_positions(
+        p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, added, S, x_sample, x_channel,
+        y_sample, y_channel, blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "behind_sample",
+        "behind_channel", "blocks",
+    ]
+)  # fmt: skip
+def positions_sum_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_partials, p_grad_weight, p_grad_bias,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, behind_sample, behind_channel, blocks,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_positions` with sums around the norm."""
+    gradients_of_positions(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, 1), p_partials,
+        p_grad_weight, p_grad_bias, S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks,
+        activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip

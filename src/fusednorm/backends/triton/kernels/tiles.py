@@ -31,12 +31,27 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.added import behind, load_sum, numbers_of_tile
+from fusednorm.backends.triton.kernels.addressing import (
+    aligned,
+    bounds_of,
+    channels_of_lanes,
+    ends_of,
+    locate,
+    mask_of_tile,
+    no_wider,
+    offsets_of_ends,
+    offsets_of_lanes,
+    offsets_of_tile,
+    steps_of,
+    tile_of,
+)
 from fusednorm.backends.triton.kernels.aggregates import (
+    Added,
     Groups,
     Parameters,
     Partials,
     Statistics,
-    Steps,
 )
 from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
@@ -48,167 +63,6 @@ from fusednorm.backends.triton.kernels.moments import (
     offsets_of_partials,
     with_ends,
 )
-
-
-@triton.jit
-def locate(pid, blocks, chunks, LAST: tl.constexpr):
-    """The sample, the block of channels and the chunk of a program; neighbouring programs take neighbouring memory."""
-    if LAST:
-        return pid // blocks // chunks, pid % blocks, pid // blocks % chunks
-    else:
-        return pid // chunks // blocks, pid // chunks % blocks, pid % chunks
-
-
-@triton.jit
-def aligned(value, ALIGN: tl.constexpr):
-    """The value, of which the compiler now knows that ALIGN divides it. The width of loads and stores depends on that.
-    Of an argument Triton asks whether 16 divides it, but 4 or 8 elements make the widest load too."""
-    return value // ALIGN * ALIGN
-
-
-@triton.jit
-def no_wider(o, ALIGN: tl.constexpr):
-    """Offsets, of which the compiler now knows no more than that ALIGN divides where they begin.
-
-    It gives each load the layout of its own widest form. Parameters, which begin at 16 bytes, would have another layout
-    than data that does not, and move between threads, with barriers, before they meet.
-    """
-    return o + tl.program_id(2) * ALIGN  # program 0 along an axis that has no other programs
-
-
-@triton.jit
-def steps_of(sample, channel, spatial, ALIGN: tl.constexpr, LAST: tl.constexpr):
-    """The strides of a tensor; the one along contiguous memory is 1, and ALIGN divides the others."""
-    if LAST:
-        return Steps(aligned(sample, ALIGN), channel, aligned(spatial, ALIGN))
-    else:
-        return Steps(aligned(sample, ALIGN), aligned(channel, ALIGN), spatial)
-
-
-@triton.jit
-def tile_of(b_channels, b_positions, LAST: tl.constexpr):
-    """Values of channels and values of positions, each along its axis of a tile."""
-    if LAST:
-        return b_channels[None, :], b_positions[:, None]
-    else:
-        return b_channels[:, None], b_positions[None, :]
-
-
-@triton.jit
-def offsets_of(o_c, o_s, steps, LAST: tl.constexpr):
-    b_channel, b_spatial = tile_of(o_c.to(tl.int64) * steps.channel, o_s * steps.spatial, LAST)
-    return b_channel + b_spatial
-
-
-@triton.jit
-def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.constexpr):
-    """The mask of a tile. EVEN: chunks divide the positions, which then need no mask."""
-    if LAST:
-        C = aligned(C, ALIGN)
-    else:
-        S = aligned(S, ALIGN)
-    m_channel, m_spatial = tile_of(o_c < C, o_s < S, LAST)
-    return m_channel if EVEN else m_channel & m_spatial
-
-
-@triton.jit
-def channels_of_lanes(o_lane, C, REPEAT: tl.constexpr):
-    """The channels of the lanes of a row, and which lanes there are."""
-    if REPEAT == 1:
-        return o_lane, o_lane < C
-    else:
-        return o_lane % C, o_lane < C * REPEAT
-
-
-@triton.jit
-def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr):
-    """The lanes of a chunk at which the positions of each channel begin and end; with ACROSS the elements at which a
-    sample begins and ends, counted from its first row."""
-    if ACROSS:
-        low = wide * S % REPEAT * C
-        return low, low + S * C
-    elif WINDOW == 1:
-        return o_c, o_c  # not used
-    else:
-        low = ((wide * steps.sample + o_c.to(tl.int64) * steps.channel + first) % WINDOW).to(tl.int32)
-        return low, tl.where(o_c < C, low + tl.minimum(S - first, span).to(tl.int32), 0)
-
-
-@triton.jit
-def offsets_of_lanes(wide, o_c, lanes, first, steps, WINDOW: tl.constexpr):
-    """The offsets of lanes of channels in a chunk that begins at position ``first``."""
-    start = wide * steps.sample + o_c.to(tl.int64) * steps.channel + first
-    return aligned(start, WINDOW)[:, None] + lanes
-
-
-@triton.jit
-def offsets_of_tile(
-    wide, o_c, o_s, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
-    LAST: tl.constexpr,
-):  # fmt: skip
-    """The offsets of the first tile of a chunk that begins at position, or row, ``first``."""
-    if ACROSS:
-        return offsets_of(o_c, wide * S // REPEAT + first + o_s, steps, LAST)
-    elif WINDOW == 1:
-        return wide * steps.sample + offsets_of(o_c, first + o_s, steps, LAST)
-    else:
-        return offsets_of_lanes(wide, o_c, o_s[None, :], first, steps, WINDOW)
-
-
-@triton.jit
-def mask_of_tile(
-    o_lane, o_s, first, low, high, C, S,
-    EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
-    LAST: tl.constexpr,
-):  # fmt: skip
-    """The mask of a tile, or of its whole windows."""
-    if ACROSS:
-        row, window = (first + o_s) * (C * REPEAT), aligned(o_lane, ALIGN)[None, :]
-        begin = tl.minimum(tl.maximum(low - row, 0), C * REPEAT).to(tl.int32)
-        end = tl.minimum(tl.maximum(high - row, 0), C * REPEAT).to(tl.int32)
-        return (window >= begin[:, None]) & (window + ALIGN <= end[:, None])
-    elif REPEAT > 1:
-        left = S.to(tl.int64) * C - (first + o_s) * (C * REPEAT)
-        left = tl.minimum(tl.maximum(left, 0), C * REPEAT).to(tl.int32)
-        return o_lane[None, :] < aligned(left, ALIGN)[:, None]
-    elif WINDOW == 1:
-        return mask_of(o_lane, first + o_s, C, S, EVEN, ALIGN, LAST)
-    else:
-        window = aligned(o_s, WINDOW)[None, :]
-        return (window >= low[:, None]) & (window + WINDOW <= high[:, None])
-
-
-@triton.jit
-def ends_of(
-    o_lane, first, span, low, high, C,
-    ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
-):  # fmt: skip
-    """Where the ends of a chunk are, and which elements there are in a window that is not whole: lanes of its first and
-    its last window; with ACROSS the first and the last row of a sample, all lanes of each."""
-    if ACROSS:
-        row = tl.arange(0, 2)[:, None] * ((high - 1) // (C * REPEAT))
-        element, window = row * (C * REPEAT) + o_lane[None, :], row * (C * REPEAT) + aligned(o_lane, ALIGN)[None, :]
-        broken = (window < low) | (window + ALIGN > high)
-        held = (element >= low) & (element < high) & (o_lane < C * REPEAT)[None, :]
-        return row, held & broken & (row >= first) & (row < first + span)
-    else:
-        low, high = low[:, None], high[:, None]
-        o_end = tl.arange(0, 2 * WINDOW)[None, :]
-        lanes = tl.where(o_end < WINDOW, o_end, aligned(high, WINDOW) + o_end - WINDOW)
-        window = aligned(lanes, WINDOW)
-        broken = (window < low) | (window + WINDOW > high)
-        return lanes, (lanes >= low) & (lanes < high) & broken & ((o_end < WINDOW) | (window > 0))
-
-
-@triton.jit
-def offsets_of_ends(
-    wide, o_lane, o_end, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr
-):
-    """The offsets of the ends of a chunk, as :func:`ends_of` says where they are."""
-    if ACROSS:
-        return (wide * S // REPEAT + o_end) * steps.spatial + o_lane[None, :]
-    else:
-        return offsets_of_lanes(wide, o_lane, o_end, first, steps, WINDOW)
 
 
 @triton.jit
@@ -251,15 +105,6 @@ def normalized(centred, gain, offset):
 
 
 @triton.jit
-def behind(b_z, b_added):
-    """z + post_add, which may be None."""
-    if b_added is None:
-        return b_z
-    else:
-        return b_z + b_added.to(b_z.dtype)
-
-
-@triton.jit
 def gradient_of(b_dy, b_x, b_added, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
     """dz and xhat, with gain = A rstd, offset = B, and what is added to z, or None."""
     centred = b_x.to(rstd.dtype) - mean
@@ -293,13 +138,17 @@ def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
     return mean, rstd
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "total"])
-def moments_of_planes(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+@triton.jit
+def planes_moments(
+    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2."""
+    """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2.
+
+    With pre_add they are those of s, which is stored where somebody wants it; the pass that follows then reads s alone.
+    """
+    EVICTION: tl.constexpr = "" if added.total is None else "evict_first"
     dtype: tl.constexpr = p_partials.dtype.element_ty
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, False)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
@@ -309,11 +158,27 @@ def moments_of_planes(
     o_c, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     low, high = bounds_of(n, o_c, first, SPAN, C, S, x_steps, WINDOW, 1, False)
     mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False, False)
-    b_x = tl.load(p_x + offsets_of_tile(n, o_c, o_s, first, S, x_steps, WINDOW, 1, False, False), mask, 0.0).to(dtype)
-    b_end, m_end = None, None
+    p_in = p_x + offsets_of_tile(n, o_c, o_s, first, S, x_steps, WINDOW, 1, False, False)
+    p_before, p_before_end, b_end, m_end = None, None, None, None
+    b_numbers = numbers_of_tile(added, n * C, o_c, o_c < C, o_s, ALIGN, False, dtype)
+    if added.before is not None:
+        before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, False)
+        p_before = added.before + offsets_of_tile(n, o_c, o_s, first, S, before_steps, WINDOW, 1, False, False)
+    b_s = load_sum(p_in, p_before, b_numbers, mask, EVICTION, dtype)
+    if added.total is not None:
+        s_steps = steps_of(s_sample, s_channel, s_spatial, ALIGN, False)
+        p_out = added.total + offsets_of_tile(n, o_c, o_s, first, S, s_steps, WINDOW, 1, False, False)
+        tl.store(p_out, b_s, mask)
+    b_x = b_s.to(dtype)
     if WINDOW > 1:
         o_end, m_end = ends_of(o_c, first, SPAN, low, high, C, ALIGN, WINDOW, 1, False)
-        b_end = tl.load(p_x + offsets_of_lanes(n, o_c, o_end, first, x_steps, WINDOW), m_end, 0.0).to(dtype)
+        if added.before is not None:
+            p_before_end = added.before + offsets_of_lanes(n, o_c, o_end, first, before_steps, WINDOW)
+        p_end = p_x + offsets_of_lanes(n, o_c, o_end, first, x_steps, WINDOW)
+        b_s_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype)
+        if added.total is not None:
+            tl.store(added.total + offsets_of_lanes(n, o_c, o_end, first, s_steps, WINDOW), b_s_end, m_end)
+        b_end = b_s_end.to(dtype)
     if OVERLAP:
         gdc_launch_dependents()
     o_partial = offsets_of_partials(n, chunk, o_c, C, chunks, False)
@@ -328,13 +193,29 @@ def moments_of_planes(
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles"])
-def moments_of_rows(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "total"])
+def moments_of_planes(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """:func:`planes_moments` with nothing before the norm."""
+    planes_moments(
+        p_x, p_partials, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel, x_spatial,
+        1, 1, 1, blocks, chunks, total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
+    )  # fmt: skip
+
+
+@triton.jit
+def rows_moments(
+    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
+    tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels."""
+    """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels; with pre_add those of
+    s, as in :func:`planes_moments`."""
+    EVICTION: tl.constexpr = "" if added.total is None else "evict_first"
     dtype: tl.constexpr = p_partials.dtype.element_ty
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
@@ -343,9 +224,26 @@ def moments_of_rows(
     first = chunk.to(tl.int64) * (BLOCK_S * tiles)
     p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, S, x_steps, 1, REPEAT, ACROSS, True)
     low, high = bounds_of(n, o_lane, first, 0, C, S, x_steps, 1, REPEAT, ACROSS)
+    p_before, p_before_end, b_numbers = None, None, None
+    if added.gate is not None:
+        o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
+        b_numbers = numbers_of_tile(added, n * C, o_c, m_c, o_s, ALIGN, True, dtype)
+    if added.before is not None:
+        before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, True)
+        p_before = added.before + offsets_of_tile(n, o_lane, o_s, first, S, before_steps, 1, REPEAT, ACROSS, True)
+    if added.total is not None:
+        s_steps = steps_of(s_sample, s_channel, s_spatial, ALIGN, True)
+        p_out = added.total + offsets_of_tile(n, o_lane, o_s, first, S, s_steps, 1, REPEAT, ACROSS, True)
     if ACROSS:
         o_end, m_end = ends_of(o_lane, first, BLOCK_S * tiles, low, high, C, ALIGN, 1, REPEAT, True)
-        b_end = tl.load(p_x + offsets_of_ends(n, o_lane, o_end, first, S, x_steps, 1, REPEAT, True), m_end, 0.0)
+        if added.before is not None:
+            o_before = offsets_of_ends(n, o_lane, o_end, first, S, before_steps, 1, REPEAT, True)
+            p_before_end = added.before + o_before
+        p_end = p_x + offsets_of_ends(n, o_lane, o_end, first, S, x_steps, 1, REPEAT, True)
+        b_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype)
+        if added.total is not None:
+            o_out = offsets_of_ends(n, o_lane, o_end, first, S, s_steps, 1, REPEAT, True)
+            tl.store(added.total + o_out, b_end, m_end)
         window = aligned(o_lane, ALIGN)
         late = ((first + o_s) == 0)[:, None] & (window < low)[None, :]
     if OVERLAP:
@@ -354,7 +252,11 @@ def moments_of_rows(
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     for tile in tl.range(0, tiles, num_stages=STAGES):
         mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
-        b_x = tl.load(p_tile, mask, 0.0).to(dtype)
+        b_s = load_sum(p_tile, p_before, b_numbers, mask, EVICTION, dtype)
+        if added.total is not None:
+            tl.store(p_out, b_s, mask)
+            p_out += BLOCK_S * s_steps.spatial
+        b_x = b_s.to(dtype)
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
         else:
@@ -365,6 +267,8 @@ def moments_of_rows(
             mean = tl.fma(delta, share, mean)
             m2 = tl.fma(delta, b_x - mean, m2)
         p_tile += BLOCK_S * x_steps.spatial
+        if added.before is not None:
+            p_before += BLOCK_S * before_steps.spatial
     rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
     if ACROSS:
         rows = (high - window - ALIGN + C * REPEAT) // (C * REPEAT)
@@ -382,6 +286,19 @@ def moments_of_rows(
     if not RMS:
         tl.store(p_partials + o_partial, mean, o_lane < C * REPEAT)
     tl.store(p_partials + total + o_partial, m2, o_lane < C * REPEAT)
+
+
+@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles"])
+def moments_of_rows(
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+    OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """:func:`rows_moments` with nothing before the norm."""
+    rows_moments(
+        p_x, p_partials, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel, x_spatial,
+        1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, STAGES,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["units", "S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
@@ -407,7 +324,7 @@ def finalize(
 
 @triton.jit
 def apply_tiles(
-    p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, p_behind, behind_strides,
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
@@ -423,7 +340,8 @@ def apply_tiles(
     on the way. GROUPED: the pass that left the partials took each group for one channel of D S positions. SHARED: the
     channels of a group share their weight and bias. The mean and
     variance of each unit may be given instead, as in batch_norm's evaluation. In both cases the first program of a unit
-    stores the unit's statistics where somebody wants them. ``p_behind`` is None, or points to post_add.
+    stores the unit's statistics where somebody wants them. s is made here again where the pass for the moments has not
+    stored it, and stored where somebody wants it.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     groups = Groups(G, D, C)
@@ -439,19 +357,30 @@ def apply_tiles(
     p_out = p_y + offsets_of_tile(wide, o_lane, o_s, first, S, y_steps, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
-    b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
-    b_behind, b_behind_end = None, None
-    if p_behind is not None:
-        behind_steps = steps_of(behind_strides.sample, behind_strides.channel, behind_strides.spatial, ALIGN, LAST)
-        p_more = p_behind + offsets_of_tile(wide, o_lane, o_s, first, S, behind_steps, WINDOW, REPEAT, ACROSS, LAST)
-        b_behind = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
+    p_before, p_before_end, b_behind, b_behind_end = None, None, None, None
+    b_numbers = numbers_of_tile(added, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype)
+    if added.before is not None:
+        before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, LAST)
+        o_before = offsets_of_tile(wide, o_lane, o_s, first, S, before_steps, WINDOW, REPEAT, ACROSS, LAST)
+        p_before = added.before + o_before
+    b_x = load_sum(p_in, p_before, b_numbers, mask, "evict_first", dtype).to(dtype)
+    if added.behind is not None:
+        behind_steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
+        o_behind = offsets_of_tile(wide, o_lane, o_s, first, S, behind_steps, WINDOW, REPEAT, ACROSS, LAST)
+        p_behind = added.behind + o_behind
+        b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
+    if added.total is not None:
+        p_total = added.total + offsets_of_tile(wide, o_lane, o_s, first, S, y_steps, WINDOW, REPEAT, ACROSS, LAST)
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, SPAN, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
+        if added.before is not None:
+            o_before = offsets_of_ends(wide, o_lane, o_end, first, S, before_steps, WINDOW, REPEAT, ACROSS)
+            p_before_end = added.before + o_before
         p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
-        b_end = tl.load(p_end, m_end, 0.0).to(dtype)
-        if p_behind is not None:
+        b_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype).to(dtype)
+        if added.behind is not None:
             o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
-            b_behind_end = tl.load(p_behind + o_behind, m_end, 0.0)
+            b_behind_end = tl.load(added.behind + o_behind, m_end, 0.0)
     gain, offset = affine_of_channels(parameters, wide * C, o_c, m_c, D, SHARED, ALIGN, LAST, dtype)
     if OVERLAP:
         gdc_wait()
@@ -500,18 +429,26 @@ def apply_tiles(
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     if WINDOW > 1 or ACROSS:
         b_y = VALUE(behind(normalized(b_end - mean, gain, offset), b_behind_end), alpha).to(p_y.dtype.element_ty)
-        tl.store(p_y + offsets_of_ends(wide, o_lane, o_end, first, S, y_steps, WINDOW, REPEAT, ACROSS), b_y, m_end)
+        o_out = offsets_of_ends(wide, o_lane, o_end, first, S, y_steps, WINDOW, REPEAT, ACROSS)
+        tl.store(p_y + o_out, b_y, m_end)
+        if added.total is not None:
+            tl.store(added.total + o_out, b_end.to(p_y.dtype.element_ty), m_end)
     for tile in tl.static_range(TILES):
         b_y = VALUE(behind(normalized(b_x - mean, gain, offset), b_behind), alpha).to(p_y.dtype.element_ty)
         m_out = mask
+        if added.total is not None:
+            tl.store(p_total, b_x.to(p_y.dtype.element_ty), mask, eviction_policy="evict_first")
+            p_total += BLOCK_S * y_steps.spatial
         if tile + 1 < TILES:  # on its way while this one is stored
             p_in += BLOCK_S * x_steps.spatial
             o_s += BLOCK_S
             mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
-            b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first").to(dtype)
-            if p_behind is not None:
-                p_more += BLOCK_S * behind_steps.spatial
-                b_behind = tl.load(p_more, mask, 0.0, eviction_policy="evict_first")
+            if added.before is not None:
+                p_before += BLOCK_S * before_steps.spatial
+            b_x = load_sum(p_in, p_before, b_numbers, mask, "evict_first", dtype).to(dtype)
+            if added.behind is not None:
+                p_behind += BLOCK_S * behind_steps.spatial
+                b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
         tl.store(p_out, b_y, m_out, eviction_policy="evict_first")
         p_out += BLOCK_S * y_steps.spatial
 
@@ -533,10 +470,10 @@ def apply(
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """:func:`apply_tiles` with nothing behind the norm."""
+    """:func:`apply_tiles` with nothing around the norm."""
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
-        p_given_var, None, Steps(1, 1, 1), G, D, C, S,
+        p_given_var, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), G, D, C, S,
         x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
         OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,

@@ -4,6 +4,18 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from fusednorm.backends.triton.kernels.added import behind
+from fusednorm.backends.triton.kernels.addressing import (
+    bounds_of,
+    channels_of_lanes,
+    ends_of,
+    locate,
+    mask_of_tile,
+    offsets_of_ends,
+    offsets_of_tile,
+    steps_of,
+    tile_of,
+)
 from fusednorm.backends.triton.kernels.aggregates import (
     AddedGradients,
     Groups,
@@ -16,18 +28,8 @@ from fusednorm.backends.triton.kernels.tiles import (
     affine,
     affine_of_channels,
     alpha_of,
-    behind,
-    bounds_of,
-    channels_of_lanes,
-    ends_of,
     gradient_of,
-    locate,
-    mask_of_tile,
-    offsets_of_ends,
-    offsets_of_tile,
     statistics_of,
-    steps_of,
-    tile_of,
     units_of,
 )
 

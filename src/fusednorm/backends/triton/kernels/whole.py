@@ -14,10 +14,12 @@ statistics are those of its rounded elements; post_add meets z in registers.
 import triton
 import triton.language as tl
 
+from fusednorm.backends.triton.kernels.added import behind, sum_of
+from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
 from fusednorm.backends.triton.kernels.aggregates import Added, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
-from fusednorm.backends.triton.kernels.tiles import affine, aligned, alpha_of, behind, no_wider, normalized
+from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
 
 
 @triton.jit
@@ -80,18 +82,12 @@ def number_of_channels(
 
 @triton.jit
 def added_before(b_x, b_gate, added, n, place, o_k, mask, ALIGN: tl.constexpr, dtype: tl.constexpr):
-    """s = x + gate pre_add, rounded to the dtype of x; without pre_add the gate is what is added, which may be None
-    else."""
-    if added.before is None:
-        total = b_x.to(dtype) + tl.where(mask, b_gate, 0.0)
-    else:
+    """s of units, as :func:`sum_of` makes it."""
+    b_before = None
+    if added.before is not None:
         p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
-        b_before = tl.load(p_before, mask, 0.0).to(dtype)
-        if b_gate is None:
-            total = b_x.to(dtype) + b_before
-        else:
-            total = tl.fma(b_gate, b_before, b_x.to(dtype))
-    return total.to(b_x.dtype)
+        b_before = tl.load(p_before, mask, 0.0)
+    return sum_of(b_x, b_before, b_gate, mask, dtype)
 
 
 @triton.jit

@@ -5,10 +5,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import PositionsConfig
-from fusednorm.backends.triton.kernels import columns
+from fusednorm.backends.triton.kernels import columns, sums
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.rows import SummedRowsBackward
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.runs import alignment
 from fusednorm.problem import Layout, Problem
 
@@ -46,6 +47,26 @@ class ColumnsForward(OneLaunchForward):
         self.launch(x, y, *parameters, *saved[:2])
 
 
+class ColumnsSumForward(SumForward):
+    """A block of positions to a program, with sums around the norm."""
+
+    def __init__(self, problem: Problem, config: PositionsConfig) -> None:
+        super().__init__(problem)
+        assert problem.output_layout is not None
+        input, added = problem.layout, self.added
+        layouts = input, problem.output_layout, added.pre_layout or input, added.post_layout or input
+        self.launch = prepared(
+            sums.positions_sum_forward,
+            problem.view.samples * _blocks(problem, config),
+            (*_scalars(problem, config, layouts), self.eps, self.activation_parameter),
+            {"RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, config, layouts)},
+            config.warps,
+        )
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        self.launch(x, y, *parameters, *saved[:2], *around)
+
+
 class ColumnsBackward(SummedRowsBackward):
     """Each program takes a block of positions, whose sums of p and q a last launch adds up."""
 
@@ -55,9 +76,11 @@ class ColumnsBackward(SummedRowsBackward):
         blocks = _blocks(problem, config)
         programs = problem.view.samples * blocks
         super().__init__(problem, blocks if problem.modulated else programs)
-        layouts = grad, problem.layout, output
+        layouts: tuple[Layout, ...] = grad, problem.layout, output
+        if problem.added is not None:
+            layouts = *layouts, problem.added.post_layout or problem.layout
         self.backward = prepared(
-            columns.positions_backward,
+            columns.positions_backward if problem.added is None else sums.positions_sum_backward,
             programs,
             (*_scalars(problem, config, layouts), self.activation_parameter),
             {
@@ -69,3 +92,11 @@ class ColumnsBackward(SummedRowsBackward):
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         self.backward(*data, dx, *operands, *sums)
+
+
+class ColumnsSumBackward(SumBackward, ColumnsBackward):
+    """The same with sums around the norm."""
+
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        grad_output, input, *around = data
+        self.backward(grad_output, input, dx, *operands, *around, *sums)

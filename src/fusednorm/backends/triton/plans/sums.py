@@ -16,12 +16,6 @@ def added_of(problem: Problem) -> Added:
     return problem.added
 
 
-def numbered(problem: Problem) -> bool:
-    """Whether a gate, or a pre_add of (N, C), has a number for each sample and channel of units that are no rows."""
-    added, rows = added_of(problem), problem.view.spatial == problem.view.groups == 1 or problem.norm.per_position
-    return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
-
-
 class SumForward(ForwardPlan):
     """A :class:`~fusednorm.instance.SumForwardPlan`."""
 
@@ -30,7 +24,7 @@ class SumForward(ForwardPlan):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         self.added, self.channel_axis = added_of(problem), problem.norm.channel_axis
-        self.by_channel = numbered(problem)
+        self.by_channel = problem.numbered
 
     def __call__(  # type: ignore[override]
         self, operands: Operands, sums: Sums, statistics: bool = True

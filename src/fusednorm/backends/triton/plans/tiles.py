@@ -21,6 +21,7 @@ from fusednorm.backends.triton.runs import (
     grouped,
     power_of_two,
     runs_of,
+    stores_sum_first,
     window_of,
 )
 from fusednorm.problem import Layout, Problem, View
@@ -36,6 +37,13 @@ MOST_SUMMED, FOLDED = 2048, 512
 SUM_PROGRAMS = 1024
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
+#: The kernel that makes a forward's moments: by rows of channels or by planes, with sums before the norm or without.
+MOMENTS = {
+    (False, False): forward_kernels.moments_of_planes,
+    (False, True): sum_kernels.sum_moments_of_planes,
+    (True, False): forward_kernels.moments_of_rows,
+    (True, True): sum_kernels.sum_moments_of_rows,
+}
 
 
 def _sizes(view: View) -> tuple[int, int, int, int]:
@@ -79,6 +87,31 @@ def behind_layout(problem: Problem) -> tuple[Layout, ...]:
     return () if problem.added is None else (problem.added.post_layout or problem.layout,)
 
 
+def adds_before(problem: Problem) -> bool:
+    return problem.added is not None and "pre_add" in problem.added.names
+
+
+def read_layouts(problem: Problem) -> tuple[Layout, ...]:
+    """Of what a forward's pass for the moments takes: the input, and where sums are before the norm pre_add and s, or
+    the input's for what is not there."""
+    input, added = problem.layout, problem.added
+    if added is None or not adds_before(problem):
+        return (input,)
+    return input, added.pre_layout or input, problem.output_layout or input
+
+
+def written_layouts(problem: Problem) -> tuple[Layout, ...]:
+    """Of what a forward's pass for the output takes: the input, or s that the pass for the moments has stored, the
+    output, and where sums are around the norm pre_add and post_add, or the input's for what is not there."""
+    input, output, added = problem.layout, problem.output_layout, problem.added
+    assert output is not None
+    if added is None:
+        return input, output
+    if stores_sum_first(problem):
+        return output, output, output, added.post_layout or output
+    return input, output, added.pre_layout or input, added.post_layout or input
+
+
 def shares_parameters(made_for: Problem, problem: Problem) -> bool:
     """Whether the channels of a group share its weight and bias: batch_norm's positions, seen as channels."""
     return made_for.norm.per_batch and not problem.norm.per_batch
@@ -117,10 +150,9 @@ class TilesForward(ForwardPlan):
         super().__init__(made_for)
         source = grouped(problem)
         view, seen = problem.view, source.view
-        reduction = Pass(source, seen, config.reduction, (source.layout,))
-        assert problem.output_layout is not None
-        output = Pass(problem, view, config.output, (problem.layout, problem.output_layout, *behind_layout(problem)))
-        rows = reduction.last
+        reduction = Pass(source, seen, config.reduction, read_layouts(source))
+        output = Pass(problem, view, config.output, written_layouts(problem))
+        rows, around = reduction.last, {} if problem.added is None else {"STORED": stores_sum_first(problem)}
         self.partials = partials = PartialsShape(
             seen, reduction.partials, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
@@ -132,7 +164,7 @@ class TilesForward(ForwardPlan):
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
         self.moments = prepared(
-            forward_kernels.moments_of_rows if rows else forward_kernels.moments_of_planes,
+            MOMENTS[rows, adds_before(problem)],
             reduction.programs,
             (
                 seen.channels, seen.spatial, *reduction.steps, reduction.blocks, reduction.chunks,
@@ -166,27 +198,42 @@ class TilesForward(ForwardPlan):
                 "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
                 **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
-                **(partials.block if self.merges else NO_BLOCK),
+                **(partials.block if self.merges else NO_BLOCK), **around,
             },
             output.warps,
             follows=not self.given,
         )  # fmt: skip
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        partials = None
-        if not self.given:
-            partials = self.workspace(2 * self.partials.total)
-            self.moments(x, partials)
-            if not self.merges:
-                self.finalize(partials, *saved)
-        self.apply(x, y, *parameters, *saved, partials if self.merges else None, *given)
+        self.apply(x, y, *parameters, *saved, self.statistics(saved, x), *given)
+
+    def statistics(self, saved: Saved, x: Tensor, *before: Tensor | None) -> Tensor | None:
+        """Make the statistics, in ``saved`` or as the partials that the pass for the output merges."""
+        if self.given:
+            return None
+        partials = self.workspace(2 * self.partials.total)
+        self.moments(x, partials, *before)
+        if self.merges:
+            return partials
+        self.finalize(partials, *saved)
+        return None
 
 
 class TilesSumForward(TilesForward, SumForward):
-    """Statistics of all chunks, their merge, and the output of all chunks with post_add."""
+    """Statistics of all chunks, their merge, and the output of all chunks, with sums around the norm."""
+
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for, problem, config)
+        self.adds_before, self.reads_sum = adds_before(problem), stores_sum_first(problem)
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        self.run(x, y, parameters, (*given, around[2]), saved)
+        pre_add, numbers, post_add, total = around
+        first = (pre_add, numbers, total if self.reads_sum else None) if self.adds_before else ()
+        partials = self.statistics(saved, x, *first)
+        if self.reads_sum:
+            assert total is not None
+            x, around = total, (None, None, post_add, None)
+        self.apply(x, y, *parameters, *saved, partials, *given, *around)
 
 
 class TilesBackward(BackwardPlan):

@@ -1,0 +1,167 @@
+"""Where the tiles of kernels lie: their offsets, their masks, and the ends of chunks. tiles.py says what these are."""
+
+import triton
+import triton.language as tl
+
+from fusednorm.backends.triton.kernels.aggregates import Steps
+
+
+@triton.jit
+def locate(pid, blocks, chunks, LAST: tl.constexpr):
+    """The sample, the block of channels and the chunk of a program; neighbouring programs take neighbouring memory."""
+    if LAST:
+        return pid // blocks // chunks, pid % blocks, pid // blocks % chunks
+    else:
+        return pid // chunks // blocks, pid // chunks % blocks, pid % chunks
+
+
+@triton.jit
+def aligned(value, ALIGN: tl.constexpr):
+    """The value, of which the compiler now knows that ALIGN divides it. The width of loads and stores depends on that.
+    Of an argument Triton asks whether 16 divides it, but 4 or 8 elements make the widest load too."""
+    return value // ALIGN * ALIGN
+
+
+@triton.jit
+def no_wider(o, ALIGN: tl.constexpr):
+    """Offsets, of which the compiler now knows no more than that ALIGN divides where they begin.
+
+    It gives each load the layout of its own widest form. Parameters, which begin at 16 bytes, would have another layout
+    than data that does not, and move between threads, with barriers, before they meet.
+    """
+    return o + tl.program_id(2) * ALIGN  # program 0 along an axis that has no other programs
+
+
+@triton.jit
+def steps_of(sample, channel, spatial, ALIGN: tl.constexpr, LAST: tl.constexpr):
+    """The strides of a tensor; the one along contiguous memory is 1, and ALIGN divides the others."""
+    if LAST:
+        return Steps(aligned(sample, ALIGN), channel, aligned(spatial, ALIGN))
+    else:
+        return Steps(aligned(sample, ALIGN), aligned(channel, ALIGN), spatial)
+
+
+@triton.jit
+def tile_of(b_channels, b_positions, LAST: tl.constexpr):
+    """Values of channels and values of positions, each along its axis of a tile."""
+    if LAST:
+        return b_channels[None, :], b_positions[:, None]
+    else:
+        return b_channels[:, None], b_positions[None, :]
+
+
+@triton.jit
+def offsets_of(o_c, o_s, steps, LAST: tl.constexpr):
+    b_channel, b_spatial = tile_of(o_c.to(tl.int64) * steps.channel, o_s * steps.spatial, LAST)
+    return b_channel + b_spatial
+
+
+@triton.jit
+def mask_of(o_c, o_s, C, S, EVEN: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.constexpr):
+    """The mask of a tile. EVEN: chunks divide the positions, which then need no mask."""
+    if LAST:
+        C = aligned(C, ALIGN)
+    else:
+        S = aligned(S, ALIGN)
+    m_channel, m_spatial = tile_of(o_c < C, o_s < S, LAST)
+    return m_channel if EVEN else m_channel & m_spatial
+
+
+@triton.jit
+def channels_of_lanes(o_lane, C, REPEAT: tl.constexpr):
+    """The channels of the lanes of a row, and which lanes there are."""
+    if REPEAT == 1:
+        return o_lane, o_lane < C
+    else:
+        return o_lane % C, o_lane < C * REPEAT
+
+
+@triton.jit
+def bounds_of(wide, o_c, first, span, C, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr):
+    """The lanes of a chunk at which the positions of each channel begin and end; with ACROSS the elements at which a
+    sample begins and ends, counted from its first row."""
+    if ACROSS:
+        low = wide * S % REPEAT * C
+        return low, low + S * C
+    elif WINDOW == 1:
+        return o_c, o_c  # not used
+    else:
+        low = ((wide * steps.sample + o_c.to(tl.int64) * steps.channel + first) % WINDOW).to(tl.int32)
+        return low, tl.where(o_c < C, low + tl.minimum(S - first, span).to(tl.int32), 0)
+
+
+@triton.jit
+def offsets_of_lanes(wide, o_c, lanes, first, steps, WINDOW: tl.constexpr):
+    """The offsets of lanes of channels in a chunk that begins at position ``first``."""
+    start = wide * steps.sample + o_c.to(tl.int64) * steps.channel + first
+    return aligned(start, WINDOW)[:, None] + lanes
+
+
+@triton.jit
+def offsets_of_tile(
+    wide, o_c, o_s, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """The offsets of the first tile of a chunk that begins at position, or row, ``first``."""
+    if ACROSS:
+        return offsets_of(o_c, wide * S // REPEAT + first + o_s, steps, LAST)
+    elif WINDOW == 1:
+        return wide * steps.sample + offsets_of(o_c, first + o_s, steps, LAST)
+    else:
+        return offsets_of_lanes(wide, o_c, o_s[None, :], first, steps, WINDOW)
+
+
+@triton.jit
+def mask_of_tile(
+    o_lane, o_s, first, low, high, C, S,
+    EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+    LAST: tl.constexpr,
+):  # fmt: skip
+    """The mask of a tile, or of its whole windows."""
+    if ACROSS:
+        row, window = (first + o_s) * (C * REPEAT), aligned(o_lane, ALIGN)[None, :]
+        begin = tl.minimum(tl.maximum(low - row, 0), C * REPEAT).to(tl.int32)
+        end = tl.minimum(tl.maximum(high - row, 0), C * REPEAT).to(tl.int32)
+        return (window >= begin[:, None]) & (window + ALIGN <= end[:, None])
+    elif REPEAT > 1:
+        left = S.to(tl.int64) * C - (first + o_s) * (C * REPEAT)
+        left = tl.minimum(tl.maximum(left, 0), C * REPEAT).to(tl.int32)
+        return o_lane[None, :] < aligned(left, ALIGN)[:, None]
+    elif WINDOW == 1:
+        return mask_of(o_lane, first + o_s, C, S, EVEN, ALIGN, LAST)
+    else:
+        window = aligned(o_s, WINDOW)[None, :]
+        return (window >= low[:, None]) & (window + WINDOW <= high[:, None])
+
+
+@triton.jit
+def ends_of(
+    o_lane, first, span, low, high, C,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr,
+):  # fmt: skip
+    """Where the ends of a chunk are, and which elements there are in a window that is not whole: lanes of its first and
+    its last window; with ACROSS the first and the last row of a sample, all lanes of each."""
+    if ACROSS:
+        row = tl.arange(0, 2)[:, None] * ((high - 1) // (C * REPEAT))
+        element, window = row * (C * REPEAT) + o_lane[None, :], row * (C * REPEAT) + aligned(o_lane, ALIGN)[None, :]
+        broken = (window < low) | (window + ALIGN > high)
+        held = (element >= low) & (element < high) & (o_lane < C * REPEAT)[None, :]
+        return row, held & broken & (row >= first) & (row < first + span)
+    else:
+        low, high = low[:, None], high[:, None]
+        o_end = tl.arange(0, 2 * WINDOW)[None, :]
+        lanes = tl.where(o_end < WINDOW, o_end, aligned(high, WINDOW) + o_end - WINDOW)
+        window = aligned(lanes, WINDOW)
+        broken = (window < low) | (window + WINDOW > high)
+        return lanes, (lanes >= low) & (lanes < high) & broken & ((o_end < WINDOW) | (window > 0))
+
+
+@triton.jit
+def offsets_of_ends(
+    wide, o_lane, o_end, first, S, steps, WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr
+):
+    """The offsets of the ends of a chunk, as :func:`ends_of` says where they are."""
+    if ACROSS:
+        return (wide * S // REPEAT + o_end) * steps.spatial + o_lane[None, :]
+    else:
+        return offsets_of_lanes(wide, o_lane, o_end, first, steps, WINDOW)
