@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -245,17 +246,18 @@ def _check(norm: Norm, operands: Operands, local: Tensor, place: Place, groups: 
             channel_dim=norm.channel_dim,
             mesh_axes=place.axes,
         )
-        key = repr(facts), tuple(groups)
-        if not local.is_cuda or key not in _agreed:
+        key = repr(facts)
+        if not local.is_cuda or any(key not in _agreed.get(group, ()) for group in groups):
             refusal = _agreement(norm, None if refusal else facts, groups, refusal)
             if refusal is None and local.is_cuda:
-                _agreed.add(key)
+                for group in groups:
+                    _agreed.setdefault(group, set()).add(key)
     if refusal is not None:
         raise refusal
 
 
-#: The calls of GPUs whose ranks have agreed.
-_agreed: set[Any] = set()
+#: The calls of GPUs about which a group's ranks have agreed.
+_agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
 
 
 def _agreement(norm: Norm, facts: Any, groups: list[Any], refusal: Exception | None) -> Exception | None:
