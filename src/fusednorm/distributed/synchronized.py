@@ -27,8 +27,9 @@ from fusednorm.distributed.moments import Moments, Units, merge_in_order, moment
 from fusednorm.functional import call_norm
 from fusednorm.norm import Family, Norm
 from fusednorm.op_arguments import check_backward
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.strides import empty_output
+from fusednorm.sums import fused, straight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -237,9 +238,15 @@ def _grad_input(
     rows = (_rows(each, len(calls)) for each in (var, offsets, lines[1]))
     found = []
     for o, term, v, b, a in zip(calls, direct, *rows, strict=True):
-        through_statistics = normalize(line, Operands(o.input, a, b, mean=o.mean, var=v)).output
-        found.append(term.add_(through_statistics).to(input.dtype))
+        found.append(_added(line, Operands(o.input, a, b, mean=o.mean, var=v), term).to(input.dtype))
     return _joined(norm, found, input)
+
+
+def _added(norm: Norm, operands: Operands, term: Tensor) -> Tensor:
+    """The norm's output and ``term``: in one pass where an instance adds behind given statistics, as on a GPU."""
+    behind = Sums(post_add=term)
+    results = fused(norm, operands, behind) if straight(operands, behind) else None
+    return term.add_(normalize(norm, operands).output) if results is None else results.output
 
 
 def sum_gradients(function: str, group: Any, parameters: list[Tensor]) -> list[Tensor]:
