@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -65,13 +66,19 @@ def chain(case: Case, tensors: dict[str, Tensor]) -> Tensor:
 
 def compiled(mesh: DeviceMesh) -> list[tuple[Found, Found]]:
     """Results of compiled calls beside eager ones; the backend runs what torch.compile traced."""
-    case = Case((2,), (2,), "batch_norm", (2, 6, 5, 4), running=True)
-    traced = torch.compile(chain, fullgraph=True, backend="aot_eager")
-    pairs = [tuple(results(case, spread(case, mesh), run) for run in (chain, traced))]
+    pairs, kept = [], torch._functorch.config
     norm = torch.compile(fusednorm.rms_norm, fullgraph=True, backend="aot_eager")
     with torch.inference_mode():
-        x = spread(case, mesh)["input"]
-        pairs.append(tuple({"output": run(x, (5, 4))} for run in (fusednorm.rms_norm, norm)))
+        x = distribute_tensor(torch.arange(24.0).view(3, 2, 4), mesh, [Shard(1)], src_data_rank=None)
+        pairs.append(tuple({"output": run(x, (2, 4))} for run in (fusednorm.rms_norm, norm)))
+    assert kept.enable_autograd_cache  # the ranks have one graph
+    case = Case((2,), (2,), "batch_norm", (2, 6, 5, 4), running=True)
+    traced = torch.compile(chain, fullgraph=True, backend="aot_eager")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pairs.append(tuple(results(case, spread(case, mesh), run) for run in (chain, traced)))
+    assert sum("the graphs of the ranks differ" in str(each.message) for each in caught) == 1
+    assert not kept.enable_autograd_cache
     return [(gathered(eager), gathered(found)) for eager, found in pairs]
 
 

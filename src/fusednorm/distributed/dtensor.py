@@ -17,6 +17,7 @@ or sharded in a way of torch's own, is first made ``Replicate``, as in torch's n
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -37,7 +38,7 @@ from fusednorm.distributed.whole import normalize_channels
 from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import ROW_FAMILIES, Norm, norm_of
 from fusednorm.operands import Operands, Results
-from fusednorm.private.torch_names import mixes_with_dtensors
+from fusednorm.private.torch_names import keep_no_traces, mixes_with_dtensors
 from fusednorm.problem import statistics_shape, view_of
 from fusednorm.strides import packed_strides
 
@@ -118,6 +119,8 @@ def forward(norm: Norm, operands: Operands, wants_statistics: bool) -> Results:
     operands = _on_one_mesh(norm, operands)
     place = _place(norm, operands.input)
     local = _local_operands(norm, operands, place)
+    if type(local.input) is not Tensor:
+        _trace(norm, operands, place)
     groups = [place.mesh.get_group(each) for each in place.merged]
     _check(norm, operands, local.input, place, groups)
     if not groups:
@@ -254,6 +257,28 @@ def _check(norm: Norm, operands: Operands, local: Tensor, place: Place, groups: 
                     _agreed.setdefault(group, set()).add(key)
     if refusal is not None:
         raise refusal
+
+
+def _trace(norm: Norm, operands: Operands, place: Place) -> None:
+    """Let no rank run another's graph, where the graphs differ.
+
+    torch keeps traces on disk by what is in a graph before the DTensors in it become local tensors. In 2.13 two ranks
+    have one key, and one of them computes by the other's sizes and offsets: wrong results, without an error.
+    """
+    rank, shape = operands.input.dim(), operands.input.shape
+    uneven = any(len({length for _, length in place.parts(each, shape[each])}) > 1 for each in range(rank))
+    found: list[tuple[str, Any]] = [(name, getattr(operands, name)) for name in _NAMES]
+    moved = any(
+        tensor is not None and placement.is_shard() and placement != tensor.placements[each]
+        for name, tensor in found
+        for each, placement in enumerate(place.placements(_dims(norm, rank, name)))
+    )
+    if (uneven or moved or place.cut) and keep_no_traces():
+        warnings.warn(
+            f"{norm.family}: the graphs of the ranks differ, and torch.compile would take a graph that one rank left "
+            "on disk for another's; torch._functorch.config.enable_autograd_cache is False from here on",
+            stacklevel=2,
+        )
 
 
 #: The calls of GPUs about which a group's ranks have agreed.

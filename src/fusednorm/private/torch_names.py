@@ -208,6 +208,22 @@ def traced_wait(gathered: Tensor) -> Tensor:
     return arrived
 
 
+def keep_no_traces() -> bool:
+    """Let torch.compile of this process keep no traces of AOTAutograd on disk; whether it would have kept them.
+
+    ``torch._functorch.config.enable_autograd_cache`` since 2.6, on by default since 2.7. Without: False.
+    """
+    try:
+        import torch._functorch.config as config
+    except ImportError:
+        return False
+    kept = bool(getattr(config, "enable_autograd_cache", False))
+    for name in ("enable_autograd_cache", "enable_remote_autograd_cache"):
+        if getattr(config, name, None):
+            setattr(config, name, False)
+    return kept
+
+
 def mixes_with_dtensors(kind: Any) -> bool:
     """Whether plain tensors beside DTensors are taken for replicated ones: in torch's ``implicit_replication()``.
 
