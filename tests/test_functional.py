@@ -237,14 +237,18 @@ def test_examples_in_the_docstrings(module: Any) -> None:
     assert runner.failures == 0
 
 
-HEAVY = ("numba", "llvmlite", "triton", "matplotlib", "typer", "rich", "hypothesis", "sklearn", "pandas")
+HEAVY = (
+    "numba", "llvmlite", "triton", "matplotlib", "typer", "rich", "hypothesis", "sklearn", "pandas",
+    "torch.distributed.tensor",
+)  # fmt: skip
 
 IMPORT = """
     import json, sys
     import torch
     before = set(sys.modules)
     import {module}
-    print(json.dumps(sorted({{name.split(".")[0] for name in set(sys.modules) - before}})))
+    found = set(sys.modules) - before
+    print(json.dumps(sorted(found & {{"torch.distributed.tensor"}} | {{name.split(".")[0] for name in found}})))
 """
 
 

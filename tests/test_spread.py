@@ -19,7 +19,10 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import distributed
+from fusednorm.distributed import synchronized
 from fusednorm.distributed.moments import Moments, Units, moments_of
+from fusednorm.distributed.whole import normalize_channels
+from fusednorm.operands import Operands
 from fusednorm.tolerance import judge, offset_of
 
 WORKER = Path(__file__).with_name("spread_worker.py")
@@ -318,6 +321,31 @@ def test_units_merge_equal_numbers_exactly() -> None:
         found = units.merge(Moments(torch.tensor([3.0], dtype=torch.float64), values, torch.zeros_like(values)))
         assert bool((found.mean == 0.1).all())
         assert bool((found.m2 == 0).all())
+
+
+def test_the_exchange_of_a_backward_runs_beside_a_pass_over_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def begin_sum(function: str, values: Tensor, groups: Any) -> Callable[[], Tensor]:
+        seen.append("sent")
+
+        def arrive() -> Tensor:
+            seen.append("arrived")
+            return values
+
+        return arrive
+
+    direct = synchronized._direct
+    monkeypatch.setattr(synchronized, "gather", lambda function, values, group: values.unsqueeze(0))
+    monkeypatch.setattr(synchronized, "begin_sum", begin_sum)
+    monkeypatch.setattr(synchronized, "_direct", lambda *arguments: seen.append("a pass") or direct(*arguments))
+    x = torch.randn(1, 6, 4).requires_grad_()
+    operands = Operands(x, torch.ones(6))
+    y, _ = normalize_channels("alone", [None], operands, Units(6, group_channels=2), False, EPS, "relu", 1)
+    (found,) = torch.autograd.grad(y.square().sum(), x)
+    assert seen == ["sent", "a pass", "arrived"]
+    (expected,) = torch.autograd.grad(fusednorm.group_norm(x, 3, activation="relu").square().sum(), x)
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_examples_in_the_docstrings() -> None:

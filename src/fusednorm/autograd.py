@@ -17,9 +17,9 @@ from torch import Tensor
 from fusednorm import dispatch, transforms
 from fusednorm.backends import reference
 from fusednorm.choice import Selection, as_selected, lost, tuned_file
-from fusednorm.gate import batched, straight_backward, straight_forward
+from fusednorm.gate import batched, on_mesh, straight_backward, straight_forward
 from fusednorm.library import BACKWARD, FORWARD, backward_op, forward_op, library
-from fusednorm.norm import Norm, norm_of_op
+from fusednorm.norm import ROW_FAMILIES, Norm, norm_of_op
 from fusednorm.op_arguments import backward_norm, check_backward, forward_norm
 from fusednorm.op_results import FiveTensors, FourTensors, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
@@ -27,6 +27,14 @@ from fusednorm.private.torch_names import below_autograd, saved_tensors_hooks, s
 from fusednorm.tuning import TunedFile
 
 _grad_enabled = torch.is_grad_enabled
+
+
+def _without_distributed(norm: Norm, operands: Operands, wants_statistics: bool) -> Results:
+    raise RuntimeError(f"{norm.family}: DTensors need fusednorm.distributed, which was not imported")
+
+
+#: The forward of DTensors. :mod:`fusednorm.distributed`, which stands on this module, sets it.
+forward_on_mesh: Callable[[Norm, Operands, bool], Results] = _without_distributed
 
 
 class Normalization(torch.autograd.Function):
@@ -106,6 +114,8 @@ def normalize(norm: Norm, operands: Operands, wants_statistics: bool = True) -> 
     if torch.compiler.is_dynamo_compiling():
         return forward_op(norm, operands)
     if not straight_forward(operands):
+        if on_mesh(operands):
+            return forward_on_mesh(norm, operands, wants_statistics)
         if transformed():
             return transforms.forward(norm, operands)
         return reference.forward(norm, operands) if batched(operands) else forward_op(norm, operands)
@@ -199,6 +209,8 @@ def _forward_autograd(*arguments: Any) -> FourTensors:
         return four_tensors(reference.forward(forward_norm(FORWARD, operands, *arguments[7:]), operands))
     family, groups_or_dims, channel_dim, eps, name, activation_parameter = arguments[7:]  # the kernel checks them
     norm = norm_of_op(family, groups_or_dims, channel_dim, eps, name, activation_parameter, operands.mean is None)
+    if on_mesh(operands):
+        return four_tensors(forward_on_mesh(norm, operands, norm.family not in ROW_FAMILIES))
     if not (_grad_enabled() and _requires_grad(operands)):
         return four_tensors(_below_autograd(norm, operands))
     return four_tensors(_differentiable(norm, operands, _below_autograd))

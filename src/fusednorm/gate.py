@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -15,6 +17,17 @@ def batched(operands: Operands | BackwardOperands) -> bool:
     It costs 0.1 us a tensor, so it is asked only where the straight way is shut or has failed.
     """
     return any(tensor is not None and is_batched(tensor) for tensor in operands.tensors())
+
+
+def is_dtensor(tensor: object) -> bool:
+    """True for a DTensor. Its class takes half a second to load, and is loaded where there is one."""
+    loaded = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return loaded is not None and isinstance(tensor, loaded)
+
+
+def on_mesh(operands: Operands) -> bool:
+    """True with a DTensor among the operands; asked only where the straight way is shut."""
+    return any(map(is_dtensor, operands.tensors()))
 
 
 def plain(tensor: Tensor) -> bool:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 
+from fusednorm.bench.devices.rows import DEVICES_SUITE, DeviceReport
 from fusednorm.bench.forms.rows import FORMS_SUITE, FormReport
 from fusednorm.bench.models.rows import MODELS, ModelReport
 from fusednorm.bench.results import Report
 
-AnyReport = Report | ModelReport | FormReport
-_KINDS: dict[str, type[ModelReport | FormReport]] = {MODELS: ModelReport, FORMS_SUITE: FormReport}
+AnyReport = Report | ModelReport | FormReport | DeviceReport
+_KINDS: dict[str, type[ModelReport | FormReport | DeviceReport]] = {
+    MODELS: ModelReport,
+    FORMS_SUITE: FormReport,
+    DEVICES_SUITE: DeviceReport,
+}
 
 
 def read_report(text: str) -> AnyReport:

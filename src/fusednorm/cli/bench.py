@@ -13,6 +13,8 @@ import typer
 from fusednorm.bench.autotune import Tuned, compile_ahead, heuristics_tables, operations_of
 from fusednorm.bench.autotune import tune as tune_workload
 from fusednorm.bench.contenders import Contender, available
+from fusednorm.bench.devices.measuring import counts_of
+from fusednorm.bench.devices.rows import DEVICES_SUITE
 from fusednorm.bench.forms.rows import FORMS_SUITE
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.memory import NotEnoughMemoryError
@@ -37,6 +39,7 @@ from fusednorm.bench.sweep import COUNT, JUDGED_BYTES, MOST_BYTES, MOST_COUNT, S
 from fusednorm.bench.sweep_summary import sweep_tables
 from fusednorm.bench.workloads import SUITES, Init, Workload, narrowed, select
 from fusednorm.cli import output
+from fusednorm.cli.devices import bench_devices, device_jobs
 from fusednorm.cli.forms import bench_forms, form_jobs
 from fusednorm.cli.models import bench_models, model_jobs, modes_of
 from fusednorm.machine.limits import peak_flops
@@ -61,7 +64,7 @@ def bench(
             help="One of "
             + ", ".join(SUITES)
             + f", or {SWEEP}, whose shapes are drawn, or {MODELS}: whole networks, or "
-            f"{FORMS_SUITE}: norms with the work around them in one call."
+            f"{FORMS_SUITE}: norms with the work around them in one call, or {DEVICES_SUITE}: norms over processes."
         ),
     ] = "quick",
     mode: Annotated[
@@ -76,6 +79,14 @@ def bench(
     count: Annotated[
         int | None,
         typer.Option(help=f"How many workloads a {SWEEP} draws.  [default: {COUNT}]", min=1, max=MOST_COUNT),
+    ] = None,
+    devices: Annotated[
+        list[int] | None,
+        typer.Option(
+            help=f"So many for {DEVICES_SUITE}; may be repeated.  [default: 1, 2 and 4, as far as there are]",
+            show_default=False,
+            min=1,
+        ),
     ] = None,
     dtype: Annotated[list[str] | None, typer.Option(help="Only this dtype; may be repeated.")] = None,
     layout: Annotated[list[str] | None, typer.Option(help="Only this layout, nchw or nhwc; may be repeated.")] = None,
@@ -115,13 +126,19 @@ def bench(
     with output.usage_errors():
         dtypes = [output.parse_dtype(one) for one in dtype or ()]
         given = {"--contender": contender, "--init": init, "--against-tuned": against_tuned, "--plot": plot}
-        _check_suite(suite, seed, count, mode or (), [name for name, value in given.items() if value])
+        _check_suite(suite, seed, count, mode or (), devices or (), [name for name, value in given.items() if value])
         where = output.chosen_device(device)
         if suite == MODELS:
             modes = modes_of(mode or ())
             model_work = model_jobs(dtypes, layout or (), direction, match, where)
         if suite == FORMS_SUITE:
             form_work = form_jobs(dtypes, layout or (), direction, match, where)
+        if suite == DEVICES_SUITE:
+            counts = counts_of(devices or (), where)
+            device_work = device_jobs(dtypes, layout or (), direction, match, where)
+    if suite == DEVICES_SUITE:
+        bench_devices(device_work, counts, where, seconds, revision, json_path, csv_path)
+        return
     if suite == FORMS_SUITE:
         bench_forms(form_work, where, seconds, revision, json_path, csv_path)
         return
@@ -164,19 +181,28 @@ def bench(
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _check_suite(suite: str, seed: int | None, count: int | None, modes: Sequence[str], given: Sequence[str]) -> None:
+def _check_suite(
+    suite: str,
+    seed: int | None,
+    count: int | None,
+    modes: Sequence[str],
+    devices: Sequence[int],
+    given: Sequence[str],
+) -> None:
     """Raises ValueError for an unknown suite, and for options that do not apply to it.
 
-    ``given`` has the options that the suites of models and of forms do not take.
+    ``given`` has the options that the suites of models, forms and devices do not take.
     """
-    known = (*SUITES, SWEEP, MODELS, FORMS_SUITE)
+    known = (*SUITES, SWEEP, MODELS, FORMS_SUITE, DEVICES_SUITE)
     if suite not in known:
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(known)}")
     if suite != SWEEP and not seed is count is None:
         raise ValueError(f"--seed and --count: the workloads of {suite!r} are listed; only --suite {SWEEP} draws them")
     if suite != MODELS and modes:
         raise ValueError(f"--mode: {suite!r} has torch.compile as a contender; only --suite {MODELS} runs in a mode")
-    if suite in (MODELS, FORMS_SUITE) and given:
+    if suite != DEVICES_SUITE and devices:
+        raise ValueError(f"--devices: {suite!r} runs on one; only --suite {DEVICES_SUITE} runs on several")
+    if suite in (MODELS, FORMS_SUITE, DEVICES_SUITE) and given:
         raise ValueError(
             f"{', '.join(given)}: not for --suite {suite}, which runs torch and fusednorm on normal numbers"
         )

@@ -4,6 +4,7 @@ The transport is torch.distributed's (gloo, NCCL). Every process merges the same
 the statistics have the same bits on every rank and in every run.
 """
 
+from fusednorm.distributed import dtensor as dtensor
 from fusednorm.distributed.conversion import convert_sync_batchnorm_
 from fusednorm.distributed.functional import batch_norm, group_norm, instance_norm, layer_norm, rms_norm
 from fusednorm.distributed.modules import SyncBatchNorm

@@ -90,7 +90,7 @@ def synchronized_batch_norm(
             move_running(running_mean, mean, momentum)
             move_running(running_var, whole.unbiased_var().to(dtype), momentum)
     norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
-    exchange = Exchange(function, group, Units(len(mean), over_samples=True), backward=input.requires_grad)
+    exchange = Exchange(function, (group,), Units(len(mean), over_samples=True), backward=input.requires_grad)
     factor, offset = (None if each is None else each.to(dtype)[None] for each in (weight, bias))
     return normalize_by(exchange, norm, input, factor, offset, mean[None], var[None], whole.count)
 

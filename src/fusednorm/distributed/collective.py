@@ -1,12 +1,19 @@
-"""The one collective that everything here stands on: each rank's values, in the order of the ranks."""
+"""The one collective that everything here stands on: each rank's values, in the order of the ranks.
+
+A group is one process group, or several whose product holds the whole: the ranks of a device mesh that share a
+statistic. Values go over one group after the other, so that each rank merges the same values in the same order.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from fusednorm.private.torch_names import traced_all_gather, traced_wait
 
 
 def exchange_device(group: Any) -> torch.device:
@@ -33,7 +40,12 @@ def active_group(function: str, group: Any) -> Any:
 
 
 def gather(function: str, values: Tensor, group: Any) -> Tensor:
-    """The ``values`` of every rank, of shape (ranks, *values.shape).
+    """The ``values`` of every rank, of shape (ranks, *values.shape)."""
+    return begin_gather(function, values, group)()
+
+
+def begin_gather(function: str, values: Tensor, group: Any) -> Callable[[], Tensor]:
+    """Start to exchange ``values``; the result waits for those of every rank, of shape (ranks, *values.shape).
 
     It is an all_gather and not an all_reduce, since the order of an all_reduce's additions depends on the transport and
     on the number of values: each rank adds for itself, in the order of the ranks.
@@ -42,19 +54,53 @@ def gather(function: str, values: Tensor, group: Any) -> Tensor:
     """
     ranks = dist.get_world_size(group)
     values = values.contiguous()
+    if type(values) is not Tensor:  # a fake or functional tensor, of which a tracer makes a graph
+        pending = traced_all_gather(values.unsqueeze(0), group)
+        return lambda: traced_wait(pending)
     gathered = torch.empty((ranks, *values.shape), dtype=values.dtype, device=values.device)
+    overlaps = not torch.compiler.is_compiling()
     try:
         if values.is_cuda and "nccl" in str(dist.get_backend(group)):
             # NCCL would gather a list into a buffer of its own, and copy each rank's part out of it.
-            dist.all_gather_into_tensor(gathered.view(-1), values.view(-1), group)
+            work = dist.all_gather_into_tensor(gathered.view(-1), values.view(-1), group, async_op=overlaps)
         else:
-            dist.all_gather(list(gathered.unbind(0)), values, group)
+            work = dist.all_gather(list(gathered.unbind(0)), values, group, async_op=overlaps)
     except RuntimeError as error:
-        raise RuntimeError(
-            f"{function}: the exchange with the other {ranks - 1} processes of the group failed; every rank of a group "
-            f"makes the same calls in the same order, within the group's timeout; the transport says: {error}"
-        ) from error
-    return gathered
+        raise _failed(function, ranks, error) from error
+
+    def finish() -> Tensor:
+        try:
+            if work is not None:
+                work.wait()  # a CUDA stream waits for it, and the host does not
+        except RuntimeError as error:
+            raise _failed(function, ranks, error) from error
+        return gathered
+
+    return finish
+
+
+def _failed(function: str, ranks: int, error: RuntimeError) -> RuntimeError:
+    return RuntimeError(
+        f"{function}: the exchange with the other {ranks - 1} processes of the group failed; every rank of a group "
+        f"makes the same calls in the same order, within the group's timeout; the transport says: {error}"
+    )
+
+
+def begin_sum(function: str, values: Tensor, groups: Sequence[Any]) -> Callable[[], Tensor]:
+    """Start to sum ``values`` over the ranks of all ``groups``; the result waits for the sum.
+
+    What runs on the device before that overlaps with the exchange over the first group.
+    """
+    first, *others = groups
+    arrive = begin_gather(function, values, first)
+
+    def finish() -> Tensor:
+        total = sum_in_rank_order(arrive())
+        for group in others:
+            total = sum_in_rank_order(gather(function, total, group))
+        return total
+
+    return finish
 
 
 def sum_in_rank_order(gathered: Tensor) -> Tensor:

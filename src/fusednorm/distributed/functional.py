@@ -116,7 +116,7 @@ def group_norm(
         groups = max(input.shape[channel_dim] // size, 1) if apart and elements else 1
         return functional.group_norm(input, groups, weight, bias, eps, **fused)
     units = Units(channels, group_channels=size, first=shard.first if part == "channels" else 0)
-    return normalize_channels(function, ranks, operands, units, part == "positions", eps, activation, channel_dim)[0]
+    return normalize_channels(function, (ranks,), operands, units, part == "positions", eps, activation, channel_dim)[0]
 
 
 def instance_norm(
@@ -204,7 +204,9 @@ def instance_norm(
             move_running(running_mean, mean, momentum)
             move_running(running_var, var, momentum)
         return output
-    output, whole = normalize_channels(function, ranks, operands, Units(channels), True, eps, activation, channel_dim)
+    output, whole = normalize_channels(
+        function, (ranks,), operands, Units(channels), True, eps, activation, channel_dim
+    )
     if running_mean is not None and running_var is not None:
         mean, var = whole.mean.mean(0), whole.unbiased_var().mean(0)
         move_running(running_mean, mean.to(compute_dtype(input.dtype)), momentum)
@@ -289,7 +291,7 @@ def batch_norm(
         refuse_one_element(function, "channel")
     units = Units(channels, over_samples=True)
     replicated = part == "positions"
-    output, whole = normalize_channels(function, ranks, operands, units, replicated, eps, activation, channel_dim)
+    output, whole = normalize_channels(function, (ranks,), operands, units, replicated, eps, activation, channel_dim)
     if running_mean is not None and running_var is not None:
         move_running(running_mean, whole.mean.flatten().to(compute_dtype(input.dtype)), momentum)
         move_running(running_var, whole.unbiased_var().flatten().to(compute_dtype(input.dtype)), momentum)

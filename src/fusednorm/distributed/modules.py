@@ -18,6 +18,7 @@ from fusednorm.distributed.collective import active_group
 from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.functional import call_norm
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm
+from fusednorm.gate import is_dtensor
 from fusednorm.norm import Norm
 from fusednorm.operands import Results, Sums
 from fusednorm.sums import around
@@ -93,7 +94,9 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
             if call is not None:
                 return call
-        if self.training and not (isinstance(input, Tensor) and input.is_meta):  # which has shapes alone to exchange
+        # A meta tensor has shapes alone to exchange; a DTensor's mesh says which processes have its other parts.
+        alone = is_dtensor(input) or (isinstance(input, Tensor) and input.is_meta)
+        if self.training and not alone:
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
                 return self._synchronized(input, group, Sums(pre_add, pre_gate, post_add, return_sum))

@@ -67,31 +67,32 @@ def row_norm(
         return input.clone()
     number = arguments.rms_eps(function, input, eps)
     dims = 0 if channel_dim == 1 else len(normalized_shape)
-    return _normalized(function, group, operands, dims, number, activation, centred)
+    return normalize_rows(function, (group,), operands, dims, number, activation, centred)
 
 
-def _normalized(
+def normalize_rows(
     function: str,
-    group: Any,
+    groups: Sequence[Any],
     operands: Operands,
     num_dims: int,
     eps: float,
     activation: str | Activation | None,
     centred: bool,
 ) -> Tensor:
-    """Normalization of rows whose elements are spread.
+    """Normalization of rows whose elements are spread over the ranks of all ``groups``.
 
+    Rows are ``num_dims`` trailing dimensions, or with 0 the channels of (N, C, *), which may have scale and shift.
     weight and bias belong to the elements of a row, while the engine has an affine per row. So where there are any, it
     leaves x̂ in the dtype of the computation, and a second call makes the affine and the activation.
     """
-    input, weight, bias = operands.input, operands.weight, operands.bias
+    input = operands.input
     dtype = compute_dtype(input.dtype)
-    affine = weight is not None or bias is not None
+    affine = any(each is not None for each in operands.tensors()[1:])
     with torch.no_grad():
         part = local_moments(_as_units(input, num_dims))
         if not centred:
             part = Moments(part.count, torch.zeros_like(part.mean), part.m2 + part.count * part.mean.square())
-        exchange = Exchange(function, group, Units(part.mean.shape[1]), backward=input.requires_grad, centred=centred)
+        exchange = Exchange(function, groups, Units(part.mean.shape[1]), backward=input.requires_grad, centred=centred)
         whole = exchange_moments(exchange, part)
         mean, var = whole.mean.to(dtype), whole.var().to(dtype)
     norm = call_norm("batch_norm", 0, 1, eps, None if affine else activation, False)
@@ -104,8 +105,9 @@ def _normalized(
     elements = rows.shape[1]
     zeros, ones = rows.new_zeros(elements), rows.new_ones(elements)
     line = call_norm("batch_norm", 0, 1, 0.0, activation, False)
-    flat = [None if each is None else each.flatten() for each in (weight, bias)]
-    output = normalize(line, Operands(rows, flat[0], flat[1], mean=zeros, var=ones), False).output
+    flat = [None if each is None else each.flatten() for each in (operands.weight, operands.bias)]
+    spread = Operands(rows, flat[0], flat[1], operands.scale, operands.shift, zeros, ones)
+    output = normalize(line, spread, False).output
     return output.reshape(input.shape).to(input.dtype)
 
 

@@ -15,6 +15,7 @@ from fusednorm.activations import Activation, resolve
 from fusednorm.distributed.agreement import Facts, agree
 from fusednorm.distributed.collective import exchange_device
 from fusednorm.dtypes import dtype_name
+from fusednorm.gate import is_dtensor
 from fusednorm.operands import Operands
 
 #: What the sharded dimension is to the norm. "rows" are dimensions that are neither normalized nor the first.
@@ -41,6 +42,11 @@ def axis_of(function: str, input: Any, shard_dim: Any) -> int:
 
 def check_axis(function: str, input: Tensor, shard_dim: int | None) -> None:
     arguments.check_input(function, input, 1)
+    if is_dtensor(input):
+        raise TypeError(
+            f"{function}: input is a DTensor, which says itself where its parts are; call fusednorm."
+            f"{function.rpartition('.')[2]}"
+        )
     if shard_dim is None or not -input.dim() <= shard_dim < input.dim():
         raise ValueError(
             f"{function}: shard_dim is {shard_dim} for an input of shape {tuple(input.shape)}; expected a dimension "

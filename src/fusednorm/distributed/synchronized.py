@@ -13,6 +13,7 @@ elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,25 +22,26 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusednorm.autograd import gradients, normalize
-from fusednorm.distributed.collective import gather, sum_in_rank_order
+from fusednorm.distributed.collective import begin_sum, gather, sum_in_rank_order
 from fusednorm.distributed.moments import Moments, Units, merge_in_order, moments_of
 from fusednorm.functional import call_norm
 from fusednorm.norm import Family, Norm
 from fusednorm.op_arguments import check_backward
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.strides import empty_output
+from fusednorm.sums import fused, straight
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exchange:
-    """What the ranks exchange for one call.
+    """What the ranks of all ``groups`` exchange for one call.
 
     ``replicated`` says that all ranks have the same A and B of a channel, whose gradients are summed over them, and
     ``backward`` whether any gradient needs the other ranks. rms_norm is not ``centred``.
     """
 
     function: str
-    group: Any
+    groups: Sequence[Any]
     units: Units
     replicated: bool = False
     backward: bool = True
@@ -48,9 +50,11 @@ class Exchange:
 
 def exchange_moments(exchange: Exchange, part: Moments) -> Moments:
     """The statistics of the whole, of shape (N or 1, groups), from this rank's part of them."""
-    whole = merge_in_order(gather(exchange.function, part.packed(), exchange.group), part.mean.numel())
-    count = whole.count.view(part.mean.shape) if part.count.numel() > 1 else whole.count
-    return Moments(count, whole.mean.view(part.mean.shape), whole.m2.view(part.m2.shape))
+    for group in exchange.groups:
+        whole = merge_in_order(gather(exchange.function, part.packed(), group), part.mean.numel())
+        count = whole.count.view(part.mean.shape) if part.count.numel() > 1 else whole.count
+        part = Moments(count, whole.mean.view(part.mean.shape), whole.m2.view(part.m2.shape))
+    return part
 
 
 def local_moments(input: Tensor, over_samples: bool = False) -> Moments:
@@ -135,16 +139,19 @@ class _Synchronized(torch.autograd.Function):
         grad_input = None
         if exchange.backward:
             units, wide = exchange.units, sums.double()
+            sent = wide if exchange.replicated else units.sums(gamma * wide)
+            arrive = begin_sum(exchange.function, sent, exchange.groups)
+            # A pass over memory while the sums are on their way.
+            wide_calls = [_widened(each) for each in calls] if wants_input else []
+            direct = [_direct(ctx.norm, each) for each in wide_calls]
+            totals = arrive()
             if exchange.replicated:
-                wide = sum_in_rank_order(gather(exchange.function, wide, exchange.group))
-                sums = wide.to(mean.dtype)
-                totals = units.sums(gamma * wide)
-            else:
-                totals = sum_in_rank_order(gather(exchange.function, units.sums(gamma * wide), exchange.group))
-            means = units.spread(totals / count.clamp(min=1), mean.shape[1])
+                sums = totals.to(mean.dtype)
+                totals = units.sums(gamma * totals)
             if wants_input:
+                means = units.spread(totals / count.clamp(min=1), mean.shape[1])
                 lines = (-rstd * means).to(mean.dtype).expand(2, *mean.shape)
-                grad_input = _grad_input(ctx.norm, exchange, calls, var, lines, input)
+                grad_input = _grad_input(ctx.norm, exchange, wide_calls, direct, var, lines, input)
         return grad_input, sums[1] if wants_factor else None, sums[0] if wants_offset else None, *(None,) * 5
 
 
@@ -195,32 +202,51 @@ def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor
     return torch.stack((p, q)).view(2, *mean.shape)
 
 
+def _widened(o: BackwardOperands) -> BackwardOperands:
+    """The operands with input and gradient in the dtype of the computation."""
+    assert o.mean is not None
+    dtype = o.mean.dtype
+    return BackwardOperands(o.grad_output.to(dtype), o.input.to(dtype), o.mean, o.rstd, o.weight, o.bias)
+
+
+def _direct(norm: Norm, operands: BackwardOperands) -> Tensor:
+    """rstd A dz, the gradient of the input by given statistics."""
+    direct = gradients(norm, operands, (True, False, False, False, False)).input
+    assert direct is not None
+    return direct
+
+
 def _grad_input(
-    norm: Norm, exchange: Exchange, calls: list[BackwardOperands], var: Tensor, lines: Tensor, input: Tensor
+    norm: Norm,
+    exchange: Exchange,
+    calls: list[BackwardOperands],
+    direct: list[Tensor],
+    var: Tensor,
+    lines: Tensor,
+    input: Tensor,
 ) -> Tensor:
     """dx = rstd A dz + (lines[0] + x̂ lines[1]), where lines are - rstd P / K and - rstd Q / K.
 
-    No kernel takes given sums. The first term is the backward with given statistics, the second a forward whose weight
-    and bias are the coefficients of x̂ and 1. Both are float32 (float64), since rounding each to a 16-bit dtype would
-    triple the error where they cancel; so 16-bit tensors are copied here.
+    No kernel takes given sums. The first term is ``direct``, the second a forward whose weight and bias are the
+    coefficients of x̂ and 1. Both are float32 (float64), since rounding each to a 16-bit dtype would triple the error
+    where they cancel; so 16-bit tensors are copied here.
     """
     if not calls:
         return torch.empty_like(input)
     line = call_norm("batch_norm", 0, norm.channel_dim, norm.eps, None, False)
     offsets = lines[0] if exchange.centred else None
+    rows = (_rows(each, len(calls)) for each in (var, offsets, lines[1]))
     found = []
-    for o, v, b, a in zip(calls, *(_rows(each, len(calls)) for each in (var, offsets, lines[1])), strict=True):
-        assert o.mean is not None
-        wide = o.input.to(o.mean.dtype)
-        direct = gradients(
-            norm,
-            BackwardOperands(o.grad_output.to(o.mean.dtype), wide, o.mean, o.rstd, o.weight, o.bias),
-            (True, False, False, False, False),
-        ).input
-        assert direct is not None
-        through_statistics = normalize(line, Operands(wide, a, b, mean=o.mean, var=v)).output
-        found.append(direct.add_(through_statistics).to(input.dtype))
+    for o, term, v, b, a in zip(calls, direct, *rows, strict=True):
+        found.append(_added(line, Operands(o.input, a, b, mean=o.mean, var=v), term).to(input.dtype))
     return _joined(norm, found, input)
+
+
+def _added(norm: Norm, operands: Operands, term: Tensor) -> Tensor:
+    """The norm's output and ``term``: in one pass where an instance adds behind given statistics, as on a GPU."""
+    behind = Sums(post_add=term)
+    results = fused(norm, operands, behind) if straight(operands, behind) else None
+    return term.add_(normalize(norm, operands).output) if results is None else results.output
 
 
 def sum_gradients(function: str, group: Any, parameters: list[Tensor]) -> list[Tensor]:

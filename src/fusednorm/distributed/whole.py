@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def _parameters(operands: Operands) -> Parameters:
 
 def normalize_channels(
     function: str,
-    group: Any,
+    groups: Sequence[Any],
     operands: Operands,
     units: Units,
     replicated: bool,
@@ -66,7 +67,7 @@ def normalize_channels(
     input = operands.input.movedim(-1, 1) if channel_dim == -1 else operands.input
     learning = any(each is not None and each.requires_grad for each in _parameters(operands))
     exchange = Exchange(
-        function, group, units, replicated, backward=operands.input.requires_grad or (replicated and learning)
+        function, groups, units, replicated, backward=operands.input.requires_grad or (replicated and learning)
     )
     dtype, channels = compute_dtype(input.dtype), input.shape[1]
     with torch.no_grad():

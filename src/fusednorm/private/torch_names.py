@@ -189,6 +189,50 @@ def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply if short is None else short
 
 
+# --- collectives ---
+
+
+def traced_all_gather(values: Tensor, group: Any) -> Tensor:
+    """The ``values`` of every rank along dimension 0, still to be waited for; a tracer records it as an operator.
+
+    ``_c10d_functional.all_gather_into_tensor`` since 2.3; the functions of torch.distributed that call it have changed
+    their names. Without: AttributeError where a graph is traced.
+    """
+    gathered: Tensor = torch.ops._c10d_functional.all_gather_into_tensor(values, group.size(), group.group_name)
+    return gathered
+
+
+def traced_wait(gathered: Tensor) -> Tensor:
+    """What :func:`traced_all_gather` gave, once it has arrived. Since 2.3."""
+    arrived: Tensor = torch.ops._c10d_functional.wait_tensor(gathered)
+    return arrived
+
+
+def keep_no_traces() -> bool:
+    """Let torch.compile of this process keep no traces of AOTAutograd on disk; whether it would have kept them.
+
+    ``torch._functorch.config.enable_autograd_cache`` since 2.6, on by default since 2.7. Without: False.
+    """
+    try:
+        import torch._functorch.config as config
+    except ImportError:
+        return False
+    kept = bool(getattr(config, "enable_autograd_cache", False))
+    for name in ("enable_autograd_cache", "enable_remote_autograd_cache"):
+        if getattr(config, name, None):
+            setattr(config, name, False)
+    return kept
+
+
+def mixes_with_dtensors(kind: Any) -> bool:
+    """Whether plain tensors beside DTensors are taken for replicated ones: in torch's ``implicit_replication()``.
+
+    ``kind`` is the class DTensor. ``_op_dispatcher._allow_implicit_replication`` in 2.11 and 2.13. Without: False, and
+    the mix is refused.
+    """
+    return getattr(getattr(kind, "_op_dispatcher", None), "_allow_implicit_replication", False) is True
+
+
 # --- export ---
 
 
