@@ -47,8 +47,16 @@ class BackwardPlan(Protocol):
 class SumForwardPlan(Protocol):
     """A forward of a problem with ``added``, on tensors that fit its description."""
 
-    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:
-        """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above."""
+    def __call__(
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
+        """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above. The output and the
+        sum are written into ``out`` and ``sum_out``, which have the problem's output strides, where these are given."""
 
 
 class QuantizedForwardPlan(Protocol):

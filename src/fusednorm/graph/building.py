@@ -43,12 +43,15 @@ class GraphBuilder:
         uid: int | None = None,
         name: str | None = None,
         is_virtual: bool = False,
+        value: float | None = None,
     ) -> Handle:
         """A tensor of the graph; without strides it is packed, without a dtype it has io_data_type.
 
-        A statistic (mean, inverse variance, running statistics) is float32 by default, float64 in a float64 graph.
+        A statistic (mean, inverse variance, running statistics) is float32 by default, float64 in a float64 graph. With
+        a ``value`` it is that number, of dims (1, 1, ...) or none, and no tensor of the variant pack: what cuDNN passes
+        by value.
         """
-        declared = {"dims": dims, "strides": strides, "dtype": dtype, "uid": uid, "name": name}
+        declared = {"dims": dims, "strides": strides, "dtype": dtype, "uid": uid, "name": name, "value": value}
         tensor = TensorAttributes(self._changed, **declared, is_virtual=is_virtual)  # type: ignore[arg-type]
         self.tensors.append(tensor)
         self._changed()

@@ -2,38 +2,50 @@
 
 An operation is a norm with what is fused into it, or a pointwise node. The patterns:
 
-- norm, then an activation: the forward kernels apply it to z in registers.
+- the sum before a norm, the norm, and a modulation, a sum and an activation behind it (:mod:`.surroundings`): one call
+  of the library. An activation alone is in every forward kernel. A sum is fused where the norm's own instance adds, as
+  in the functional API; else the nodes run one by one.
 - an activation's backward, then a norm's backward: the backward kernels recompute z from x and the statistics. So z
   must come from a norm of the same x, scale and statistics: a forward in this graph, or a norm with given statistics,
   as in hipDNN's batchnorm inference + activation backward + batchnorm backward. That norm runs only if something else
   needs it.
-- norm, add, activation: not one kernel; the add and the activation run in the memory of the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from fusednorm.activations import Activation
 from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.graph.nodes import Node, by_operand, groups_or_dims_of
+from fusednorm.graph.surroundings import Before, Behind, Wiring, follow, sum_before
 from fusednorm.graph.tensors import TensorAttributes
 
-NO_POST_ADD = "the kernels have no addition between the norm and the activation"
+COMPOSED = "this plan composes sums of torch's operators"
 
 
 @dataclass(frozen=True, eq=False)
 class Operation:
-    """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that are read and written."""
+    """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that are read and written.
+
+    ``inputs`` and ``outputs`` are those of the node's ports; ``added`` are the tensors of the nodes around a norm, by
+    the library's names: pre_add, pre_gate, scale, shift, post_add. ``sum`` is what a norm with a pre_add normalizes.
+    """
 
     node: Node
     nodes: tuple[Node, ...]
     inputs: Mapping[str, TensorAttributes]
     outputs: Mapping[str, TensorAttributes]
     activation: Activation | None = None
+    added: Mapping[str, TensorAttributes] = field(default_factory=dict)
+
+    @property
+    def read(self) -> list[TensorAttributes]:
+        """Every tensor that it reads, once."""
+        return list(dict.fromkeys((*self.inputs.values(), *self.added.values())))
 
     @property
     def label(self) -> str:
@@ -72,23 +84,51 @@ class OperationGraph:
     def fused(self) -> bool:
         return any(remark.fused for remark in self.remarks)
 
+    @property
+    def added(self) -> bool:
+        """Whether a norm takes in more than an activation."""
+        return any(operation.added for operation in self.operations)
+
 
 def node_by_node(order: Sequence[Node]) -> OperationGraph:
     """Every node on its own."""
     return OperationGraph(_needed([_alone(node) for node in order]), ())
 
 
-def fuse(order: Sequence[Node]) -> OperationGraph:
+#: None where the library computes an operation with what was added in one call, or why not.
+WhyNot = Callable[[Operation], str | None]
+
+
+def fuse(order: Sequence[Node], why_not: WhyNot) -> OperationGraph:
     """The nodes, in topological order, with every pattern fused that the library's kernels have."""
-    search = _Search(order)
+    search = _Search(order, why_not)
     search.backwards()
     search.forwards()
     operations = [search.replaced.get(node) or _alone(node) for node in order if node not in search.absorbed]
-    return OperationGraph(_needed(operations), tuple(search.remarks))
+    return OperationGraph(_needed(_sorted(operations)), tuple(search.remarks))
+
+
+def composed(_: Operation) -> str:
+    """The reason for which no operation adds anything in a plan of composed sums."""
+    return COMPOSED
 
 
 def _alone(node: Node) -> Operation:
     return Operation(node, (node,), node.inputs, node.outputs, node.activation)
+
+
+def _sorted(operations: list[Operation]) -> list[Operation]:
+    """The operations with each behind those that it reads from, else in their order."""
+    maker = {tensor: operation for operation in operations for tensor in operation.outputs.values()}
+    ordered: dict[Operation, None] = {}
+    left = operations[::-1]
+    while left:
+        waits = [maker[tensor] for tensor in left[-1].read if tensor in maker and maker[tensor] not in ordered]
+        if waits:
+            left += waits
+        else:
+            ordered[left.pop()] = None
+    return list(ordered)
 
 
 def _needed(operations: list[Operation]) -> tuple[Operation, ...]:
@@ -100,20 +140,15 @@ def _needed(operations: list[Operation]) -> tuple[Operation, ...]:
             port: tensor for port, tensor in operation.outputs.items() if not tensor.is_virtual or tensor in read
         }
         if outputs:
-            read |= set(operation.inputs.values())
+            read |= set(operation.read)
             kept.append(replace(operation, outputs=outputs))
     return tuple(reversed(kept))
 
 
-class _Search:
-    def __init__(self, order: Sequence[Node]) -> None:
-        self.order = order
-        self.producer = {tensor: node for node in order for tensor in node.outputs.values()}
-        self.readers: dict[TensorAttributes, list[Node]] = {}
-        for node in order:
-            for tensor in node.inputs.values():
-                self.readers.setdefault(tensor, []).append(node)
-        self.absorbed: set[Node] = set()
+class _Search(Wiring):
+    def __init__(self, order: Sequence[Node], why_not: WhyNot) -> None:
+        super().__init__(order)
+        self.order, self.why_not = order, why_not
         self.replaced: dict[Node, Operation] = {}
         self.remarks: list[Remark] = []
 
@@ -170,46 +205,93 @@ class _Search:
                 return f"{origin.name} and {node.name} have not the same {port}"
         return _too_wide((pointwise.inputs["x"], dz), x)
 
-    # --- norm + activation ---
+    # --- a norm and what stands around it ---
 
     def forwards(self) -> None:
         for node in self.order:
-            if node.kind.operation not in ("forward", "inference"):
-                continue
             z = node.outputs.get("y")
-            readers = [reader for reader in self.readers.get(z, []) if reader not in self.absorbed] if z else []
-            activations = [reader for reader in readers if reader.kind.operation == "activation"]
-            if z is not None and activations:
-                reason = self._why_no_forward(node, z, readers)
+            if node.kind.operation not in ("forward", "inference") or z is None or not self._is_needed(node):
+                continue
+            chains = list(follow(node, z, self))
+            before = sum_before(node, self)
+            reasons = []
+            for operation in self._candidates(node, before, chains[::-1]):
+                reason = self._why_no_forward(operation, z)
                 if reason is None:
-                    self._fuse_forward(node, activations[0])
-                else:
-                    self.remark((node, activations[0]), reason)
-            for reader in readers:
-                if reader.kind.operation == "arithmetic":
-                    self._arithmetic(node, reader)
+                    self._take(operation)
+                    break
+                reasons.append((operation.nodes, reason))
+            for nodes, reason in reasons[:1]:
+                self.remark(nodes, reason)
+            self._beyond(node, before, chains)
 
-    def _fuse_forward(self, node: Node, activation: Node) -> None:
-        outputs = {**node.outputs, "y": activation.outputs["y"]}
-        self.absorbed.add(activation)
-        nodes = (node, activation)
-        self.replaced[node] = Operation(node, nodes, node.inputs, outputs, activation.activation)
-        self.remark(nodes, "one forward kernel; z stays in registers", fused=True)
+    def _is_needed(self, node: Node) -> bool:
+        return any(not result.is_virtual or self.readers_left(result) for result in node.outputs.values())
 
-    def _why_no_forward(self, node: Node, z: TensorAttributes, readers: Sequence[Node]) -> str | None:
-        if not z.is_virtual:
-            return f"{z.name} is an output, and the kernel does not write it"
-        if len(readers) > 1:
-            return f"{z.name} is read by {', '.join(reader.name for reader in readers)}"
-        return _too_wide((z,), node.inputs["x"])
+    def _candidates(self, node: Node, before: Before | None, chains: Sequence[Behind]) -> Iterable[Operation]:
+        """Operations around a norm, those of the most nodes first."""
+        found = [
+            self._surrounded(node, one, behind)
+            for behind in chains
+            for one in ((before, None) if before else (None,))
+            if one is not None or behind.nodes
+        ]
+        return sorted(found, key=lambda operation: -len(operation.nodes))
 
-    def _arithmetic(self, node: Node, reader: Node) -> None:
-        result = reader.outputs["y"]
-        after = [one for one in self.readers.get(result, []) if one.kind.operation == "activation"]
-        if reader.kind.name == "add" and after:
-            self.remark((node, reader, after[0]), f"{NO_POST_ADD}; they run after the norm")
-        else:
-            self.remark((node, reader), f"the kernels have no {reader.kind.name} with a tensor")
+    def _surrounded(self, node: Node, before: Before | None, behind: Behind) -> Operation:
+        inputs, outputs = {**node.inputs}, {**node.outputs, "y": behind.result}
+        added, nodes = {**behind.added}, (node, *behind.nodes)
+        if before is not None:
+            inputs["x"], outputs["sum"] = before.x, before.total
+            added |= before.added
+            nodes = (*before.nodes, *nodes)
+        activation = behind.activation
+        return Operation(node, nodes, inputs, outputs, activation.activation if activation else None, added)
+
+    def _take(self, operation: Operation) -> None:
+        self.absorbed |= {one for one in operation.nodes if one is not operation.node}
+        self.replaced[operation.node] = operation
+        self.read_with |= dict.fromkeys(operation.nodes, operation.read)
+        words = "z stays in registers" if "sum" not in operation.outputs else "with the sum before it"
+        self.remark(operation.nodes, f"one forward kernel; {words}", fused=True)
+
+    def _why_no_forward(self, operation: Operation, z: TensorAttributes) -> str | None:
+        added, x = operation.added, operation.inputs["x"]
+        if self.depends(added.values(), operation.nodes):
+            return "what is added follows from the norm itself"
+        total = operation.outputs.get("sum")
+        if total is not None and total.dtype != x.dtype:
+            assert total.dtype is not None and x.dtype is not None
+            kept = dtype_name(x.dtype)
+            return f"{total.name} is declared {dtype_name(total.dtype)}, and the kernel rounds the sum to {kept}"
+        inner = [tensor for one in operation.nodes for tensor in one.outputs.values()]
+        inner = [tensor for tensor in inner if tensor not in operation.outputs.values()]
+        return _too_wide((z, *inner), x) or (self.why_not(operation) if added else None)
+
+    # --- what follows a norm, and is not fused with it ---
+
+    def _beyond(self, node: Node, before: Before | None, chains: Sequence[Behind]) -> None:
+        """Remarks on the nodes that read what is behind a norm, where nothing could be fused with them."""
+        last = chains[-1]
+        if last.activation is not None:
+            return
+        readers = self.readers_left(last.result)
+        for reader in readers:
+            if reader.kind.operation == "activation":
+                names = ", ".join(one.name for one in readers)
+                name = last.result.name
+                read = f"{name} is read by {names}"
+                written = f"{name} is an output, and the kernel does not write it"
+                self.remark((node, *last.nodes, reader), read if last.result.is_virtual else written)
+            elif reader.kind.operation == "arithmetic" and (before is None or reader not in before.nodes):
+                self.remark((node, *last.nodes, reader), self._why_no_arithmetic(reader, last))
+
+    def _why_no_arithmetic(self, reader: Node, last: Behind) -> str:
+        if reader.kind.name == "mul":
+            return "the kernels multiply by 1 + scale, a virtual add of scale and a tensor of value 1, for each sample"
+        if not last.result.is_virtual or len(self.readers_left(last.result)) > 1:
+            return f"{last.result.name} is needed by itself"
+        return "the kernels add a tensor of x's dims, once, or a shift for each sample"
 
 
 def _too_wide(tensors: Sequence[TensorAttributes], x: TensorAttributes) -> str | None:

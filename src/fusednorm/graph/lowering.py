@@ -20,6 +20,7 @@ from torch import Tensor
 from fusednorm import dispatch
 from fusednorm.dtypes import dtype_name
 from fusednorm.graph import pointwise
+from fusednorm.graph.calls import call_of, meta_call, norm_of_forward, viewed
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand, groups_or_dims_of
 from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
@@ -27,7 +28,7 @@ from fusednorm.graph.workspace import Scratch, place
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Operands, Results, Wanted
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem, forward_problem
+from fusednorm.problems import backward_direction, backward_problem
 from fusednorm.running import move_running
 
 Values = list[Any]
@@ -50,14 +51,17 @@ class Program:
     steps: tuple[Step, ...]
     workspace_bytes: int
     notes: tuple[str, ...]
+    constants: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
 class NormProblem:
-    """The problem of a norm operation, the dtype in which it runs, and the gradients that are wanted."""
+    """The problem of a norm operation, the dtype in which it runs, the shape in which kernels see x, and the gradients
+    that are wanted."""
 
     problem: Problem
     dtype: torch.dtype
+    shape: Dims
     wanted: Wanted = (False, False, False, False, False)
 
 
@@ -89,15 +93,12 @@ def problem_of_operation(operation: Operation, device: torch.device) -> NormProb
     given, results, kind = operation.operands, operation.outputs, operation.node.kind
     x, weight, bias = given["input"], given.get("weight"), given.get("bias")
     assert kind.family is not None and x.dims is not None
-    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
     if kind.operation != "backward":
         dtype = _widest([x, results.get("y")])
-        # The kernels take the variance, and a given rstd contains eps already.
-        eps = 0.0 if "rstd" in given else float(operation.node.attributes["epsilon"])
-        training = kind.operation != "inference" and "rstd" not in given
-        norm = norm_of(kind.family, groups_or_dims, 1, eps, operation.activation, training)
-        problem = forward_problem(norm, Operands(_meta_of(x, dtype), _meta(weight), _meta(bias)))
-        return NormProblem(replace(problem, device=device.type), dtype)
+        call = meta_call(operation, dtype, _meta_of)
+        problem = call.problem("sum" in results)
+        return NormProblem(replace(problem, device=device.type), dtype, call.shape)
+    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
     grad_output = given["grad_output"]
     dtype = _widest([grad_output, x, results.get("dx")])
     wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
@@ -107,7 +108,25 @@ def problem_of_operation(operation: Operation, device: torch.device) -> NormProb
     norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
     operands = BackwardOperands(_meta_of(grad_output, dtype), _meta_of(x, dtype), none, none, meta_weight, meta_bias)
     problem = backward_problem(norm, operands, backward_direction(wanted))
-    return NormProblem(replace(problem, device=device.type), dtype, wanted)
+    return NormProblem(replace(problem, device=device.type), dtype, x.dims, wanted)
+
+
+def fits(operation: Operation, found: NormProblem) -> bool:
+    """Whether the kernels of an operation with something around it write its results as they lie: s always, and y where
+    kernels see x in another shape."""
+    written = [operation.outputs.get("sum")]
+    if found.shape != operation.operands["input"].dims:
+        written.append(operation.outputs.get("y"))
+    return all(tensor is None or _lies(tensor, found) for tensor in written)
+
+
+def _lies(tensor: TensorAttributes, found: NormProblem) -> bool:
+    try:
+        seen = viewed(_meta_of(tensor, None), found.shape)
+    except RuntimeError:  # the strides have no such view
+        return False
+    assert seen is not None
+    return seen.dtype == found.dtype and same_strides(found.shape, seen.stride(), found.problem.output_strides)
 
 
 @dataclass
@@ -120,6 +139,7 @@ class Lowering:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     slots: dict[TensorAttributes, int] = field(default_factory=dict)
+    constants: list[Tensor] = field(default_factory=list)
 
     def program(self, operations: Sequence[Operation], instances: Sequence[str]) -> Program:
         self.slots = {tensor: slot for slot, tensor in enumerate(self.pack)}
@@ -133,12 +153,13 @@ class Lowering:
             else:
                 self.forward(operation, next(names))
         size = place(self.scratch)
-        return Program(tuple(self.pack), tuple(self.scratch), tuple(self.steps), size, tuple(self.notes))
+        constants = tuple(self.constants[::-1])
+        return Program(tuple(self.pack), tuple(self.scratch), tuple(self.steps), size, tuple(self.notes), constants)
 
     def share(self, operations: Sequence[Operation]) -> None:
         """Let a pointwise operation read from the memory of its result, where nothing else reads that operand."""
         made = {tensor: operation for operation in operations for tensor in operation.outputs.values()}
-        read = [tensor for operation in operations for tensor in set(operation.inputs.values())]
+        read = [tensor for operation in operations for tensor in operation.read]
         for operation in reversed(operations):
             if operation.is_norm:
                 continue
@@ -155,9 +176,19 @@ class Lowering:
     def slot(self, tensor: TensorAttributes | None) -> int:
         if tensor is None:
             return -1  # the last of the values, which is None
+        if tensor.value is not None:
+            return self.constant(tensor)
         if tensor not in self.slots:
             assert tensor.dims is not None and tensor.strides is not None and tensor.dtype is not None
             self.slots[tensor] = self.temporary(tensor.dims, tensor.strides, tensor.dtype)
+        return self.slots[tensor]
+
+    def constant(self, tensor: TensorAttributes) -> int:
+        """The slot of a number: numbers stand before the None, counted from the end."""
+        assert tensor.value is not None and tensor.dims is not None
+        if tensor not in self.slots:
+            self.constants.append(torch.full(tensor.dims, tensor.value, dtype=tensor.dtype, device=self.device))
+            self.slots[tensor] = -1 - len(self.constants)
         return self.slots[tensor]
 
     def temporary(self, dims: Dims, strides: Dims, dtype: torch.dtype) -> int:
@@ -208,11 +239,16 @@ class Lowering:
         x = self.converted(given["input"], found.dtype)
         weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
         y, copied = -1, False
-        if "y" in results:
+        if "y" in results and operation.added and _lies(results["y"], found):
+            y = self.slot(results["y"])
+        elif "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
         label = f"{operation.label} on {instance}"
         used = [x, weight, bias, y]
-        if found.problem.direction == "inference":
+        if operation.added:
+            run, reads = self.surrounded(operation, found, plan, (x, weight, bias, y))
+            used += reads
+        elif found.problem.direction == "inference":
             read_statistics, reads = self.bind_given_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
@@ -248,6 +284,38 @@ class Lowering:
         if copied:
             self.finish(results["y"], y)
 
+    def surrounded(
+        self, operation: Operation, found: NormProblem, plan: Any, slots: tuple[int, int, int, int]
+    ) -> tuple[Callable[[Values], None], list[int]]:
+        """A function that runs a forward with what is around it, and the slots that it touches beyond the given ones,
+        which are those of x, weight, bias and y."""
+        x, weight, bias, y = slots
+        added = {name: self.slot(tensor) for name, tensor in operation.added.items()}
+        shape, norm = found.shape, norm_of_forward(operation, operation.operands["input"].dims or ())
+        total = self.slot(operation.outputs.get("sum"))
+        read_statistics, keep, touched = None, None, [total, *added.values()]
+        if found.problem.direction == "inference":
+            read_statistics, reads = self.bind_given_statistics(operation, found.problem)
+            touched += reads
+        else:
+            _, _, keep, writes = self.bind_kept_statistics(operation, found.problem, in_place=False)
+            touched += writes
+
+        def run(values: Values) -> None:
+            operands = Operands(values[x], values[weight], values[bias])
+            if read_statistics is not None:
+                operands.mean, operands.var = read_statistics(values)
+            call = call_of(norm, operands, {name: values[slot] for name, slot in added.items()})
+            out = viewed(values[y], shape)
+            if call.sums is None:
+                kept = plan(call.operands, keep is not None, out)
+            else:
+                kept = plan(call.operands, call.sums, keep is not None, out, viewed(values[total], shape))
+            if keep is not None:
+                keep(values, kept)
+
+        return run, touched
+
     def bind_given_statistics(
         self, operation: Operation, problem: Problem
     ) -> tuple[Callable[[Values], tuple[Tensor, Tensor]], list[int]]:
@@ -263,15 +331,15 @@ class Lowering:
         return lambda values: (zero, values[rstd].double().pow(-2)), [rstd]
 
     def bind_kept_statistics(
-        self, operation: Operation, problem: Problem
+        self, operation: Operation, problem: Problem, in_place: bool = True
     ) -> tuple[int, int, Callable[[Values, Results], None] | None, list[int]]:
-        """The slots into which the kernels write mean and rstd, a function that stores the statistics that they cannot
-        write in place, and all slots that this touches."""
+        """The slots into which the kernels write mean and rstd ``in_place``, a function that stores all other
+        statistics, and all slots that this touches."""
         given, results = operation.inputs, operation.outputs
         direct, writes = [-1, -1], []
         for index, name in enumerate(("mean", "rstd")):
             tensor = by_operand(results).get(name)
-            if tensor is not None and tensor.dtype == getattr(torch, problem.compute_dtype):
+            if tensor is not None and in_place and tensor.dtype == getattr(torch, problem.compute_dtype):
                 direct[index] = self.slot(tensor)
             elif tensor is not None:
                 writes.append((name, self.slot(tensor), tensor.dims or ()))

@@ -126,6 +126,8 @@ class Validator:
             self.wrong(where, value, "a node that writes it", "declare it with is_virtual=False, as an input")
         elif not uses:
             self.wrong(where, "no node reads or writes it", "a use", "connect it to a node, or do not declare it")
+        if tensor.value is not None:
+            self.number(where, tensor)
         if tensor.dims is None:
             self.unknown.add(tensor)
             if not tensor.is_virtual and uses:
@@ -137,6 +139,17 @@ class Validator:
         tensor.infer(dtype=self.default_dtype(tensor, port))
         if not self.shape(where, tensor):
             self.unknown.add(tensor)
+
+    def number(self, where: str, tensor: TensorAttributes) -> None:
+        """A tensor with a value, of one element: for pointwise nodes, whatever the number of their dims."""
+        tensor.infer(dims=(1,))
+        assert tensor.dims is not None
+        if prod(tensor.dims) != 1:
+            self.wrong(where, f"it has a value and dims {tensor.dims}", "one element", "leave dims out")
+        for node, port in self.readers.get(tensor, []):
+            if node.kind.operation != "arithmetic":
+                value = f"it has a value and is read by node {node}, port {port}"
+                self.wrong(where, value, "a reader add or mul", "give the node a tensor of the variant pack")
 
     def shape(self, where: str, tensor: TensorAttributes) -> bool:
         """Whether a tensor can have these dims and strides."""
@@ -161,7 +174,8 @@ class Validator:
     def default_dtype(self, tensor: TensorAttributes, port: Port | None) -> torch.dtype:
         if port is not None and port.role == "statistic":
             return compute_dtype(self.graph.io_data_type)
-        return self.graph.intermediate_data_type if tensor.is_virtual else self.graph.io_data_type
+        inside = tensor.is_virtual or tensor.value is not None
+        return self.graph.intermediate_data_type if inside else self.graph.io_data_type
 
     # --- nodes ---
 
@@ -317,15 +331,16 @@ class Validator:
             return self.graph.intermediate_data_type
         roles = {port.name: port.role for port in node.kind.inputs}
         for name, source in node.inputs.items():
-            if roles[name] in ("data", "operand") and not source.is_virtual and source.dtype is not None:
+            outside = not source.is_virtual and source.value is None
+            if roles[name] in ("data", "operand") and outside and source.dtype is not None:
                 return source.dtype
         return self.graph.io_data_type
 
     def pointwise(self, node: Node) -> None:
         where = f"node {node}"
         operands = list(node.inputs.values())
-        shapes = [tensor.dims for tensor in operands if tensor.dims is not None]
-        dims = shapes[0]
+        rank = max((len(tensor.dims or ()) for tensor in operands if tensor.value is None), default=1)
+        shapes = [tensor.dims if tensor.value is None else (1,) * rank for tensor in operands if tensor.dims]
         if node.kind.operation == "activation_backward" and len(set(shapes)) > 1:
             value = f"dy has dims {shapes[0]} and x {shapes[1]}"
             self.wrong(where, value, "equal dims", "give dy the dims of what the activation took")
@@ -355,7 +370,8 @@ class Validator:
         connected = [(("in", name), tensor) for name, tensor in node.inputs.items()]
         connected += [(("out", name), tensor) for name, tensor in node.outputs.items()]
         for key, tensor in connected:
-            if roles[key] in ("data", "operand") and not tensor.is_virtual and tensor.dtype is not None:
+            outside = not tensor.is_virtual and tensor.value is None
+            if roles[key] in ("data", "operand") and outside and tensor.dtype is not None:
                 found.setdefault(tensor.dtype, key[1])
         if len(found) > 1:
             value = ", ".join(f"{port} is {dtype_name(dtype)}" for dtype, port in found.items())

@@ -42,6 +42,12 @@ class Verification:
         return "verification " + ("successful: " if self.ok else "failed: ") + "; ".join(parts)
 
 
+def constants(tensors: Sequence[TensorAttributes]) -> Tensors:
+    """The numbers that the graph itself has."""
+    held = [tensor for tensor in tensors if tensor.value is not None]
+    return {one: torch.full(one.dims or (), one.value or 0.0, dtype=one.dtype, device="cpu") for one in held}
+
+
 def evaluate(
     order: Sequence[Node], given: Mapping[TensorAttributes, Tensor], dtype: torch.dtype, rounded: bool = False
 ) -> Tensors:

@@ -73,10 +73,17 @@ class SumForward(ForwardPlan):
         """What kernels read as the gate."""
         return gate_numbers(sums, self.compute)
 
-    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
         input, pre_add, post_add = operands.input, sums.pre_add, sums.post_add
-        output = self.output(input)
-        total = self.output(input) if self.added.keeps_sum else None
+        output = self.output(input) if out is None else out
+        total = self.output(input) if sum_out is None and self.added.keeps_sum else sum_out
         mean = rstd = variance = None
         saved = self.discard
         if statistics or not self.few:

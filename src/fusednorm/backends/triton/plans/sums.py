@@ -33,14 +33,21 @@ class SumForward(ForwardPlan):
         self.by_channel = numbered(problem)
 
     def __call__(  # type: ignore[override]
-        self, operands: Operands, sums: Sums, statistics: bool = True
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
     ) -> Results:
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, sums, statistics)
-        output = self.allocate(self.shape, self.strides, self.dtype)
-        total = self.allocate(self.shape, self.strides, self.dtype) if self.added.keeps_sum else None
+                return self(operands, sums, statistics, out, sum_out)
+        output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
+        total = sum_out
+        if total is None and self.added.keeps_sum:
+            total = self.allocate(self.shape, self.strides, self.dtype)
         mean = rstd = variance = None
         if statistics or self.keeps_statistics:
             rstd, mean = self.saved(), None if self.rms else self.saved()
