@@ -222,6 +222,11 @@ class Added:
     names: tuple[str, ...] = ()
 
     @property
+    def by_plane(self) -> bool:
+        """Whether what is added to images has numbers of its own for samples and channels."""
+        return self.gate is not None or ("pre_add" in self.names and self.pre_layout is None)
+
+    @property
     def transfers(self) -> int:
         """How many tensors as large as the input the sums read and write beyond those of the norm."""
         return sum(name != "pre_gate" for name in self.names) + self.keeps_sum + self.grad_sum
@@ -321,9 +326,10 @@ class Problem:
     @cached_property
     def folded(self) -> Problem:
         """The problem with batch_norm's channels_last samples as positions of one sample, where strides permit that and
-        no scale or shift differs by sample; else the problem itself."""
+        no scale, shift or number that is added differs by sample; else the problem itself."""
         view, layouts = self.view, self.layouts
-        if not self.norm.per_batch or self.modulated or self.layout.order == "channels_first":
+        differ = self.modulated or (self.added is not None and self.added.by_plane)
+        if not self.norm.per_batch or differ or self.layout.order == "channels_first":
             return self
         steps = view.samples > 1 and view.spatial > 1
         if steps and any(layout and layout.sample != view.spatial * layout.spatial for layout in layouts):
