@@ -252,8 +252,8 @@ class _Search(Wiring):
         self.absorbed |= {one for one in operation.nodes if one is not operation.node}
         self.replaced[operation.node] = operation
         self.read_with |= dict.fromkeys(operation.nodes, operation.read)
-        words = "z stays in registers" if "sum" not in operation.outputs else "with the sum before it"
-        self.remark(operation.nodes, f"one forward kernel; {words}", fused=True)
+        kernel = "one forward kernel" + (" that makes the sum" if "sum" in operation.outputs else "")
+        self.remark(operation.nodes, f"{kernel}; z stays in registers", fused=True)
 
     def _why_no_forward(self, operation: Operation, z: TensorAttributes) -> str | None:
         added, x = operation.added, operation.inputs["x"]
