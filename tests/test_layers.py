@@ -48,6 +48,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sums",),
     ("quantization",),
     ("running",),
+    ("signatures",),
     ("functional",),
     ("interop", "chains", "tolerance"),
     ("rewriting",),
