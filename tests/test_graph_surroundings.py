@@ -56,6 +56,28 @@ def modulated_images(dtype: torch.dtype = torch.float32, device: str = "cpu") ->
     return graph
 
 
+def quantized(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Graph:
+    """rms_norm of a sum, to e4m3 with the scales of rows."""
+    graph = Graph(dtype, device=device)
+    x, r = (graph.tensor(ROWS, name=name) for name in ("x", "r"))
+    s = graph.pointwise("add", x, r).set_output().set_name("s")
+    z, _ = graph.rmsnorm(s, graph.tensor(ROWS[-1:], name="scale"))
+    y, scale = graph.block_scale_quantize(z, dtype=torch.float8_e4m3fn)
+    y.set_output().set_name("y")
+    scale.set_output().set_name("row_scale")
+    return graph
+
+
+def quantized_modulated(dtype: torch.dtype = torch.float32, device: str = "cpu") -> Graph:
+    """adaLN, to int8 with a scale that the graph has."""
+    graph = Graph(dtype, device=device)
+    s = graph.tensor((ROWS[0], 1, ROWS[-1]), name="s")
+    z, _, _ = graph.layernorm(graph.tensor(ROWS, name="x"), normalized_shape=ROWS[-1:])
+    product = graph.pointwise("mul", z, graph.pointwise("add", s, graph.tensor(value=1.0)))
+    graph.quantize(product, graph.tensor(value=0.02), dtype="int8").set_output().set_name("y")
+    return graph
+
+
 def of_images(pack: Tensors) -> Tensors:
     y, s = fusednorm.group_norm(
         pack["x"], 4, pack["scale"], pack["bias"], activation="silu", pre_add=pack["r"],
@@ -78,11 +100,25 @@ def of_modulated_images(pack: Tensors) -> Tensors:
     return {"y": fusednorm.batch_norm(*given, activation="relu", shift=pack["shift"].view(2, 8))}
 
 
+def of_quantized(pack: Tensors) -> Tensors:
+    y, scale, s = fusednorm.rms_norm(
+        pack["x"], ROWS[-1:], pack["scale"], 1e-5, pre_add=pack["r"], return_sum=True, out_dtype=torch.float8_e4m3fn
+    )
+    return {"y": y, "row_scale": scale, "s": s}
+
+
+def of_quantized_modulated(pack: Tensors) -> Tensors:
+    one = torch.tensor(0.02, device=pack["x"].device)
+    return {"y": fusednorm.layer_norm(pack["x"], ROWS[-1:], scale=pack["s"], out_dtype=torch.int8, out_scale=one)}
+
+
 FORMS = {
     "images": (images, of_images),
     "rows": (rows, of_rows),
     "modulated": (modulated, of_modulated),
     "modulated_images": (modulated_images, of_modulated_images),
+    "quantized": (quantized, of_quantized),
+    "quantized_modulated": (quantized_modulated, of_quantized_modulated),
 }
 
 
@@ -177,6 +213,41 @@ def test_a_factor_that_is_not_one_plus_a_scale_is_explained() -> None:
     graph.pointwise("mul", z, graph.tensor((2, 8, 1, 1), name="factor")).set_output().set_name("y")
     assert graph.verify(run(graph))
     assert "multiply by 1 + scale" in graph.explain().not_fused[0].reason
+
+
+# --- 8 bits ---
+
+
+def test_eight_bits_are_outputs_of_quantizing_nodes_alone() -> None:
+    graph = Graph(torch.float32)
+    x = graph.tensor((4, 8), name="x")
+    graph.quantize(x, graph.tensor((8,), name="scale"), dtype="int8").set_output().set_name("y")
+    with pytest.raises(InvalidGraphError, match=r"'scale' has dims \(8,\); expected one element; use block_scale"):
+        graph.build()
+    with pytest.raises(InvalidGraphError, match="dtype is 'int4'; expected one of float8_e4m3fn, float8_e5m2, int8"):
+        Graph.from_json(quantized().to_json().replace('"dtype": "float8_e4m3fn"', '"dtype": "int4"')).build()
+    graph = Graph(torch.float32)
+    graph.pointwise("relu", graph.tensor((4, 8), dtype="int8", name="x")).set_output()
+    with pytest.raises(InvalidGraphError, match="it is int8; expected a floating dtype"):
+        graph.build()
+    graph = quantized()
+    graph.nodes[-1].outputs["y"].set_dtype("int8")
+    with pytest.raises(InvalidGraphError, match="it is int8; expected float8_e4m3fn; leave its dtype out"):
+        graph.build()
+
+
+def test_a_norm_that_keeps_its_statistics_is_quantized_by_a_node_of_its_own() -> None:
+    graph = quantized()
+    graph.nodes[1].outputs["inv_variance"].set_output().set_name("rstd")
+    assert graph.verify(run(graph))
+    assert [one.label for one in graph.explain().operations] == ["add + rmsnorm", "block_scale_quantize"]
+
+
+def test_wrong_codes_are_found() -> None:
+    graph = quantized_modulated()
+    pack = run(graph)
+    pack["y"][0, 0, 0] += 1
+    assert not graph.verify(pack)
 
 
 # --- tensors with a value ---

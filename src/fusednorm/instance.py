@@ -62,9 +62,12 @@ class SumForwardPlan(Protocol):
 class QuantizedForwardPlan(Protocol):
     """A forward of a problem whose output is quantized, on tensors that fit its description."""
 
-    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
+    def __call__(
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
+    ) -> Results:
         """Run it. ``out_scale`` is a tensor of one element, or None where each row has its own; the results then have
-        the scales. They have the sum where ``added.keeps_sum`` says so, and no statistics."""
+        the scales. They have the sum where ``added.keeps_sum`` says so, and no statistics. The results are written into
+        those tensors of ``into`` that are there, an output in the problem's output strides."""
 
 
 class SumBackwardPlan(Protocol):

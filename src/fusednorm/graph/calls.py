@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fusednorm.formats import Quantized
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import groups_or_dims_of
 from fusednorm.graph.tensors import Dims, TensorAttributes
@@ -15,7 +16,7 @@ from fusednorm.modulation import in_samples, sums_in_samples
 from fusednorm.norm import Norm, norm_of
 from fusednorm.operands import Operands, Sums
 from fusednorm.problem import Problem
-from fusednorm.problems import forward_problem, sum_forward_problem
+from fusednorm.problems import forward_problem, quantized_problem, sum_forward_problem
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class Call:
     sums: Sums | None
     shape: Dims
 
-    def problem(self, keeps_sum: bool) -> Problem:
+    def problem(self, keeps_sum: bool, quantized: Quantized | None = None) -> Problem:
+        if quantized is not None:
+            return quantized_problem(self.norm, self.operands, self.sums, quantized)
         if self.sums is None:
             return forward_problem(self.norm, self.operands)
         return sum_forward_problem(self.norm, self.operands, self.sums, keeps_sum)

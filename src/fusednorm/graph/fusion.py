@@ -32,7 +32,8 @@ class Operation:
     """A norm or a pointwise ``node``, all ``nodes`` that run with it, and the tensors that are read and written.
 
     ``inputs`` and ``outputs`` are those of the node's ports; ``added`` are the tensors of the nodes around a norm, by
-    the library's names: pre_add, pre_gate, scale, shift, post_add. ``sum`` is what a norm with a pre_add normalizes.
+    the library's names: pre_add, pre_gate, scale, shift, post_add, out_scale. Among a norm's outputs are also ``sum``,
+    which it normalizes with a pre_add, and ``row_scale``; y is that of ``quantize`` where this is a node behind it.
     """
 
     node: Node
@@ -41,6 +42,12 @@ class Operation:
     outputs: Mapping[str, TensorAttributes]
     activation: Activation | None = None
     added: Mapping[str, TensorAttributes] = field(default_factory=dict)
+    quantize: Node | None = None
+
+    @property
+    def surrounded(self) -> bool:
+        """Whether a norm takes in more than an activation."""
+        return bool(self.added) or self.quantize is not None
 
     @property
     def read(self) -> list[TensorAttributes]:
@@ -86,8 +93,8 @@ class OperationGraph:
 
     @property
     def added(self) -> bool:
-        """Whether a norm takes in more than an activation."""
-        return any(operation.added for operation in self.operations)
+        """Whether some norm is surrounded."""
+        return any(operation.surrounded for operation in self.operations)
 
 
 def node_by_node(order: Sequence[Node]) -> OperationGraph:
@@ -245,8 +252,13 @@ class _Search(Wiring):
             inputs["x"], outputs["sum"] = before.x, before.total
             added |= before.added
             nodes = (*before.nodes, *nodes)
-        activation = behind.activation
-        return Operation(node, nodes, inputs, outputs, activation.activation if activation else None, added)
+        quantize = behind.quantize
+        activation = None if behind.activation is None else behind.activation.activation
+        if quantize is not None and "scale" in quantize.inputs:
+            added["out_scale"] = quantize.inputs["scale"]
+        elif quantize is not None:
+            outputs["row_scale"] = quantize.outputs["scale"]
+        return Operation(node, nodes, inputs, outputs, activation, added, quantize)
 
     def _take(self, operation: Operation) -> None:
         self.absorbed |= {one for one in operation.nodes if one is not operation.node}
@@ -266,14 +278,14 @@ class _Search(Wiring):
             return f"{total.name} is declared {dtype_name(total.dtype)}, and the kernel rounds the sum to {kept}"
         inner = [tensor for one in operation.nodes for tensor in one.outputs.values()]
         inner = [tensor for tensor in inner if tensor not in operation.outputs.values()]
-        return _too_wide((z, *inner), x) or (self.why_not(operation) if added else None)
+        return _too_wide((z, *inner), x) or (self.why_not(operation) if operation.surrounded else None)
 
     # --- what follows a norm, and is not fused with it ---
 
     def _beyond(self, node: Node, before: Before | None, chains: Sequence[Behind]) -> None:
         """Remarks on the nodes that read what is behind a norm, where nothing could be fused with them."""
         last = chains[-1]
-        if last.activation is not None:
+        if last.activation is not None or last.quantize is not None:
             return
         readers = self.readers_left(last.result)
         for reader in readers:

@@ -94,9 +94,10 @@ def problem_of_operation(operation: Operation, device: torch.device) -> NormProb
     x, weight, bias = given["input"], given.get("weight"), given.get("bias")
     assert kind.family is not None and x.dims is not None
     if kind.operation != "backward":
-        dtype = _widest([x, results.get("y")])
+        quantize = operation.quantize
+        dtype = _widest([x, results.get("y") if quantize is None else None])
         call = meta_call(operation, dtype, _meta_of)
-        problem = call.problem("sum" in results)
+        problem = call.problem("sum" in results, None if quantize is None else quantize.quantized)
         return NormProblem(replace(problem, device=device.type), dtype, call.shape)
     groups_or_dims = groups_or_dims_of(operation.node, x.dims)
     grad_output = given["grad_output"]
@@ -113,20 +114,22 @@ def problem_of_operation(operation: Operation, device: torch.device) -> NormProb
 
 def fits(operation: Operation, found: NormProblem) -> bool:
     """Whether the kernels of an operation with something around it write its results as they lie: s always, and y where
-    kernels see x in another shape."""
+    it is quantized or kernels see x in another shape."""
     written = [operation.outputs.get("sum")]
-    if found.shape != operation.operands["input"].dims:
+    if found.shape != operation.operands["input"].dims or operation.quantize is not None:
         written.append(operation.outputs.get("y"))
     return all(tensor is None or _lies(tensor, found) for tensor in written)
 
 
 def _lies(tensor: TensorAttributes, found: NormProblem) -> bool:
+    """Whether a result lies as kernels write it, in their dtype or in 8 bits."""
     try:
         seen = viewed(_meta_of(tensor, None), found.shape)
     except RuntimeError:  # the strides have no such view
         return False
     assert seen is not None
-    return seen.dtype == found.dtype and same_strides(found.shape, seen.stride(), found.problem.output_strides)
+    right = seen.dtype == found.dtype or seen.dtype.itemsize == 1
+    return right and same_strides(found.shape, seen.stride(), found.problem.output_strides)
 
 
 @dataclass
@@ -146,10 +149,14 @@ class Lowering:
         self.share(operations)
         names = iter(instances)
         for operation in operations:
-            if not operation.is_norm:
+            if operation.node.kind.operation == "quantize":
+                self.quantize(operation)
+            elif not operation.is_norm:
                 self.pointwise(operation)
             elif operation.node.kind.operation == "backward":
                 self.backward(operation, next(names))
+            elif operation.quantize is not None:
+                self.quantized(operation, next(names))
             else:
                 self.forward(operation, next(names))
         size = place(self.scratch)
@@ -161,7 +168,7 @@ class Lowering:
         made = {tensor: operation for operation in operations for tensor in operation.outputs.values()}
         read = [tensor for operation in operations for tensor in operation.read]
         for operation in reversed(operations):
-            if operation.is_norm:
+            if operation.is_norm or operation.node.kind.operation == "quantize":
                 continue
             (result,) = operation.outputs.values()
             for tensor in operation.inputs.values():
@@ -239,7 +246,7 @@ class Lowering:
         x = self.converted(given["input"], found.dtype)
         weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
         y, copied = -1, False
-        if "y" in results and operation.added and _lies(results["y"], found):
+        if "y" in results and operation.surrounded and _lies(results["y"], found):
             y = self.slot(results["y"])
         elif "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
@@ -315,6 +322,36 @@ class Lowering:
                 keep(values, kept)
 
         return run, touched
+
+    def quantized(self, operation: Operation, instance: str) -> None:
+        """A norm of rows whose output is quantized."""
+        found = problem_of_operation(operation, self.device)
+        plan = dispatch.make_plan(found.problem, instance)
+        self.note_copies(operation, found.problem)
+        given, results, shape = operation.operands, operation.outputs, found.shape
+        x, norm = self.converted(given["input"], found.dtype), norm_of_forward(operation, given["input"].dims or ())
+        weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
+        added = {name: self.slot(tensor) for name, tensor in operation.added.items()}
+        out_scale = added.pop("out_scale", -1)
+        y, scale, total = (self.slot(results.get(port)) for port in ("y", "row_scale", "sum"))
+
+        def run(values: Values) -> None:
+            operands = Operands(values[x], values[weight], values[bias])
+            call = call_of(norm, operands, {name: values[slot] for name, slot in added.items()})
+            into = Results(viewed(values[y], shape), sum=viewed(values[total], shape), scale=values[scale])  # type: ignore[arg-type]
+            plan(call.operands, call.sums, values[out_scale], into)
+
+        used = [x, weight, bias, out_scale, y, scale, total, *added.values()]
+        self.emit(f"{operation.label} on {instance}", run, *used)
+
+    def quantize(self, operation: Operation) -> None:
+        node, quantized = operation.node, operation.node.quantized
+        assert quantized is not None
+        x, given = self.slot(operation.inputs["x"]), self.slot(operation.inputs.get("scale"))
+        y, scale = (self.slot(operation.outputs.get(port)) for port in ("y", "scale"))
+        call = pointwise.quantize(quantized)
+        run = lambda values: call(values[x], values[given], values[y], values[scale])  # noqa: E731
+        self.emit(f"{node.name} in torch", run, x, given, y, scale)
 
     def bind_given_statistics(
         self, operation: Operation, problem: Problem

@@ -4,7 +4,7 @@
 
 Before the norm stands an ``add`` of a tensor, or of a ``mul`` by a gate. Behind it stand a ``mul`` by 1 + scale, an
 ``add`` of a shift, an ``add`` of a tensor of x's dims, and an activation, in this order, each of them or not. The 1 is
-a tensor with that ``value``.
+a tensor with that ``value``. Behind layernorm and rmsnorm of the last dim a quantizing node may follow.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fusednorm.graph.nodes import Node
+from fusednorm.graph.nodes import Node, groups_or_dims_of
 from fusednorm.graph.tensors import Dims, TensorAttributes
 from fusednorm.norm import ROW_FAMILIES
 
@@ -103,16 +103,17 @@ def plane_dims(dims: Dims) -> Dims:
 @dataclass(frozen=True)
 class Behind:
     """The nodes behind a norm, up to ``result``, with the tensors that they bring under the library's names.
-    ``activation`` is the last of them where it is one."""
+    ``activation`` and ``quantize`` are the last of them where there are such."""
 
     result: TensorAttributes
     nodes: tuple[Node, ...] = ()
     added: Tensors = field(default_factory=dict)
     activation: Node | None = None
+    quantize: Node | None = None
 
     def then(self, *nodes: Node, **added: TensorAttributes) -> Behind:
-        (result,) = nodes[-1].outputs.values()
-        return Behind(result, (*self.nodes, *nodes), {**self.added, **added})
+        result = nodes[-1].outputs["y"]
+        return replace(self, result=result, nodes=(*self.nodes, *nodes), added={**self.added, **added})
 
 
 def follow(norm: Node, z: TensorAttributes, wiring: Wiring) -> Iterator[Behind]:
@@ -121,12 +122,17 @@ def follow(norm: Node, z: TensorAttributes, wiring: Wiring) -> Iterator[Behind]:
     while found is not None:
         yield found
         readers = wiring.readers_left(found.result)
-        alone = found.result.is_virtual and len(readers) == 1 and found.activation is None
+        alone = found.result.is_virtual and len(readers) == 1 and found.quantize is None
         found = _next(norm, found, readers[0], wiring) if alone else None
 
 
 def _next(norm: Node, found: Behind, reader: Node, wiring: Wiring) -> Behind | None:
     """What was found with the next node, where one call computes that too."""
+    if reader.kind.operation == "quantize":
+        quantizes = _is_of_rows(norm) and "post_add" not in found.added
+        return replace(found.then(reader), quantize=reader) if quantizes else None
+    if found.activation is not None:
+        return None
     if reader.kind.operation == "activation":
         return replace(found.then(reader), activation=reader)
     if reader.kind.operation != "arithmetic":
@@ -144,6 +150,15 @@ def _next(norm: Node, found: Behind, reader: Node, wiring: Wiring) -> Behind | N
         return None if "post_add" in found.added else found.then(reader, post_add=operand)
     modulated = first or set(found.added) == {"scale"}
     return found.then(reader, shift=operand) if modulated and _modulates(norm, operand, x) else None
+
+
+def _is_of_rows(norm: Node) -> bool:
+    """Whether a norm is over the last dim alone and keeps no statistics, as those with an output of 8 bits are."""
+    dims = norm.inputs["x"].dims
+    if norm.kind.family not in ROW_FAMILIES or dims is None or "inv_variance" in norm.inputs:
+        return False
+    kept = any(tensor is not norm.outputs["y"] and not tensor.is_virtual for tensor in norm.outputs.values())
+    return groups_or_dims_of(norm, dims) == 1 and not kept
 
 
 def one_plus(tensor: TensorAttributes, wiring: Wiring) -> tuple[Node, TensorAttributes] | None:

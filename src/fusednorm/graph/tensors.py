@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fusednorm.dtypes import dtype_name
+from fusednorm.formats import FORMATS
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.strides import packed_strides
@@ -18,10 +19,10 @@ Dims = tuple[int, ...]
 DTYPE_NAMES = ", ".join(DTYPE_BYTES)
 
 
-def as_dtype(value: torch.dtype | str, where: str) -> torch.dtype:
-    """A floating dtype from itself or its name, such as "bfloat16"."""
+def as_dtype(value: torch.dtype | str, where: str, *others: str) -> torch.dtype:
+    """A floating dtype, or one of the ``others``, from itself or its name, such as "bfloat16"."""
     name = value.removeprefix("torch.") if isinstance(value, str) else str(value).removeprefix("torch.")
-    if not isinstance(value, (str, torch.dtype)) or name not in DTYPE_BYTES:
+    if not isinstance(value, (str, torch.dtype)) or name not in (*DTYPE_BYTES, *others):
         mistake = Mistake(where, f"dtype is {value!r}", DTYPE_NAMES, "give one of these, e.g. torch.float16")
         raise InvalidGraphError(where, [mistake])
     dtype: torch.dtype = getattr(torch, name)
@@ -177,7 +178,7 @@ class TensorAttributes:
             if what in given:
                 given[what] = _as_ints(given[what], where, what)
         if "dtype" in given:
-            given["dtype"] = as_dtype(given["dtype"], where)
+            given["dtype"] = as_dtype(given["dtype"], where, *FORMATS)
         if "uid" in given and (not isinstance(given["uid"], int) or isinstance(given["uid"], bool)):
             raise InvalidGraphError(where, [Mistake(where, f"uid is {given['uid']!r}", "an int", "give a number")])
         if "value" in given:

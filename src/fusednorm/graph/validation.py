@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusednorm.dtypes import compute_dtype, dtype_name
+from fusednorm.formats import FORMATS
 from fusednorm.graph.errors import Mistake
 from fusednorm.graph.nodes import Node, Port, accepted_dims, groups_or_dims_of, trailing
 from fusednorm.graph.tensors import (
@@ -53,6 +54,7 @@ class Validator:
                 if len(self.mistakes) > before:
                     self.unknown |= set(node.outputs.values())
             self.uses()
+            self.eight_bits()
 
     def wrong(self, where: str, value: str, expected: str, remedy: str) -> None:
         self.mistakes.append(Mistake(where, value, expected, remedy))
@@ -147,7 +149,7 @@ class Validator:
         if prod(tensor.dims) != 1:
             self.wrong(where, f"it has a value and dims {tensor.dims}", "one element", "leave dims out")
         for node, port in self.readers.get(tensor, []):
-            if node.kind.operation != "arithmetic":
+            if node.kind.operation not in ("arithmetic", "quantize") or (node.kind.family is None and port == "x"):
                 value = f"it has a value and is read by node {node}, port {port}"
                 self.wrong(where, value, "a reader add or mul", "give the node a tensor of the variant pack")
 
@@ -198,7 +200,9 @@ class Validator:
         if len(self.mistakes) > before or failed or main is None or main.dims is None:
             self.unknown |= set(node.outputs.values())
             return
-        if node.kind.family is None:
+        if node.kind.operation == "quantize":
+            self.quantize(node, main)
+        elif node.kind.family is None:
             self.pointwise(node)
         elif self.norm(node, main.dims):
             for port in node.kind.inputs:
@@ -309,17 +313,17 @@ class Validator:
         where = f"node {node}, port {port.name}"
         tensor.infer(dims=dims, dtype=dtype)
         assert tensor.dims is not None
-        if tensor.dims != dims and port.role not in ("data", "operand"):
+        if tensor.dims != dims and port.role in ("parameter", "statistic"):
             strides = packed_strides(tensor.dims)
         tensor.infer(strides=strides)
         if not self.shape(where, tensor):
             return
         assert tensor.strides is not None
-        if port.role in ("data", "operand") and tensor.dims != dims:
+        if port.role in ("data", "operand", "codes", "block") and tensor.dims != dims:
             value = f"tensor {tensor.name!r} is declared with dims {tensor.dims}"
             self.wrong(where, value, str(dims), "leave the dims of a result out; they are inferred")
             return
-        if port.role != "operand":
+        if port.role in ("data", "parameter", "statistic"):
             self.port(node, port, tensor, main)
         if overlaps_itself(tensor.dims, tensor.strides):
             value = f"tensor {tensor.name!r} has strides {tensor.strides}, so that elements share memory"
@@ -361,6 +365,41 @@ class Validator:
         if like is not None and like.strides is not None:
             strides = torch.empty_like(torch.empty_strided(dims, like.strides, device="meta")).stride()
         self.output(node, port, result, dims, strides, self.data_dtype(node, result), dims)
+
+    def quantize(self, node: Node, x: TensorAttributes) -> None:
+        """The results of a quantizing node: codes in its format, and float32 scales of blocks."""
+        given, dims = node.inputs.get("scale"), x.dims
+        assert dims is not None and x.strides is not None
+        if given is not None and prod(given.dims or ()) != 1:
+            value = f"tensor {given.name!r} has dims {given.dims}"
+            self.wrong(f"node {node}, port scale", value, "one element", "use block_scale_quantize for more")
+        dense = torch.empty_like(torch.empty_strided(dims, x.strides, device="meta")).stride()
+        codes: torch.dtype = getattr(torch, node.attributes["dtype"])
+        blocks = (*dims[:-1], 1)
+        for port in node.kind.outputs:
+            tensor = node.outputs.get(port.name)
+            if tensor is None or tensor in self.unknown:
+                continue
+            if port.role == "codes":
+                self.output(node, port, tensor, dims, dense, codes, dims)
+            else:
+                self.output(node, port, tensor, blocks, packed_strides(blocks), torch.float32, dims)
+
+    def eight_bits(self) -> None:
+        """Only quantizing nodes write 8 bits, as outputs; nobody reads them."""
+        for tensor in self.graph.tensors:
+            if tensor.dtype is None:
+                continue
+            node, port = self.producers.get(tensor, (None, ""))
+            role = next((one.role for one in node.kind.outputs if one.name == port), None) if node else None
+            wanted = node.attributes["dtype"] if node is not None and role == "codes" else None
+            where, name = f"tensor {tensor.name!r}", dtype_name(tensor.dtype)
+            if wanted is None and name in FORMATS:
+                self.wrong(where, f"it is {name}", "a floating dtype", "8 bits are results of quantize nodes alone")
+            elif wanted is not None and name != wanted:
+                self.wrong(where, f"it is {name}", wanted, f"leave its dtype out, or give dtype={name!r} to {node}")
+            elif wanted is not None and (tensor.is_virtual or tensor in self.readers):
+                self.wrong(where, "8 bits are virtual, or are read", "an output", "set_output() it, and read x")
 
     def one_dtype(self, node: Node) -> None:
         """Data from outside has one dtype at a node: the library never casts silently."""
