@@ -1,9 +1,11 @@
-"""The call of the library that a norm's operation is: its norm, operands and sums, of meta tensors or of real ones."""
+"""The call of the library that a norm's operation is: its norm, operands and sums, of meta tensors or of real ones; and
+the problem of that call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
@@ -11,12 +13,18 @@ from torch import Tensor
 from fusednorm.formats import Quantized
 from fusednorm.graph.fusion import Operation
 from fusednorm.graph.nodes import groups_or_dims_of
-from fusednorm.graph.tensors import Dims, TensorAttributes
+from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.modulation import in_samples, sums_in_samples
 from fusednorm.norm import Norm, norm_of
-from fusednorm.operands import Operands, Sums
+from fusednorm.operands import BackwardOperands, Operands, Sums, Wanted
 from fusednorm.problem import Problem
-from fusednorm.problems import forward_problem, quantized_problem, sum_forward_problem
+from fusednorm.problems import (
+    backward_direction,
+    backward_problem,
+    forward_problem,
+    quantized_problem,
+    sum_forward_problem,
+)
 
 
 @dataclass(frozen=True)
@@ -75,16 +83,89 @@ def viewed(tensor: Tensor | None, shape: Dims) -> Tensor | None:
     return tensor if tensor is None or tensor.shape == shape else tensor.view(shape)
 
 
-Meta = Callable[[TensorAttributes, torch.dtype | None], Tensor]
-
-
-def meta_call(operation: Operation, dtype: torch.dtype, meta: Meta) -> Call:
-    """The call of an operation on meta tensors; its data has ``dtype``, and the sums keep their own."""
+def meta_call(operation: Operation, dtype: torch.dtype) -> Call:
+    """The call of an operation on meta tensors; its data has ``dtype``, and what is added its own."""
     given = operation.operands
-    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+    x = given["input"]
     assert x.dims is not None
-    operands = Operands(
-        meta(x, dtype), None if weight is None else meta(weight, None), None if bias is None else meta(bias, None)
-    )
-    added = {name: meta(tensor, None) for name, tensor in operation.added.items()}
+    operands = Operands(meta_of(x, dtype), _meta(given.get("weight")), _meta(given.get("bias")))
+    added = {name: meta_of(tensor, None) for name, tensor in operation.added.items()}
     return call_of(norm_of_forward(operation, x.dims), operands, added)
+
+
+@dataclass(frozen=True)
+class NormProblem:
+    """The problem of a norm operation, the dtype in which it runs, the shape in which kernels see x, and the gradients
+    that are wanted."""
+
+    problem: Problem
+    dtype: torch.dtype
+    shape: Dims
+    wanted: Wanted = (False, False, False, False, False)
+
+
+def meta_of(tensor: TensorAttributes, dtype: torch.dtype | None) -> Tensor:
+    assert tensor.dims is not None and tensor.strides is not None
+    converted = dtype is not None and dtype != tensor.dtype
+    strides = converted_strides(tensor) if converted else tensor.strides
+    return torch.empty_strided(tensor.dims, strides, dtype=dtype or tensor.dtype, device="meta")
+
+
+def _meta(tensor: TensorAttributes | None, dtype: torch.dtype | None = None) -> Tensor | None:
+    return None if tensor is None else meta_of(tensor, dtype)
+
+
+def converted_strides(tensor: TensorAttributes) -> Dims:
+    """The strides of a converted copy: the tensor's own where it is dense."""
+    assert tensor.dims is not None and tensor.strides is not None
+    strides: Dims = torch.empty_like(torch.empty_strided(tensor.dims, tensor.strides, device="meta")).stride()
+    return strides
+
+
+def widest(tensors: Sequence[TensorAttributes | None]) -> torch.dtype:
+    dtypes = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype is not None]
+    return reduce(torch.promote_types, dtypes)
+
+
+def problem_of_operation(operation: Operation, device: torch.device) -> NormProblem:
+    """The Problem of a norm operation, by which its instances are found."""
+    given, results, kind = operation.operands, operation.outputs, operation.node.kind
+    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
+    assert kind.family is not None and x.dims is not None
+    if kind.operation != "backward":
+        quantize = operation.quantize
+        dtype = widest([x, results.get("y") if quantize is None else None])
+        call = meta_call(operation, dtype)
+        problem = call.problem("sum" in results, None if quantize is None else quantize.quantized)
+        return NormProblem(replace(problem, device=device.type), dtype, call.shape)
+    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
+    grad_output = given["grad_output"]
+    dtype = widest([grad_output, x, results.get("dx")])
+    wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
+    dscale, dbias = results.get("dscale"), results.get("dbias")
+    meta_weight = _meta(weight, None if dscale is None else widest([weight, dscale]))
+    meta_bias = _meta(dbias) if bias is None else _meta(bias, None if dbias is None else widest([bias, dbias]))
+    norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
+    operands = BackwardOperands(meta_of(grad_output, dtype), meta_of(x, dtype), none, none, meta_weight, meta_bias)
+    problem = backward_problem(norm, operands, backward_direction(wanted))
+    return NormProblem(replace(problem, device=device.type), dtype, x.dims, wanted)
+
+
+def fits(operation: Operation, found: NormProblem) -> bool:
+    """Whether the kernels of an operation with something around it write its results as they lie: s always, and y where
+    it is quantized or kernels see x in another shape."""
+    written = [operation.outputs.get("sum")]
+    if found.shape != operation.operands["input"].dims or operation.quantize is not None:
+        written.append(operation.outputs.get("y"))
+    return all(tensor is None or lies(tensor, found) for tensor in written)
+
+
+def lies(tensor: TensorAttributes, found: NormProblem) -> bool:
+    """Whether a result lies as kernels write it, in their dtype or in 8 bits."""
+    try:
+        seen = viewed(meta_of(tensor, None), found.shape)
+    except RuntimeError:  # the strides have no such view
+        return False
+    assert seen is not None
+    right = seen.dtype == found.dtype or seen.dtype.itemsize == 1
+    return right and same_strides(found.shape, seen.stride(), found.problem.output_strides)

@@ -1,7 +1,8 @@
 """From operations to a program: steps over slots, with the virtual tensors in one workspace.
 
 A program runs on a list of tensors, and a slot is a position in it: first come the tensors of the variant pack, then
-those of the workspace, last None, for an absent tensor. All that does not depend on the data is done here, once.
+those of the workspace, the numbers that the graph has, last None, for an absent tensor. All that does not depend on the
+data is done here, once.
 
 A kernel writes the dtype that it reads, so a norm runs in the widest dtype of its data ports; a tensor of another dtype
 is converted through the workspace. So is a result in other strides than the kernel writes.
@@ -10,8 +11,7 @@ is converted through the workspace. So is a result in other strides than the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,15 +20,22 @@ from torch import Tensor
 from fusednorm import dispatch
 from fusednorm.dtypes import dtype_name
 from fusednorm.graph import pointwise
-from fusednorm.graph.calls import call_of, meta_call, norm_of_forward, viewed
+from fusednorm.graph.calls import (
+    NormProblem,
+    call_of,
+    converted_strides,
+    lies,
+    norm_of_forward,
+    problem_of_operation,
+    viewed,
+    widest,
+)
 from fusednorm.graph.fusion import Operation
-from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand, groups_or_dims_of
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand
 from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.graph.workspace import Scratch, place
-from fusednorm.norm import norm_of
-from fusednorm.operands import BackwardOperands, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Operands, Results
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem
 from fusednorm.running import move_running
 
 Values = list[Any]
@@ -52,84 +59,6 @@ class Program:
     workspace_bytes: int
     notes: tuple[str, ...]
     constants: tuple[Tensor, ...] = ()
-
-
-@dataclass(frozen=True)
-class NormProblem:
-    """The problem of a norm operation, the dtype in which it runs, the shape in which kernels see x, and the gradients
-    that are wanted."""
-
-    problem: Problem
-    dtype: torch.dtype
-    shape: Dims
-    wanted: Wanted = (False, False, False, False, False)
-
-
-def _meta_of(tensor: TensorAttributes, dtype: torch.dtype | None) -> Tensor:
-    assert tensor.dims is not None and tensor.strides is not None
-    converted = dtype is not None and dtype != tensor.dtype
-    strides = converted_strides(tensor) if converted else tensor.strides
-    return torch.empty_strided(tensor.dims, strides, dtype=dtype or tensor.dtype, device="meta")
-
-
-def _meta(tensor: TensorAttributes | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    return None if tensor is None else _meta_of(tensor, dtype)
-
-
-def converted_strides(tensor: TensorAttributes) -> Dims:
-    """The strides of a converted copy: the tensor's own where it is dense."""
-    assert tensor.dims is not None and tensor.strides is not None
-    strides: Dims = torch.empty_like(torch.empty_strided(tensor.dims, tensor.strides, device="meta")).stride()
-    return strides
-
-
-def _widest(tensors: Sequence[TensorAttributes | None]) -> torch.dtype:
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype is not None]
-    return reduce(torch.promote_types, dtypes)
-
-
-def problem_of_operation(operation: Operation, device: torch.device) -> NormProblem:
-    """The Problem of a norm operation, by which its instances are found."""
-    given, results, kind = operation.operands, operation.outputs, operation.node.kind
-    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
-    assert kind.family is not None and x.dims is not None
-    if kind.operation != "backward":
-        quantize = operation.quantize
-        dtype = _widest([x, results.get("y") if quantize is None else None])
-        call = meta_call(operation, dtype, _meta_of)
-        problem = call.problem("sum" in results, None if quantize is None else quantize.quantized)
-        return NormProblem(replace(problem, device=device.type), dtype, call.shape)
-    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
-    grad_output = given["grad_output"]
-    dtype = _widest([grad_output, x, results.get("dx")])
-    wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
-    dscale, dbias = results.get("dscale"), results.get("dbias")
-    meta_weight = _meta(weight, None if dscale is None else _widest([weight, dscale]))
-    meta_bias = _meta(dbias) if bias is None else _meta(bias, None if dbias is None else _widest([bias, dbias]))
-    norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
-    operands = BackwardOperands(_meta_of(grad_output, dtype), _meta_of(x, dtype), none, none, meta_weight, meta_bias)
-    problem = backward_problem(norm, operands, backward_direction(wanted))
-    return NormProblem(replace(problem, device=device.type), dtype, x.dims, wanted)
-
-
-def fits(operation: Operation, found: NormProblem) -> bool:
-    """Whether the kernels of an operation with something around it write its results as they lie: s always, and y where
-    it is quantized or kernels see x in another shape."""
-    written = [operation.outputs.get("sum")]
-    if found.shape != operation.operands["input"].dims or operation.quantize is not None:
-        written.append(operation.outputs.get("y"))
-    return all(tensor is None or _lies(tensor, found) for tensor in written)
-
-
-def _lies(tensor: TensorAttributes, found: NormProblem) -> bool:
-    """Whether a result lies as kernels write it, in their dtype or in 8 bits."""
-    try:
-        seen = viewed(_meta_of(tensor, None), found.shape)
-    except RuntimeError:  # the strides have no such view
-        return False
-    assert seen is not None
-    right = seen.dtype == found.dtype or seen.dtype.itemsize == 1
-    return right and same_strides(found.shape, seen.stride(), found.problem.output_strides)
 
 
 @dataclass
@@ -246,7 +175,7 @@ class Lowering:
         x = self.converted(given["input"], found.dtype)
         weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
         y, copied = -1, False
-        if "y" in results and operation.surrounded and _lies(results["y"], found):
+        if "y" in results and operation.surrounded and lies(results["y"], found):
             y = self.slot(results["y"])
         elif "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
@@ -458,11 +387,11 @@ class Lowering:
         (result,) = operation.outputs.values()
         operands = list(operation.inputs.values())
         assert result.dims is not None and result.strides is not None
-        dtype = _widest([*operands, result])
+        dtype = widest([*operands, result])
         if node.kind.operation == "arithmetic":
             # torch computes in the widest dtype of the operands; only for a wider result is an operand converted.
             slots = [self.slot(tensor) for tensor in operands]
-            if _widest(operands) != dtype:
+            if widest(operands) != dtype:
                 slots[0] = self.converted(operands[0], dtype)
             call, out, copied = pointwise.arithmetic(node.kind.name), self.slot(result), False
         else:

@@ -10,9 +10,10 @@ import torch
 
 from fusednorm.choice import choose, forced, instances
 from fusednorm.dtypes import compute_dtype, dtype_name
+from fusednorm.graph.calls import NormProblem, fits, problem_of_operation
 from fusednorm.graph.fusion import Operation, OperationGraph
 from fusednorm.graph.logs import logger_of
-from fusednorm.graph.lowering import Lowering, NormProblem, Program, fits, problem_of_operation
+from fusednorm.graph.lowering import Lowering, Program
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.problem import Problem
