@@ -7,7 +7,7 @@ import torch
 from graph_support import run
 
 import fusednorm
-from fusednorm.graph import Graph, GraphFormatError, InvalidGraphError, TensorAttributes
+from fusednorm.graph import Graph, GraphFormatError, InvalidGraphError, TensorAttributes, channels_last_strides
 
 IMAGES, ROWS = (2, 8, 9, 10), (3, 6, 40)
 Tensors = dict[str, torch.Tensor]
@@ -157,6 +157,35 @@ def test_every_plan_of_a_norm_with_its_surroundings_verifies_on_a_gpu(form: str)
         pack = run(graph)
         for name, tensor in call(pack).items():
             assert torch.equal(pack[name], tensor), (dtype, name)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_shortcut_is_a_part_of_the_backward(layout: str) -> None:
+    """A ResNet block's end in training: dz is the gradient of the shortcut, and dx follows from it."""
+    strides = channels_last_strides(IMAGES) if layout == "nhwc" else None
+    graph = Graph(torch.float32)
+    x, r, dy = (graph.tensor(IMAGES, strides, name=name) for name in ("x", "r", "dy"))
+    scale, bias = (graph.tensor((8,), name=name) for name in ("scale", "bias"))
+    z, mean, rstd, _, _ = graph.batchnorm(x, scale, bias)
+    total = graph.pointwise("add", z, r)
+    graph.pointwise("silu", total).set_output().set_name("y")
+    dz = graph.pointwise("silu_backward", dy, total).set_output().set_name("dr")
+    for name, tensor in zip(("dx", "dscale", "dbias"), graph.batchnorm_backward(dz, x, scale, mean, rstd), strict=True):
+        tensor.set_output().set_name(name)
+    names = [plan.name for plan in graph.build().plans if plan.reason is None]
+    assert {name.split(":")[0] for name in names} == {"fused", "composed", "unfused"}
+    for name in names:
+        assert graph.verify(run(graph, name)), name
+    pack = run(graph)
+    assert [one.label for one in graph.explain().operations] == [
+        "batchnorm + add + silu", "silu_backward + batchnorm_backward",
+    ]  # fmt: skip
+    leaves = {name: pack[name].clone().requires_grad_() for name in ("x", "r", "scale", "bias")}
+    given = leaves["x"], None, None, leaves["scale"], leaves["bias"], True
+    y = fusednorm.batch_norm(*given, activation="silu", post_add=leaves["r"])
+    found = torch.autograd.grad(y, list(leaves.values()), pack["dy"])
+    for name, gradient in zip(leaves, found, strict=True):
+        assert torch.equal(pack[f"d{name}"], gradient), name
 
 
 def test_a_sum_that_the_kernel_would_round_is_not_fused() -> None:

@@ -74,10 +74,17 @@ class SumBackwardPlan(Protocol):
     """A backward of a problem with ``added``, whose input is s."""
 
     def __call__(
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         """Run it. grad_input is that of s, to which ``grad_sum`` is added, whose strides are those of s. The second
-        result is the gradient of ``post_add``, which is given where an activation meets the sum."""
+        result is the gradient of ``post_add``, which is given where an activation meets the sum. The two are written
+        into ``out`` and ``post_out``, which have the problem's output strides, where these are given."""
 
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan

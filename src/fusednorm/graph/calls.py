@@ -23,6 +23,7 @@ from fusednorm.problems import (
     backward_problem,
     forward_problem,
     quantized_problem,
+    sum_backward_problem,
     sum_forward_problem,
 )
 
@@ -141,21 +142,30 @@ def problem_of_operation(operation: Operation, device: torch.device) -> NormProb
     groups_or_dims = groups_or_dims_of(operation.node, x.dims)
     grad_output = given["grad_output"]
     dtype = widest([grad_output, x, results.get("dx")])
-    wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
+    post_add = operation.added.get("post_add")
+    # With post_add every kernel makes dx too.
+    wanted = ("dx" in results or post_add is not None, "dscale" in results, "dbias" in results, False, False)
     dscale, dbias = results.get("dscale"), results.get("dbias")
     meta_weight = _meta(weight, None if dscale is None else widest([weight, dscale]))
     meta_bias = _meta(dbias) if bias is None else _meta(bias, None if dbias is None else widest([bias, dbias]))
     norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
     operands = BackwardOperands(meta_of(grad_output, dtype), meta_of(x, dtype), none, none, meta_weight, meta_bias)
-    problem = backward_problem(norm, operands, backward_direction(wanted))
+    direction = backward_direction(wanted)
+    if post_add is None:
+        problem = backward_problem(norm, operands, direction)
+    else:
+        problem = sum_backward_problem(norm, operands, direction, meta_of(post_add, None), False)
     return NormProblem(replace(problem, device=device.type), dtype, x.dims, wanted)
 
 
 def fits(operation: Operation, found: NormProblem) -> bool:
     """Whether the kernels of an operation with something around it write its results as they lie: s always, and y where
     it is quantized or kernels see x in another shape."""
-    written = [operation.outputs.get("sum")]
-    if found.shape != operation.operands["input"].dims or operation.quantize is not None:
+    x, dy = operation.operands["input"], operation.operands.get("grad_output")
+    if dy is not None and meta_of(dy, found.dtype).stride() != meta_of(x, found.dtype).stride():
+        return False
+    written = [operation.outputs.get(port) for port in ("sum", "dz")]
+    if found.shape != x.dims or operation.quantize is not None:
         written.append(operation.outputs.get("y"))
     return all(tensor is None or lies(tensor, found) for tensor in written)
 

@@ -8,7 +8,7 @@ An operation is a norm with what is fused into it, or a pointwise node. The patt
 - an activation's backward, then a norm's backward: the backward kernels recompute z from x and the statistics. So z
   must come from a norm of the same x, scale and statistics: a forward in this graph, or a norm with given statistics,
   as in hipDNN's batchnorm inference + activation backward + batchnorm backward. That norm runs only if something else
-  needs it.
+  needs it. Where a tensor was added to z, the kernel gives its gradient, dz, too.
 """
 
 from __future__ import annotations
@@ -171,30 +171,58 @@ class _Search(Wiring):
             pointwise = self.producer.get(node.inputs["dy"])
             if pointwise is None or pointwise.kind.operation != "activation_backward":
                 continue
-            origin = self.producer.get(pointwise.inputs["x"])
-            reason = self._why_no_backward(node, pointwise, origin)
+            origin, post_add = self._origin(pointwise)
+            reason = self._why_no_backward(node, pointwise, origin, post_add)
             if reason is not None:
                 self.remark((pointwise, node), reason)
                 continue
             assert origin is not None
-            inputs = {**node.inputs, "dy": pointwise.inputs["dy"]}
-            if "bias" in origin.inputs:
-                inputs["bias"] = origin.inputs["bias"]
+            operation = self._backward(node, pointwise, origin, post_add)
+            reason = self.why_not(operation) if post_add is not None else None
+            if reason is not None:
+                self.remark((pointwise, node), reason)
+                continue
             self.absorbed.add(pointwise)
-            operation = Operation(node, (pointwise, node), inputs, node.outputs, pointwise.activation)
+            self.read_with |= dict.fromkeys(operation.nodes, operation.read)
             z = pointwise.inputs["x"]
             if z.is_virtual and all(reader in self.absorbed for reader in self.readers[z]):
                 operation = replace(operation, nodes=(origin, pointwise, node))
             self.replaced[node] = operation
             self.remark(operation.nodes, "one backward kernel that recomputes z from x and the statistics", fused=True)
 
-    def _why_no_backward(self, node: Node, pointwise: Node, origin: Node | None) -> str | None:
+    def _origin(self, pointwise: Node) -> tuple[Node | None, TensorAttributes | None]:
+        """The node that makes z, and what is added to z before the activation, whose backward ``pointwise`` is."""
+        maker = self.producer.get(pointwise.inputs["x"])
+        if maker is not None and maker.kind.name == "add":
+            for z, other in ((maker.inputs["a"], maker.inputs["b"]), (maker.inputs["b"], maker.inputs["a"])):
+                norm = self.producer.get(z)
+                if norm is not None and norm.outputs.get("y") is z and other.dims == z.dims and norm.kind.family:
+                    return norm, other
+        return maker, None
+
+    def _backward(self, node: Node, pointwise: Node, origin: Node, post_add: TensorAttributes | None) -> Operation:
+        inputs, outputs = {**node.inputs, "dy": pointwise.inputs["dy"]}, {**node.outputs}
+        if "bias" in origin.inputs:
+            inputs["bias"] = origin.inputs["bias"]
+        added = {} if post_add is None else {"post_add": post_add}
+        if post_add is not None:
+            outputs["dz"] = pointwise.outputs["dx"]
+        return Operation(node, (pointwise, node), inputs, outputs, pointwise.activation, added)
+
+    def _why_no_backward(
+        self, node: Node, pointwise: Node, origin: Node | None, post_add: TensorAttributes | None
+    ) -> str | None:
         dz = pointwise.outputs["dx"]
-        if not dz.is_virtual:
-            return f"{dz.name} is an output, and the kernel does not write it"
         others = [reader.name for reader in self.readers[dz] if reader is not node]
-        if others:
+        if post_add is None and not dz.is_virtual:
+            return f"{dz.name} is an output, and the kernel does not write it"
+        if post_add is None and others:
             return f"{dz.name} is also read by {', '.join(others)}"
+        if post_add is not None and (others or not dz.is_virtual) and dz.dtype != node.inputs["x"].dtype:
+            assert dz.dtype is not None
+            return f"{dz.name} is declared {dtype_name(dz.dtype)}, and the kernel rounds it to the dtype of x"
+        if self.depends((tensor for port, tensor in node.inputs.items() if port != "dy"), [pointwise]):
+            return f"{node.name} reads what follows from {dz.name}"
         if origin is None:
             z = pointwise.inputs["x"].name
             return f"the kernel recomputes z and cannot read {z}; apply the norm with given statistics in this graph"

@@ -345,8 +345,9 @@ class Lowering:
         dy, x = self.converted(given["grad_output"], found.dtype), self.converted(given["input"], found.dtype)
         mean, rstd = self.slot(given.get("mean")), self.slot(given["rstd"])
         dx, copied = -1, False
-        if wanted[0]:
+        if "dx" in results:
             dx, copied = self.written(results["dx"], problem.output_strides, found.dtype)
+        post_add, dz = self.slot(operation.added.get("post_add")), self.slot(results.get("dz"))
         weight = self.parameter(given.get("weight"), problem.weight_dtype)
         bias = self.parameter(given.get("bias"), problem.bias_dtype)
         if wanted[2] and "bias" not in given:
@@ -361,11 +362,14 @@ class Lowering:
 
         def run(values: Values) -> None:
             operands = BackwardOperands(values[dy], values[x], values[mean], values[rstd], weight(values), bias(values))
-            gradients = plan(operands, wanted, values[dx])
+            if post_add < 0:
+                gradients = plan(operands, wanted, values[dx])
+            else:
+                gradients, _ = plan(operands, wanted, values[post_add], None, values[dx], values[dz])
             for name, slot, dims in writes:
                 values[slot].copy_(getattr(gradients, name).view(dims))
 
-        used = [dy, x, mean, rstd, self.slot(given.get("weight")), self.slot(given.get("bias")), dx]
+        used = [dy, x, mean, rstd, self.slot(given.get("weight")), self.slot(given.get("bias")), dx, post_add, dz]
         self.emit(f"{operation.label} on {instance}", run, *used, *(slot for _, slot, _ in writes))
         if copied:
             self.finish(results["dx"], dx)

@@ -70,7 +70,7 @@ def why_not(operation: Operation, device: torch.device) -> str | None:
     """Why the instance that runs a norm alone does not compute in the same call what is around it; None if it does."""
     found = problem_of_operation(operation, device)
     if not fits(operation, found):
-        return "the strides of what is written are not those in which samples can be seen"
+        return "the strides of its tensors are not those that its kernels read and write"
     name = forced() or choose(alone(found.problem)).name
     return next((one.reason for one in instances(found.problem) if one.instance.name == name), None)
 

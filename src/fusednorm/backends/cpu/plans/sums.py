@@ -146,11 +146,17 @@ class SumBackward(BackwardPlan):
         super().__init__(problem, *order)
 
     def __call__(  # type: ignore[override]
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
-        grad_input = self.output(input) if self.wants_input else None
-        grad_post_add = self.output(input) if post_add is not None else None
+        grad_input = self.output(input) if out is None and self.wants_input else out
+        grad_post_add = self.output(input) if post_out is None and post_add is not None else post_out
         # Operands are held until the kernels are done.
         parameters = [contiguous(each) for each in (operands.weight, operands.bias, operands.scale, operands.shift)]
         grads: list[Any] = [

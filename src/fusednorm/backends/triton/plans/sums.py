@@ -82,14 +82,23 @@ class SumBackward(BackwardPlan):
     none."""
 
     def __call__(  # type: ignore[override]
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, wanted, post_add, grad_sum)
-        grad_input = self.allocate(self.shape, self.strides, self.dtype) if self.wants_input else None
-        grad_post_add = None if post_add is None else self.allocate(self.shape, self.strides, self.dtype)
+                return self(operands, wanted, post_add, grad_sum, out, post_out)
+        grad_input, grad_post_add = out, post_out
+        if grad_input is None and self.wants_input:
+            grad_input = self.allocate(self.shape, self.strides, self.dtype)
+        if grad_post_add is None and post_add is not None:
+            grad_post_add = self.allocate(self.shape, self.strides, self.dtype)
         grads = [
             self.allocate(*like) if like is not None and want else None
             for like, want in zip(self.gradients_of, wanted[1:], strict=True)
