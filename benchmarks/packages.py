@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import resource
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -189,13 +188,20 @@ def measure(name: str, convert: bool, device: str, dtype: torch.dtype, runs: int
 def _held(device: str) -> float:
     if device == "cuda":
         return torch.cuda.memory_allocated() / 1e6
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+    return _memory("VmRSS")
+
+
+def _memory(what: str) -> float:
+    """MB of the process, of those that Linux counts. getrusage's maximum would be the parent's where that had more."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    kilobytes = next(line.split()[1] for line in status if line.startswith(f"{what}:"))
+    return int(kilobytes) * 1024 / 1e6
 
 
 def _peak(device: str) -> float:
     if device == "cuda":
         return torch.cuda.max_memory_allocated() / 1e6
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return _memory("VmHWM")
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,7 @@ def main(folder: Path, device: str, world_sizes: list[int]) -> int:
 
 def in_processes(run: Callable[[int, int, Path, str], None], folder: Path, device: str, world_sizes: list[int]) -> int:
     """``run`` of every rank of each world size; how many processes failed."""
-    context = multiprocessing.get_context("fork")
+    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")  # CUDA survives no fork
     failed = 0
     for world_size in world_sizes:
         processes = [context.Process(target=run, args=(rank, world_size, folder, device)) for rank in range(world_size)]

@@ -133,6 +133,15 @@ def _broadcast(d: Describer) -> None:
     d.outputs(y=d.graph.pointwise("mul", d.data("x"), d.channels("factor").set_dtype(d.dtype)))
 
 
+def _quantize(d: Describer) -> None:
+    d.outputs(y=d.graph.quantize(d.data("x"), d.statistic("scale", (1,)), dtype="int8"))
+
+
+def _block_scale_quantize(d: Describer) -> None:
+    y, scale = d.graph.block_scale_quantize(d.data("x"), dtype=torch.float8_e4m3fn)
+    d.outputs(y=y, row_scale=scale)
+
+
 NODES: dict[str, Build] = {
     "batchnorm_inference": _batchnorm_inference("inv_variance"),
     "batchnorm_inference_variance": _batchnorm_inference("variance"),
@@ -155,6 +164,8 @@ NODES: dict[str, Build] = {
     **{name: _pointwise(name, 1) for name in FORMULAS},
     **{f"{name}_backward": _pointwise(f"{name}_backward", 2) for name in FORMULAS},
     "add": _pointwise("add", 2),
+    "quantize": _quantize,
+    "block_scale_quantize": _block_scale_quantize,
     "mul_broadcast": _broadcast,
 }
 

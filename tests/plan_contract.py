@@ -19,8 +19,8 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EVERYTHING = (True, True, True, True, True)
-#: Instances that have no backward.
-FORWARD_ONLY = ("triton.whole",)
+#: Instances that have no backward, and those that always make grad_input.
+FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole",), ("hopper.resident",)
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -126,12 +126,15 @@ def _wide(operands: Any) -> Any:
 
 
 def _plan(subject: Subject, operands: Any, wanted: Any = EVERYTHING) -> Any:
-    """The instance's plan; None for the backward of an instance that has forwards alone."""
+    """The instance's plan; None for a direction that it does not run."""
     if isinstance(operands, Operands):
         return dispatch.make_plan(forward_problem(subject.norm, operands), subject.instance)
     if subject.instance in FORWARD_ONLY:
         return None
-    problem = backward_problem(subject.norm, operands, backward_direction(wanted))
+    direction = backward_direction(wanted)
+    if subject.instance in NO_GAMMA_BETA and direction == "backward_gamma_beta":
+        return None
+    problem = backward_problem(subject.norm, operands, direction)
     return dispatch.make_plan(problem, subject.instance)
 
 

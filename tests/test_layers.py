@@ -49,6 +49,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("sums",),
     ("quantization",),
     ("running",),
+    ("signatures",),
     ("functional",),
     ("interop", "chains", "tolerance"),
     ("rewriting",),

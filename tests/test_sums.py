@@ -518,6 +518,59 @@ def test_rows_of_two_dimensional_inputs() -> None:
         torch.testing.assert_close(found, wanted)
 
 
+def refuse(*_: Any) -> Any:
+    raise AssertionError("torch's operators form a sum")
+
+
+@pytest.mark.parametrize("form", ["group_norm", "instance_norm", "batch_norm"])
+def test_images_in_channels_last(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel adds s and takes its statistics, and one the rest; backward where an activation meets post_add. Few
+    channels make rows of several positions; samples are cut into slabs, and lie apart."""
+    monkeypatch.setattr("fusednorm.sums.around", refuse)
+    monkeypatch.setattr("fusednorm.sums._composed_backward", refuse)
+    every_second = lambda x: channels_last(x.repeat_interleave(2, 0))[::2]  # noqa: E731
+    whole, small = ("pre_add", "post_add"), ("small_add", "pre_gate")
+    for shape, dtype, names in (
+        ((4, 12, 13, 11), torch.float32, whole), ((2, 99, 37, 38), torch.bfloat16, whole),
+        ((4, 12, 13, 11), torch.float32, small), ((2, 99, 37, 38), torch.float32, small),
+    ):  # fmt: skip
+        for order in (channels_last, every_second):
+            one = case(form, shape, dtype, *names, activation="silu", order=order)
+            added = {name: channels_last(one.tensors[name]) for name in names if name in whole}
+            one.tensors.update(added)
+            assert one.faults(one.run()) == [], (shape, names)
+
+
+@pytest.mark.parametrize("order", [Tensor.contiguous, channels_last])
+def test_evaluation_is_one_call(order: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    x, r, p = (order(drawn(3, 6, 9, 14, seed=seed)) for seed in range(3))
+    t, gate, scale = (drawn(3, 6, seed=seed) for seed in range(3, 6))
+    mean, var, weight = drawn(6, seed=6), drawn(6, seed=7).square() + 0.5, drawn(6, seed=8)
+    cases = []
+    for sums in (
+        {"post_add": p}, {"pre_add": t, "post_add": p}, {"pre_add": r, "pre_gate": gate},
+    ):  # fmt: skip
+        wide = {name: one.double() for name, one in sums.items()}
+        s = x.double()
+        if "pre_add" in wide:
+            added = wide["pre_add"] if sums["pre_add"] is r else wide["pre_add"][:, :, None, None]
+            s = s + (added * gate.double()[:, :, None, None] if "pre_gate" in wide else added)
+        z = fusednorm.batch_norm(s, mean.double(), var.double(), weight.double(), scale=scale.double())
+        cases.append((sums, torch.relu(z + wide["post_add"]) if "post_add" in wide else torch.relu(z), s))
+    monkeypatch.setattr("fusednorm.sums.around", refuse)
+    for sums, expected, s in cases:
+        kept = "pre_add" in sums
+        given = x, mean, var, weight
+        found = fusednorm.batch_norm(*given, activation="relu", scale=scale, return_sum=kept, **sums)
+        y, total = found if kept else (found, None)
+        torch.testing.assert_close(y, expected.float())
+        assert y.stride() == x.stride()
+        if kept:
+            torch.testing.assert_close(total, s.float())
+            y = fusednorm.batch_norm(*given, activation="relu", scale=scale, **sums)
+            assert same_bits(y, found[0])
+
+
 def test_which_instances_fuse() -> None:
     x, r = drawn(6, 40), drawn(6, 40, seed=1)
     reasons = {one.instance.name: one.reason for one in fusednorm.instances(fusednorm.layer_norm, x, (40,), pre_add=r)}
@@ -540,7 +593,7 @@ def test_which_instances_fuse() -> None:
     planes = fusednorm.explain(fusednorm.group_norm, large, 3, pre_add=drawn(4, 6), pre_gate=drawn(4, 6))
     assert (planes.instance, planes.composed) == ("cpu.planes", None)
     last = fusednorm.explain(fusednorm.group_norm, channels_last(large), 3, pre_add=channels_last(large))
-    assert last.composed == "adds nothing before or behind the norm"
+    assert (last.instance, last.composed) == ("cpu.slabs", None)
     plain = fusednorm.explain(fusednorm.group_norm, image, 3)
     assert fused.bytes - fusednorm.explain(fusednorm.layer_norm, x, (40,)).bytes == 2 * x.nbytes
     assert composed.bytes - plain.bytes == 2 * image.nbytes

@@ -221,7 +221,8 @@ def test_every_instance_says_why_not() -> None:
         backward_problem(norm_of("group_norm", 8), BackwardOperands(x, x, x, x)),
     )
     for problem in problems:
-        assert all(c.reason for c in instances(problem) if c.instance.name not in ("triton.tiles", "reference"))
+        able = ("triton.tiles", "hopper.resident", "reference")
+        assert all(c.reason for c in instances(problem) if c.instance.name not in able)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.instance import BackwardPlan, ForwardPlan, QuantizedForwardPlan
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import NOTHING_YET, BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
 from fusednorm.strides import empty_output
 
@@ -49,10 +49,15 @@ class CopyingQuantized:
     def __init__(self, plan: QuantizedForwardPlan, problem: Problem) -> None:
         self.plan, self.norm = plan, problem.called
 
-    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
-        input = operands.input
-        results = self.plan(replace(operands, input=input.contiguous()), sums, out_scale)
-        results.output = empty_output(self.norm, input, results.output.dtype).copy_(results.output)
+    def __call__(
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
+    ) -> Results:
+        input, into = operands.input, into or NOTHING_YET
+        results = self.plan(
+            replace(operands, input=input.contiguous()), sums, out_scale, replace(into, output=NOTHING_YET.output)
+        )
+        output = empty_output(self.norm, input, results.output.dtype) if into.output is None else into.output
+        results.output = output.copy_(results.output)
         return results
 
 

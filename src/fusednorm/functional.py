@@ -11,18 +11,18 @@ Statistics and accumulation are float32, float64 for float64 input. The output h
 too, and its memory order.
 
 On the CPU the sums are fused where what is added has the input's dtype and order of memory: by layer_norm and rms_norm
-over trailing dimensions, by norms of (N, C), and in training by norms of contiguous images of more than a few dozen
-positions. On a GPU they are fused on the same terms, by layer_norm and rms_norm over trailing dimensions with a scale
-and shift too; ``post_add`` by norms of images, and ``pre_add`` by those whose units fit the registers of a program.
-torch's operators form all others (``fusednorm.explain`` says which); then z, and in eager mode z + post_add, are
-rounded to the input's dtype.
+over trailing dimensions, by norms of (N, C) and of channels_last images, by norms of contiguous images of more than a
+few dozen positions in training, and by evaluations that need no gradient. On a GPU they are fused on the same terms, by
+layer_norm and rms_norm over trailing dimensions with a scale and shift too; ``post_add`` by norms of images, and
+``pre_add`` by those whose units fit the registers of a program. torch's operators form all others
+(``fusednorm.explain`` says which); then z, and in eager mode z + post_add, are rounded to the input's dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -40,9 +40,13 @@ from fusednorm.private.torch_names import no_torch_function
 from fusednorm.quantization import quantized_outputs
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
+from fusednorm.signatures import Parts
 from fusednorm.sums import around, fused, normalize_sums, straight
 
+TwoTensors = tuple[Tensor, Tensor]
+ThreeTensors = tuple[Tensor, Tensor, Tensor]
 _PLAIN = (None, no_torch_function)
+hand_over: Callable[..., Any] = handle_torch_function  # whose types know no overloads
 
 
 def _overloaded(*tensors: object) -> bool:
@@ -78,6 +82,21 @@ def _returned(results: Results, sums: Sums | None) -> Any:
     return results.output if sums is None or not sums.return_sum else (results.output, results.sum)
 
 
+@overload
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    return_sum: Literal[False] = False, **parts: Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    return_sum: Literal[True], **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def group_norm(
+    input: Tensor, num_groups: int, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *,
+    return_sum: bool, **parts: Unpack[Parts],
+) -> Any: ...  # fmt: skip
 def group_norm(
     input: Tensor,
     num_groups: int,
@@ -131,7 +150,7 @@ def group_norm(
     if unusual and has_torch_function_variadic(input, weight, bias, scale, shift, pre_add, pre_gate, post_add):
         tensors = (input, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 group_norm, tensors, input, num_groups, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()),
@@ -153,6 +172,24 @@ def group_norm(
     return output
 
 
+@overload
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None =
+    None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *,
+    return_sum: Literal[False] = False, **parts: Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None =
+    None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *,
+    return_sum: Literal[True], **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def instance_norm(
+    input: Tensor, running_mean: Tensor | None = None, running_var: Tensor | None = None, weight: Tensor | None =
+    None, bias: Tensor | None = None, use_input_stats: bool = True, momentum: float = 0.1, eps: float = 1e-5, *,
+    return_sum: bool, **parts: Unpack[Parts],
+) -> Any: ...  # fmt: skip
 def instance_norm(
     input: Tensor,
     running_mean: Tensor | None = None,
@@ -202,7 +239,7 @@ def instance_norm(
     ):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 instance_norm, tensors, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()),
@@ -243,6 +280,47 @@ def instance_norm(
     return _returned(results, sums)
 
 
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[False] = False, out_dtype: None = None, out_scale: None = None, **parts:
+    Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[True], out_dtype: None = None, out_scale: None = None, **parts:
+    Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[False] = False, out_dtype: torch.dtype, out_scale: Tensor, **parts:
+    Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[True], out_dtype: torch.dtype, out_scale: Tensor, **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[False] = False, out_dtype: torch.dtype, out_scale: Literal["row"] | None =
+    None, **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: Literal[True], out_dtype: torch.dtype, out_scale: Literal["row"] | None = None,
+    **parts: Unpack[Parts],
+) -> ThreeTensors: ...  # fmt: skip
+@overload
+def layer_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None, eps:
+    float = 1e-5, *, return_sum: bool = False, out_dtype: torch.dtype | None = None, out_scale: Tensor | str | None
+    = None, **parts: Unpack[Parts],
+) -> Any: ...  # fmt: skip
 def layer_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -319,7 +397,7 @@ def layer_norm(
     if unusual and has_torch_function_variadic(input, weight, bias, scale, shift, pre_add, pre_gate, post_add):
         tensors = (input, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 layer_norm, tensors, input, normalized_shape, weight, bias, eps, activation=activation,
                 channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()), **_quantizing(out_dtype, out_scale),
@@ -347,6 +425,44 @@ def layer_norm(
     return output
 
 
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[False] = False, out_dtype: None = None, out_scale: None = None, **parts: Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[True], out_dtype: None = None, out_scale: None = None, **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[False] = False, out_dtype: torch.dtype, out_scale: Tensor, **parts: Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[True], out_dtype: torch.dtype, out_scale: Tensor, **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[False] = False, out_dtype: torch.dtype, out_scale: Literal["row"] | None = None, **parts:
+    Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: Literal[True], out_dtype: torch.dtype, out_scale: Literal["row"] | None = None, **parts:
+    Unpack[Parts],
+) -> ThreeTensors: ...  # fmt: skip
+@overload
+def rms_norm(
+    input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None, *,
+    return_sum: bool = False, out_dtype: torch.dtype | None = None, out_scale: Tensor | str | None = None, **parts:
+    Unpack[Parts],
+) -> Any: ...  # fmt: skip
 def rms_norm(
     input: Tensor,
     normalized_shape: Sequence[int],
@@ -396,7 +512,7 @@ def rms_norm(
     if unusual and has_torch_function_variadic(input, weight, scale, shift, pre_add, pre_gate, post_add):
         tensors = (input, weight, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 rms_norm, tensors, input, normalized_shape, weight, eps, activation=activation, channel_dim=channel_dim,
                 scale=scale, shift=shift, **({} if sums is None else sums.keywords()),
                 **_quantizing(out_dtype, out_scale),
@@ -490,6 +606,24 @@ def _in_samples(family: Family, operands: Operands, num_dims: int) -> Operands:
     return in_samples(family, operands, num_dims) if num_dims else operands
 
 
+@overload
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None, bias:
+    Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, return_sum:
+    Literal[False] = False, **parts: Unpack[Parts],
+) -> Tensor: ...  # fmt: skip
+@overload
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None, bias:
+    Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, return_sum:
+    Literal[True], **parts: Unpack[Parts],
+) -> TwoTensors: ...  # fmt: skip
+@overload
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None, bias:
+    Tensor | None = None, training: bool = False, momentum: float = 0.1, eps: float = 1e-5, *, return_sum: bool,
+    **parts: Unpack[Parts],
+) -> Any: ...  # fmt: skip
 def batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -542,7 +676,7 @@ def batch_norm(
     ):
         tensors = (input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 batch_norm, tensors, input, running_mean, running_var, weight, bias, training, momentum, eps,
                 activation=activation, channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()),
@@ -585,7 +719,7 @@ def counted_batch_norm(
     ):
         tensors = (input, running_mean, running_var, weight, bias, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
-            return handle_torch_function(
+            return hand_over(
                 counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training,
                 momentum, eps, activation, channel_dim,
                 **({} if sums is None else sums.keywords()),

@@ -47,26 +47,44 @@ class BackwardPlan(Protocol):
 class SumForwardPlan(Protocol):
     """A forward of a problem with ``added``, on tensors that fit its description."""
 
-    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:
-        """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above."""
+    def __call__(
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
+        """Run it. The results have the sum where ``added.keeps_sum`` says so; statistics as above. The output and the
+        sum are written into ``out`` and ``sum_out``, which have the problem's output strides, where these are given."""
 
 
 class QuantizedForwardPlan(Protocol):
     """A forward of a problem whose output is quantized, on tensors that fit its description."""
 
-    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
+    def __call__(
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
+    ) -> Results:
         """Run it. ``out_scale`` is a tensor of one element, or None where each row has its own; the results then have
-        the scales. They have the sum where ``added.keeps_sum`` says so, and no statistics."""
+        the scales. They have the sum where ``added.keeps_sum`` says so, and no statistics. The results are written into
+        those tensors of ``into`` that are there, an output in the problem's output strides."""
 
 
 class SumBackwardPlan(Protocol):
     """A backward of a problem with ``added``, whose input is s."""
 
     def __call__(
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         """Run it. grad_input is that of s, to which ``grad_sum`` is added, whose strides are those of s. The second
-        result is the gradient of ``post_add``, which is given where an activation meets the sum."""
+        result is the gradient of ``post_add``, which is given where an activation meets the sum. The two are written
+        into ``out`` and ``post_out``, which have the problem's output strides, where these are given."""
 
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan

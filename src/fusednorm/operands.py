@@ -98,6 +98,10 @@ class Results:
     scale: Tensor | None = None
 
 
+#: Results of which nothing is there yet, for a plan to allocate.
+NOTHING_YET = Results(None)  # type: ignore[arg-type]
+
+
 @dataclass(slots=True, eq=False)
 class Gradients:
     """The gradients of a backward's operands; None where an operand is absent or its gradient not wanted."""

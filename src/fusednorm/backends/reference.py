@@ -24,7 +24,7 @@ from fusednorm.activations import FORMULAS, bind
 from fusednorm.dtypes import compute_dtype as default_compute_dtype
 from fusednorm.formats import LEAST_AMAX, Quantized
 from fusednorm.norm import Norm
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import NOTHING_YET, BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem, View, scale_shape, statistics_shape, view_of
 from fusednorm.strides import empty_output
 
@@ -273,10 +273,16 @@ class ReferenceQuantized:
         assert problem.quantized is not None
         self.norm, self.quantized = problem.called, problem.quantized
 
-    def __call__(self, operands: Operands, sums: Sums | None, out_scale: Tensor | None) -> Results:
-        results = quantized_forward(self.norm, operands, self.quantized, out_scale)
-        output = empty_output(self.norm, operands.input, results.output.dtype)
+    def __call__(
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
+    ) -> Results:
+        results, into = quantized_forward(self.norm, operands, self.quantized, out_scale), into or NOTHING_YET
+        output = into.output
+        if output is None:
+            output = empty_output(self.norm, operands.input, results.output.dtype)
         results.output = output.copy_(results.output)
+        if results.scale is not None and into.scale is not None:
+            results.scale = into.scale.copy_(results.scale)
         return results
 
 

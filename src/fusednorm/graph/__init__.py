@@ -2,7 +2,8 @@
 
 tensors.py         a graph's tensors            nodes.py          every kind of node, in one table
 building.py        tensors and nodes            validation.py     mistakes, and inferred values
-fusion.py          which nodes run as one       plans.py          the combinations of instances
+surroundings.py    what is around a norm        fusion.py         which nodes run as one
+calls.py           an operation as a call       plans.py          the combinations of instances
 lowering.py        a plan as steps over slots   pointwise.py      the steps that torch runs
 packs.py           the tensors of an execution  workspace.py      the memory of virtual tensors
 graph.py           Graph: the stages, execute   tuning.py         autotune and its cache

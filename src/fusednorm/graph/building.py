@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from fusednorm.dtypes import dtype_name
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.graph.nodes import KINDS, POINTWISE, Kind, Node
 from fusednorm.graph.tensors import TensorAttributes
@@ -43,12 +44,15 @@ class GraphBuilder:
         uid: int | None = None,
         name: str | None = None,
         is_virtual: bool = False,
+        value: float | None = None,
     ) -> Handle:
         """A tensor of the graph; without strides it is packed, without a dtype it has io_data_type.
 
-        A statistic (mean, inverse variance, running statistics) is float32 by default, float64 in a float64 graph.
+        A statistic (mean, inverse variance, running statistics) is float32 by default, float64 in a float64 graph. With
+        a ``value`` it is that number, of dims (1, 1, ...) or none, and no tensor of the variant pack: what cuDNN passes
+        by value.
         """
-        declared = {"dims": dims, "strides": strides, "dtype": dtype, "uid": uid, "name": name}
+        declared = {"dims": dims, "strides": strides, "dtype": dtype, "uid": uid, "name": name, "value": value}
         tensor = TensorAttributes(self._changed, **declared, is_virtual=is_virtual)  # type: ignore[arg-type]
         self.tensors.append(tensor)
         self._changed()
@@ -336,6 +340,21 @@ class GraphBuilder:
         result: Handle = self._results(mode, inputs, name, **given)[0]
         return result
 
+    def quantize(self, x: Handle, scale: Handle, *, dtype: torch.dtype | str, name: str | None = None) -> Handle:
+        """saturate(round(x / scale)), ties to even, in int8, float8_e4m3fn or float8_e5m2; scale has one element."""
+        y: Handle = self._results("quantize", {"x": x, "scale": scale}, name, dtype=_format_name(dtype))[0]
+        return y
+
+    def block_scale_quantize(
+        self, x: Handle, *, dtype: torch.dtype | str, name: str | None = None
+    ) -> tuple[Handle, Handle]:
+        """(y, scale): :meth:`quantize` with a scale for each block, the elements of x along its last dim; a scale is
+        amax |x| over the dtype's largest number, in float32."""
+        results: tuple[Handle, Handle] = self._results(
+            "block_scale_quantize", {"x": x}, name, dtype=_format_name(dtype)
+        )
+        return results
+
     def _forward(
         self, kind: str, inputs: dict[str, Handle | None], phase: Phase, name: str | None, **attributes: Any
     ) -> Any:
@@ -357,3 +376,7 @@ class GraphBuilder:
         inputs = {"dy": dy, "x": x, "scale": scale, "mean": mean, "inv_variance": inv_variance}
         results: tuple[Handle, Any, Any] = self._results(kind, inputs, name, **attributes)
         return results
+
+
+def _format_name(dtype: Any) -> Any:
+    return dtype_name(dtype) if isinstance(dtype, torch.dtype) else dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from fusednorm.graph.logs import logger_of
 from fusednorm.graph.lowering import Program
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.packs import PackReader, VariantPack
-from fusednorm.graph.plans import ExecutionPlan, create_plans
+from fusednorm.graph.plans import ExecutionPlan, create_plans, why_not
 from fusednorm.graph.tensors import TensorAttributes, as_dtype
 from fusednorm.graph.validation import Validator
-from fusednorm.graph.verification import Verification, evaluate, verify
+from fusednorm.graph.verification import Verification, constants, evaluate, verify
 from fusednorm.graph.workspace import Workspace
 from fusednorm.private.torch_names import set_grad_enabled
 
@@ -139,7 +140,8 @@ class Graph(GraphBuilder):
     def inputs(self) -> tuple[TensorAttributes, ...]:
         """The tensors that a variant pack must hold and the graph reads."""
         made = {tensor for node in self.nodes for tensor in node.outputs.values()}
-        return tuple(tensor for tensor in self.tensors if not tensor.is_virtual and tensor not in made)
+        given = (tensor for tensor in self.tensors if not tensor.is_virtual and tensor.value is None)
+        return tuple(tensor for tensor in given if tensor not in made)
 
     @property
     def outputs(self) -> tuple[TensorAttributes, ...]:
@@ -187,8 +189,10 @@ class Graph(GraphBuilder):
         """Finds the nodes that the library runs as one kernel."""
         self._needs("build_operation_graph", "validate")
         self._reset_after("validate")
-        fused, alone = fusion.fuse(self._order), fusion.node_by_node(self._order)
+        fused, alone = fusion.fuse(self._order, partial(why_not, device=self.device)), fusion.node_by_node(self._order)
         self._operations = [("fused:", fused), ("unfused:", alone)] if fused.fused else [("", fused)]
+        if fused.added:
+            self._operations.insert(1, ("composed:", fusion.fuse(self._order, fusion.composed)))
         self._reader = PackReader(self.name, (*self.inputs, *self.outputs), len(self.outputs), self.device)
         labels = ", ".join(operation.label for operation in fused.operations)
         self._done("build_operation_graph", "%s", labels)
@@ -198,7 +202,8 @@ class Graph(GraphBuilder):
         """One plan for each combination of instances, by default in heuristic order.
 
         ``mode="tuned"`` puts the ranking of an earlier ``autotune`` first, where the tuning cache has one. Where the
-        graph has something to fuse, a plan's name starts with ``fused:`` or, for node by node, ``unfused:``.
+        graph has something to fuse, a plan's name starts with ``fused:`` or, for node by node, ``unfused:``; where
+        sums are fused there is ``composed:`` too, in which torch forms the sums and norms have their activations.
         """
         self._needs("create_execution_plans", "build_operation_graph")
         if mode not in ("heuristic", "tuned"):
@@ -262,7 +267,7 @@ class Graph(GraphBuilder):
         assert self._reader is not None
         program = plan.build(self._reader.tensors, self.device)
         self._plan, self._program = plan, program
-        self._workspace = Workspace(self.name, program.scratch, program.workspace_bytes, self.device)
+        self._workspace = Workspace(self.name, program.scratch, program.workspace_bytes, self.device, program.constants)
 
     def _rank(self, seconds: dict[str, float]) -> None:
         """Put timed plans first, from the fastest; plans without a time keep their order behind them."""
@@ -366,7 +371,7 @@ class Graph(GraphBuilder):
     def _given(self, variant_pack: VariantPack) -> dict[TensorAttributes, Tensor]:
         assert self._reader is not None
         values = self._reader.read(variant_pack, outputs=False)
-        return dict(zip(self.inputs, values, strict=False))
+        return dict(zip(self.inputs, values, strict=False)) | constants(self.tensors)
 
     def explain(self) -> Explanation:
         """Each fusion made or not made, with its reason; the plans; the chosen plan's numerics. ``print`` it."""

@@ -1,7 +1,8 @@
 """From operations to a program: steps over slots, with the virtual tensors in one workspace.
 
 A program runs on a list of tensors, and a slot is a position in it: first come the tensors of the variant pack, then
-those of the workspace, last None, for an absent tensor. All that does not depend on the data is done here, once.
+those of the workspace, the numbers that the graph has, last None, for an absent tensor. All that does not depend on the
+data is done here, once.
 
 A kernel writes the dtype that it reads, so a norm runs in the widest dtype of its data ports; a tensor of another dtype
 is converted through the workspace. So is a result in other strides than the kernel writes.
@@ -10,8 +11,7 @@ is converted through the workspace. So is a result in other strides than the ker
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,14 +20,22 @@ from torch import Tensor
 from fusednorm import dispatch
 from fusednorm.dtypes import dtype_name
 from fusednorm.graph import pointwise
+from fusednorm.graph.calls import (
+    NormProblem,
+    call_of,
+    converted_strides,
+    lies,
+    norm_of_forward,
+    problem_of_operation,
+    viewed,
+    widest,
+)
 from fusednorm.graph.fusion import Operation
-from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand, groups_or_dims_of
+from fusednorm.graph.nodes import PORT_OF_GRADIENT, by_operand
 from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.graph.workspace import Scratch, place
-from fusednorm.norm import norm_of
-from fusednorm.operands import BackwardOperands, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Operands, Results
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem, forward_problem
 from fusednorm.running import move_running
 
 Values = list[Any]
@@ -50,64 +58,7 @@ class Program:
     steps: tuple[Step, ...]
     workspace_bytes: int
     notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NormProblem:
-    """The problem of a norm operation, the dtype in which it runs, and the gradients that are wanted."""
-
-    problem: Problem
-    dtype: torch.dtype
-    wanted: Wanted = (False, False, False, False, False)
-
-
-def _meta_of(tensor: TensorAttributes, dtype: torch.dtype | None) -> Tensor:
-    assert tensor.dims is not None and tensor.strides is not None
-    converted = dtype is not None and dtype != tensor.dtype
-    strides = converted_strides(tensor) if converted else tensor.strides
-    return torch.empty_strided(tensor.dims, strides, dtype=dtype or tensor.dtype, device="meta")
-
-
-def _meta(tensor: TensorAttributes | None, dtype: torch.dtype | None = None) -> Tensor | None:
-    return None if tensor is None else _meta_of(tensor, dtype)
-
-
-def converted_strides(tensor: TensorAttributes) -> Dims:
-    """The strides of a converted copy: the tensor's own where it is dense."""
-    assert tensor.dims is not None and tensor.strides is not None
-    strides: Dims = torch.empty_like(torch.empty_strided(tensor.dims, tensor.strides, device="meta")).stride()
-    return strides
-
-
-def _widest(tensors: Sequence[TensorAttributes | None]) -> torch.dtype:
-    dtypes = [tensor.dtype for tensor in tensors if tensor is not None and tensor.dtype is not None]
-    return reduce(torch.promote_types, dtypes)
-
-
-def problem_of_operation(operation: Operation, device: torch.device) -> NormProblem:
-    """The Problem of a norm operation, by which its instances are found."""
-    given, results, kind = operation.operands, operation.outputs, operation.node.kind
-    x, weight, bias = given["input"], given.get("weight"), given.get("bias")
-    assert kind.family is not None and x.dims is not None
-    groups_or_dims = groups_or_dims_of(operation.node, x.dims)
-    if kind.operation != "backward":
-        dtype = _widest([x, results.get("y")])
-        # The kernels take the variance, and a given rstd contains eps already.
-        eps = 0.0 if "rstd" in given else float(operation.node.attributes["epsilon"])
-        training = kind.operation != "inference" and "rstd" not in given
-        norm = norm_of(kind.family, groups_or_dims, 1, eps, operation.activation, training)
-        problem = forward_problem(norm, Operands(_meta_of(x, dtype), _meta(weight), _meta(bias)))
-        return NormProblem(replace(problem, device=device.type), dtype)
-    grad_output = given["grad_output"]
-    dtype = _widest([grad_output, x, results.get("dx")])
-    wanted = ("dx" in results, "dscale" in results, "dbias" in results, False, False)
-    dscale, dbias = results.get("dscale"), results.get("dbias")
-    meta_weight = _meta(weight, None if dscale is None else _widest([weight, dscale]))
-    meta_bias = _meta(dbias) if bias is None else _meta(bias, None if dbias is None else _widest([bias, dbias]))
-    norm, none = norm_of(kind.family, groups_or_dims, 1, 0.0, operation.activation), torch.empty(0, device="meta")
-    operands = BackwardOperands(_meta_of(grad_output, dtype), _meta_of(x, dtype), none, none, meta_weight, meta_bias)
-    problem = backward_problem(norm, operands, backward_direction(wanted))
-    return NormProblem(replace(problem, device=device.type), dtype, wanted)
+    constants: tuple[Tensor, ...] = ()
 
 
 @dataclass
@@ -120,27 +71,33 @@ class Lowering:
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     slots: dict[TensorAttributes, int] = field(default_factory=dict)
+    constants: list[Tensor] = field(default_factory=list)
 
     def program(self, operations: Sequence[Operation], instances: Sequence[str]) -> Program:
         self.slots = {tensor: slot for slot, tensor in enumerate(self.pack)}
         self.share(operations)
         names = iter(instances)
         for operation in operations:
-            if not operation.is_norm:
+            if operation.node.kind.operation == "quantize":
+                self.quantize(operation)
+            elif not operation.is_norm:
                 self.pointwise(operation)
             elif operation.node.kind.operation == "backward":
                 self.backward(operation, next(names))
+            elif operation.quantize is not None:
+                self.quantized(operation, next(names))
             else:
                 self.forward(operation, next(names))
         size = place(self.scratch)
-        return Program(tuple(self.pack), tuple(self.scratch), tuple(self.steps), size, tuple(self.notes))
+        constants = tuple(self.constants[::-1])
+        return Program(tuple(self.pack), tuple(self.scratch), tuple(self.steps), size, tuple(self.notes), constants)
 
     def share(self, operations: Sequence[Operation]) -> None:
         """Let a pointwise operation read from the memory of its result, where nothing else reads that operand."""
         made = {tensor: operation for operation in operations for tensor in operation.outputs.values()}
-        read = [tensor for operation in operations for tensor in set(operation.inputs.values())]
+        read = [tensor for operation in operations for tensor in operation.read]
         for operation in reversed(operations):
-            if operation.is_norm:
+            if operation.is_norm or operation.node.kind.operation == "quantize":
                 continue
             (result,) = operation.outputs.values()
             for tensor in operation.inputs.values():
@@ -155,9 +112,19 @@ class Lowering:
     def slot(self, tensor: TensorAttributes | None) -> int:
         if tensor is None:
             return -1  # the last of the values, which is None
+        if tensor.value is not None:
+            return self.constant(tensor)
         if tensor not in self.slots:
             assert tensor.dims is not None and tensor.strides is not None and tensor.dtype is not None
             self.slots[tensor] = self.temporary(tensor.dims, tensor.strides, tensor.dtype)
+        return self.slots[tensor]
+
+    def constant(self, tensor: TensorAttributes) -> int:
+        """The slot of a number: numbers stand before the None, counted from the end."""
+        assert tensor.value is not None and tensor.dims is not None
+        if tensor not in self.slots:
+            self.constants.append(torch.full(tensor.dims, tensor.value, dtype=tensor.dtype, device=self.device))
+            self.slots[tensor] = -1 - len(self.constants)
         return self.slots[tensor]
 
     def temporary(self, dims: Dims, strides: Dims, dtype: torch.dtype) -> int:
@@ -208,11 +175,16 @@ class Lowering:
         x = self.converted(given["input"], found.dtype)
         weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
         y, copied = -1, False
-        if "y" in results:
+        if "y" in results and operation.surrounded and lies(results["y"], found):
+            y = self.slot(results["y"])
+        elif "y" in results:
             y, copied = self.written(results["y"], found.problem.output_strides, found.dtype)
         label = f"{operation.label} on {instance}"
         used = [x, weight, bias, y]
-        if found.problem.direction == "inference":
+        if operation.added:
+            run, reads = self.surrounded(operation, found, plan, (x, weight, bias, y))
+            used += reads
+        elif found.problem.direction == "inference":
             read_statistics, reads = self.bind_given_statistics(operation, found.problem)
 
             def run(values: Values) -> None:
@@ -248,6 +220,68 @@ class Lowering:
         if copied:
             self.finish(results["y"], y)
 
+    def surrounded(
+        self, operation: Operation, found: NormProblem, plan: Any, slots: tuple[int, int, int, int]
+    ) -> tuple[Callable[[Values], None], list[int]]:
+        """A function that runs a forward with what is around it, and the slots that it touches beyond the given ones,
+        which are those of x, weight, bias and y."""
+        x, weight, bias, y = slots
+        added = {name: self.slot(tensor) for name, tensor in operation.added.items()}
+        shape, norm = found.shape, norm_of_forward(operation, operation.operands["input"].dims or ())
+        total = self.slot(operation.outputs.get("sum"))
+        read_statistics, keep, touched = None, None, [total, *added.values()]
+        if found.problem.direction == "inference":
+            read_statistics, reads = self.bind_given_statistics(operation, found.problem)
+            touched += reads
+        else:
+            _, _, keep, writes = self.bind_kept_statistics(operation, found.problem, in_place=False)
+            touched += writes
+
+        def run(values: Values) -> None:
+            operands = Operands(values[x], values[weight], values[bias])
+            if read_statistics is not None:
+                operands.mean, operands.var = read_statistics(values)
+            call = call_of(norm, operands, {name: values[slot] for name, slot in added.items()})
+            out = viewed(values[y], shape)
+            if call.sums is None:
+                kept = plan(call.operands, keep is not None, out)
+            else:
+                kept = plan(call.operands, call.sums, keep is not None, out, viewed(values[total], shape))
+            if keep is not None:
+                keep(values, kept)
+
+        return run, touched
+
+    def quantized(self, operation: Operation, instance: str) -> None:
+        """A norm of rows whose output is quantized."""
+        found = problem_of_operation(operation, self.device)
+        plan = dispatch.make_plan(found.problem, instance)
+        self.note_copies(operation, found.problem)
+        given, results, shape = operation.operands, operation.outputs, found.shape
+        x, norm = self.converted(given["input"], found.dtype), norm_of_forward(operation, given["input"].dims or ())
+        weight, bias = self.slot(given.get("weight")), self.slot(given.get("bias"))
+        added = {name: self.slot(tensor) for name, tensor in operation.added.items()}
+        out_scale = added.pop("out_scale", -1)
+        y, scale, total = (self.slot(results.get(port)) for port in ("y", "row_scale", "sum"))
+
+        def run(values: Values) -> None:
+            operands = Operands(values[x], values[weight], values[bias])
+            call = call_of(norm, operands, {name: values[slot] for name, slot in added.items()})
+            into = Results(viewed(values[y], shape), sum=viewed(values[total], shape), scale=values[scale])  # type: ignore[arg-type]
+            plan(call.operands, call.sums, values[out_scale], into)
+
+        used = [x, weight, bias, out_scale, y, scale, total, *added.values()]
+        self.emit(f"{operation.label} on {instance}", run, *used)
+
+    def quantize(self, operation: Operation) -> None:
+        node, quantized = operation.node, operation.node.quantized
+        assert quantized is not None
+        x, given = self.slot(operation.inputs["x"]), self.slot(operation.inputs.get("scale"))
+        y, scale = (self.slot(operation.outputs.get(port)) for port in ("y", "scale"))
+        call = pointwise.quantize(quantized)
+        run = lambda values: call(values[x], values[given], values[y], values[scale])  # noqa: E731
+        self.emit(f"{node.name} in torch", run, x, given, y, scale)
+
     def bind_given_statistics(
         self, operation: Operation, problem: Problem
     ) -> tuple[Callable[[Values], tuple[Tensor, Tensor]], list[int]]:
@@ -263,15 +297,15 @@ class Lowering:
         return lambda values: (zero, values[rstd].double().pow(-2)), [rstd]
 
     def bind_kept_statistics(
-        self, operation: Operation, problem: Problem
+        self, operation: Operation, problem: Problem, in_place: bool = True
     ) -> tuple[int, int, Callable[[Values, Results], None] | None, list[int]]:
-        """The slots into which the kernels write mean and rstd, a function that stores the statistics that they cannot
-        write in place, and all slots that this touches."""
+        """The slots into which the kernels write mean and rstd ``in_place``, a function that stores all other
+        statistics, and all slots that this touches."""
         given, results = operation.inputs, operation.outputs
         direct, writes = [-1, -1], []
         for index, name in enumerate(("mean", "rstd")):
             tensor = by_operand(results).get(name)
-            if tensor is not None and tensor.dtype == getattr(torch, problem.compute_dtype):
+            if tensor is not None and in_place and tensor.dtype == getattr(torch, problem.compute_dtype):
                 direct[index] = self.slot(tensor)
             elif tensor is not None:
                 writes.append((name, self.slot(tensor), tensor.dims or ()))
@@ -311,8 +345,9 @@ class Lowering:
         dy, x = self.converted(given["grad_output"], found.dtype), self.converted(given["input"], found.dtype)
         mean, rstd = self.slot(given.get("mean")), self.slot(given["rstd"])
         dx, copied = -1, False
-        if wanted[0]:
+        if "dx" in results:
             dx, copied = self.written(results["dx"], problem.output_strides, found.dtype)
+        post_add, dz = self.slot(operation.added.get("post_add")), self.slot(results.get("dz"))
         weight = self.parameter(given.get("weight"), problem.weight_dtype)
         bias = self.parameter(given.get("bias"), problem.bias_dtype)
         if wanted[2] and "bias" not in given:
@@ -327,11 +362,14 @@ class Lowering:
 
         def run(values: Values) -> None:
             operands = BackwardOperands(values[dy], values[x], values[mean], values[rstd], weight(values), bias(values))
-            gradients = plan(operands, wanted, values[dx])
+            if post_add < 0:
+                gradients = plan(operands, wanted, values[dx])
+            else:
+                gradients, _ = plan(operands, wanted, values[post_add], None, values[dx], values[dz])
             for name, slot, dims in writes:
                 values[slot].copy_(getattr(gradients, name).view(dims))
 
-        used = [dy, x, mean, rstd, self.slot(given.get("weight")), self.slot(given.get("bias")), dx]
+        used = [dy, x, mean, rstd, self.slot(given.get("weight")), self.slot(given.get("bias")), dx, post_add, dz]
         self.emit(f"{operation.label} on {instance}", run, *used, *(slot for _, slot, _ in writes))
         if copied:
             self.finish(results["dx"], dx)
@@ -353,11 +391,11 @@ class Lowering:
         (result,) = operation.outputs.values()
         operands = list(operation.inputs.values())
         assert result.dims is not None and result.strides is not None
-        dtype = _widest([*operands, result])
+        dtype = widest([*operands, result])
         if node.kind.operation == "arithmetic":
             # torch computes in the widest dtype of the operands; only for a wider result is an operand converted.
             slots = [self.slot(tensor) for tensor in operands]
-            if _widest(operands) != dtype:
+            if widest(operands) != dtype:
                 slots[0] = self.converted(operands[0], dtype)
             call, out, copied = pointwise.arithmetic(node.kind.name), self.slot(result), False
         else:

@@ -8,6 +8,8 @@ A port has a role, from which its dims follow:
 - ``statistic``: one element per mean. batchnorm: as a parameter; groupnorm: (N, G, 1, ...) or (N, G); instancenorm:
   (N, C, 1, ...) or (N, C); layernorm and rmsnorm: the dims of x with 1 for each normalized one, or (rows, 1).
 - ``operand``: at pointwise nodes; the result's dims are those of the operands, broadcast.
+- ``codes``: the 8-bit result of a quantizing node, of the dims of x; ``single``: one element, the scale of all of x;
+  ``block``: one element for each block of x.
 
 The ports of norms have cuDNN's names, which graphs on disk and callers use: ``scale`` is γ, the functional API's
 ``weight``, and ``inv_variance`` is rstd. The functional API's ``scale`` and ``shift``, which modulate each sample and
@@ -25,13 +27,14 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar
 
 from fusednorm.activations import FORMULAS, Activation
+from fusednorm.formats import FORMATS, Quantized
 from fusednorm.graph.tensors import Dims, TensorAttributes
 from fusednorm.norm import ROW_FAMILIES, Family
 from fusednorm.text import printable
 
 T = TypeVar("T")
-Role = Literal["data", "parameter", "statistic", "operand"]
-Operation = Literal["forward", "inference", "backward", "activation", "activation_backward", "arithmetic"]
+Role = Literal["data", "parameter", "statistic", "operand", "codes", "single", "block"]
+Operation = Literal["forward", "inference", "backward", "activation", "activation_backward", "arithmetic", "quantize"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,13 @@ class Node:
             return None
         return Activation(name, self.attributes.get("parameter"))
 
+    @property
+    def quantized(self) -> Quantized | None:
+        """The format to which a quantizing node rounds; None for any other node."""
+        if self.kind.operation != "quantize":
+            return None
+        return Quantized(self.attributes["dtype"], "scale" not in self.inputs)
+
     def __str__(self) -> str:
         name = printable(self.name, keep="")
         return f"{name} ({self.kind.name})" if self.name != self.kind.name else name
@@ -133,11 +143,16 @@ def _wrong_shape(value: Any) -> str | None:
     return None if value is None or good else "a tuple of sizes such as (768,), or None to take scale's"
 
 
+def _wrong_format(value: Any) -> str | None:
+    return None if isinstance(value, str) and value in FORMATS else f"one of {', '.join(FORMATS)}"
+
+
 NUM_GROUPS = Attribute("num_groups", None, _wrong_count)
 EPSILON = Attribute("epsilon", 1e-5, _wrong_epsilon)
 MOMENTUM = Attribute("momentum", 0.1, _wrong_momentum)
 PHASE = Attribute("phase", "training", _wrong_phase)
 SHAPE = Attribute("normalized_shape", None, _wrong_shape)
+FORMAT = Attribute("dtype", None, _wrong_format)
 ACTIVATION_PARAMETER = Attribute("parameter", None, _wrong_activation_parameter)
 
 # --- ports ---
@@ -212,6 +227,18 @@ def _arithmetic(name: str, sign: str) -> Kind:
     return Kind(name, "arithmetic", f"y = a {sign} b", (a, b), (y,))
 
 
+def _quantize() -> tuple[Kind, Kind]:
+    """By a scale for all of x, or by scales of its blocks, which are the elements along the last dim."""
+    x, y = Port("x", "operand"), Port("y", "codes")
+    formula, blocks = "y = saturate(round(x / scale))", "scale = amax |x| / largest of each block along the last dim"
+    return (
+        Kind("quantize", "quantize", formula, (x, Port("scale", "single")), (y,), (FORMAT,)),
+        Kind(
+            "block_scale_quantize", "quantize", f"{formula}, {blocks}", (x,), (y, Port("scale", "block")), (FORMAT,),
+        ),
+    )  # fmt: skip
+
+
 _VARIANCE = _statistic_port("variance", False)
 KINDS: dict[str, Kind] = {
     kind.name: kind
@@ -235,9 +262,10 @@ KINDS: dict[str, Kind] = {
         *(kind for name in FORMULAS for kind in _activation(name)),
         _arithmetic("add", "+"),
         _arithmetic("mul", "*"),
+        *_quantize(),
     )
 }  # fmt: skip
-POINTWISE = tuple(name for name, kind in KINDS.items() if kind.family is None)
+POINTWISE = tuple(name for name, kind in KINDS.items() if kind.family is None and kind.operation != "quantize")
 
 
 # --- dims ---

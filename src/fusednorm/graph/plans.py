@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 
 import torch
 
 from fusednorm.choice import choose, forced, instances
 from fusednorm.dtypes import compute_dtype, dtype_name
+from fusednorm.graph.calls import NormProblem, fits, problem_of_operation
 from fusednorm.graph.fusion import Operation, OperationGraph
 from fusednorm.graph.logs import logger_of
-from fusednorm.graph.lowering import Lowering, NormProblem, Program, problem_of_operation
+from fusednorm.graph.lowering import Lowering, Program
 from fusednorm.graph.nodes import Node
 from fusednorm.graph.tensors import TensorAttributes
+from fusednorm.problem import Problem
 from fusednorm.text import printable
 
 logger = logger_of(__name__)
@@ -64,6 +66,20 @@ class _Choice:
     refused: tuple[tuple[str, str], ...]
 
 
+def why_not(operation: Operation, device: torch.device) -> str | None:
+    """Why the instance that runs a norm alone does not compute in the same call what is around it; None if it does."""
+    found = problem_of_operation(operation, device)
+    if not fits(operation, found):
+        return "the strides of its tensors are not those that its kernels read and write"
+    name = forced() or choose(alone(found.problem)).name
+    return next((one.reason for one in instances(found.problem) if one.instance.name == name), None)
+
+
+def alone(problem: Problem) -> Problem:
+    """The problem without what is added, which chooses the instance."""
+    return problem if problem.added is None else replace(problem, added=None)
+
+
 def _choice(operation: Operation, device: torch.device, compute: torch.dtype) -> _Choice:
     found = problem_of_operation(operation, device)
     named = forced()
@@ -79,7 +95,7 @@ def _choice(operation: Operation, device: torch.device, compute: torch.dtype) ->
         candidates = {name: reason or f"{narrow}, {wanted}" for name, reason in candidates.items()}
     supported = [name for name, reason in candidates.items() if reason is None]
     if named is None and supported:
-        default = choose(found.problem).name
+        default = choose(alone(found.problem)).name
         supported.sort(key=lambda name: (name != default, name == "reference"))
     refused = [(name, reason) for name, reason in candidates.items() if reason is not None]
     return _Choice(operation, found, tuple(supported), tuple(refused))
@@ -126,7 +142,7 @@ def _plans(
 
 def _notes(operations: OperationGraph) -> Iterator[str]:
     """Where each virtual tensor is kept, and in which dtype."""
-    present = {tensor for one in operations.operations for tensor in [*one.inputs.values(), *one.outputs.values()]}
+    present = {tensor for one in operations.operations for tensor in [*one.read, *one.outputs.values()]}
     for operation in operations.operations:
         if not operation.is_norm or len(operation.nodes) == 1:
             continue

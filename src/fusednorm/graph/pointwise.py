@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from fusednorm.activations import Activation
-from fusednorm.backends.reference import DERIVATIVES, VALUES
+from fusednorm.backends.reference import DERIVATIVES, VALUES, row_scales
+from fusednorm.backends.reference import codes as reference_codes
+from fusednorm.formats import Quantized
+from fusednorm.norm import norm_of
 
 aten = torch.ops.aten
 Run = Callable[..., Any]
@@ -57,6 +60,22 @@ def arithmetic(name: str) -> Run:
     """run(a, b, out) for the sum or product, broadcast."""
     function: Run = torch.add if name == "add" else torch.mul
     return lambda a, b, out: function(a, b, out=out)
+
+
+def quantize(quantized: Quantized) -> Run:
+    """run(x, scale, codes, scales): codes by a given scale, or by those of the last dim's blocks, which it writes."""
+    rows = norm_of("layer_norm", 1)
+
+    def run(x: Tensor, scale: Tensor | None, codes: Tensor | None, scales: Tensor | None) -> None:
+        wide = x.float()
+        if scale is None:
+            scale = row_scales(rows, wide, quantized)
+            if scales is not None:
+                scales.copy_(scale)
+        if codes is not None:
+            codes.copy_(reference_codes(wide * scale.float().reciprocal(), quantized))
+
+    return run
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ def as_dict(graph: Graph) -> dict[str, Any]:
     tensors = []
     for tensor in graph.tensors:
         declared = tensor.declared | {"name": tensor.name or None}
-        entry = {key: declared[key] for key in ("uid", "name", "dims", "strides") if declared.get(key) is not None}
+        entry = {
+            key: declared[key] for key in ("uid", "name", "dims", "strides", "value") if declared.get(key) is not None
+        }
         if "dtype" in declared:
             entry["dtype"] = dtype_name(declared["dtype"])
         tensors.append(entry | {"virtual": tensor.is_virtual})
@@ -148,8 +150,8 @@ def _kind(value: Any) -> str:
 
 
 def _tensor(graph: Graph, entry: _Place) -> Any:
-    entry.only("uid", "name", "dims", "strides", "dtype", "virtual")
-    given = {key: entry.value.get(key) for key in ("dims", "strides", "dtype", "uid", "name")}
+    entry.only("uid", "name", "dims", "strides", "dtype", "value", "virtual")
+    given = {key: entry.value.get(key) for key in ("dims", "strides", "dtype", "uid", "name", "value")}
     for key in ("dims", "strides"):
         if given[key] is not None and not isinstance(given[key], list):
             raise entry.wrong(f"{key} is {_kind(given[key])}; expected a list")

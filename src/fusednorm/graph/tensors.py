@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
-from numbers import Integral
+from math import isfinite, prod
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
 from fusednorm.dtypes import dtype_name
+from fusednorm.formats import FORMATS
 from fusednorm.graph.errors import InvalidGraphError, Mistake
 from fusednorm.problem import DTYPE_BYTES
 from fusednorm.strides import packed_strides
@@ -18,10 +19,10 @@ Dims = tuple[int, ...]
 DTYPE_NAMES = ", ".join(DTYPE_BYTES)
 
 
-def as_dtype(value: torch.dtype | str, where: str) -> torch.dtype:
-    """A floating dtype from itself or its name, such as "bfloat16"."""
+def as_dtype(value: torch.dtype | str, where: str, *others: str) -> torch.dtype:
+    """A floating dtype, or one of the ``others``, from itself or its name, such as "bfloat16"."""
     name = value.removeprefix("torch.") if isinstance(value, str) else str(value).removeprefix("torch.")
-    if not isinstance(value, (str, torch.dtype)) or name not in DTYPE_BYTES:
+    if not isinstance(value, (str, torch.dtype)) or name not in (*DTYPE_BYTES, *others):
         mistake = Mistake(where, f"dtype is {value!r}", DTYPE_NAMES, "give one of these, e.g. torch.float16")
         raise InvalidGraphError(where, [mistake])
     dtype: torch.dtype = getattr(torch, name)
@@ -35,6 +36,12 @@ def _as_ints(value: Sequence[int], where: str, what: str) -> Dims:
             return tuple(int(entry) for entry in entries)
     mistake = Mistake(where, f"{what} are {value!r}", "a sequence of ints", f"give {what} such as (8, 256, 56, 56)")
     raise InvalidGraphError(where, [mistake])
+
+
+def _as_number(value: Any, where: str) -> float:
+    if isinstance(value, Real) and not isinstance(value, bool) and isfinite(value):
+        return float(value)
+    raise InvalidGraphError(where, [Mistake(where, f"value is {value!r}", "a finite number", "give one such as 1.0")])
 
 
 def channels_last_strides(dims: Sequence[int]) -> Dims:
@@ -71,8 +78,9 @@ def overlaps_itself(dims: Sequence[int], strides: Sequence[int]) -> bool:
 class TensorAttributes:
     """A tensor of a graph: dims, strides, dtype, uid and name, virtual or not.
 
-    ``Graph.validate`` infers what is not declared. A virtual tensor lives inside the graph; the variant pack gives any
-    other at execution. The setters return the tensor, so that they chain; each takes the graph back to its first stage.
+    ``Graph.validate`` infers what is not declared. A virtual tensor lives inside the graph, and a tensor with a
+    ``value`` is a number that the graph has; the variant pack gives any other at execution. The setters return the
+    tensor, so that they chain; each takes the graph back to its first stage.
     """
 
     def __init__(
@@ -85,12 +93,13 @@ class TensorAttributes:
         uid: int | None = None,
         name: str | None = None,
         is_virtual: bool = False,
+        value: float | None = None,
     ) -> None:
         self._changed = changed
         self._declared: dict[str, Any] = {}
         self._inferred: dict[str, Any] = {}
         self._virtual = bool(is_virtual)
-        self._declare(dims=dims, strides=strides, dtype=dtype, uid=uid, name=name)
+        self._declare(dims=dims, strides=strides, dtype=dtype, uid=uid, name=name, value=value)
 
     @property
     def uid(self) -> int | None:
@@ -113,6 +122,12 @@ class TensorAttributes:
     @property
     def dtype(self) -> torch.dtype | None:
         return self._value("dtype")
+
+    @property
+    def value(self) -> float | None:
+        """The number that the graph itself gives to a tensor of one element; None for any other."""
+        found: float | None = self._value("value")
+        return found
 
     @property
     def is_virtual(self) -> bool:
@@ -163,9 +178,11 @@ class TensorAttributes:
             if what in given:
                 given[what] = _as_ints(given[what], where, what)
         if "dtype" in given:
-            given["dtype"] = as_dtype(given["dtype"], where)
+            given["dtype"] = as_dtype(given["dtype"], where, *FORMATS)
         if "uid" in given and (not isinstance(given["uid"], int) or isinstance(given["uid"], bool)):
             raise InvalidGraphError(where, [Mistake(where, f"uid is {given['uid']!r}", "an int", "give a number")])
+        if "value" in given:
+            given["value"] = _as_number(given["value"], where)
         if "name" in given and (not isinstance(given["name"], str) or not given["name"]):
             raise InvalidGraphError(where, [Mistake(where, f"name is {given['name']!r}", "words", "give a name")])
         self._declared.update(given)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from fusednorm.dtypes import compute_dtype, dtype_name
+from fusednorm.formats import FORMATS
 from fusednorm.graph.errors import Mistake
 from fusednorm.graph.nodes import Node, Port, accepted_dims, groups_or_dims_of, trailing
 from fusednorm.graph.tensors import (
@@ -53,6 +54,7 @@ class Validator:
                 if len(self.mistakes) > before:
                     self.unknown |= set(node.outputs.values())
             self.uses()
+            self.eight_bits()
 
     def wrong(self, where: str, value: str, expected: str, remedy: str) -> None:
         self.mistakes.append(Mistake(where, value, expected, remedy))
@@ -126,6 +128,8 @@ class Validator:
             self.wrong(where, value, "a node that writes it", "declare it with is_virtual=False, as an input")
         elif not uses:
             self.wrong(where, "no node reads or writes it", "a use", "connect it to a node, or do not declare it")
+        if tensor.value is not None:
+            self.number(where, tensor)
         if tensor.dims is None:
             self.unknown.add(tensor)
             if not tensor.is_virtual and uses:
@@ -137,6 +141,17 @@ class Validator:
         tensor.infer(dtype=self.default_dtype(tensor, port))
         if not self.shape(where, tensor):
             self.unknown.add(tensor)
+
+    def number(self, where: str, tensor: TensorAttributes) -> None:
+        """A tensor with a value, of one element: for pointwise nodes, whatever the number of their dims."""
+        tensor.infer(dims=(1,))
+        assert tensor.dims is not None
+        if prod(tensor.dims) != 1:
+            self.wrong(where, f"it has a value and dims {tensor.dims}", "one element", "leave dims out")
+        for node, port in self.readers.get(tensor, []):
+            if node.kind.operation not in ("arithmetic", "quantize") or (node.kind.family is None and port == "x"):
+                value = f"it has a value and is read by node {node}, port {port}"
+                self.wrong(where, value, "a reader add or mul", "give the node a tensor of the variant pack")
 
     def shape(self, where: str, tensor: TensorAttributes) -> bool:
         """Whether a tensor can have these dims and strides."""
@@ -161,7 +176,8 @@ class Validator:
     def default_dtype(self, tensor: TensorAttributes, port: Port | None) -> torch.dtype:
         if port is not None and port.role == "statistic":
             return compute_dtype(self.graph.io_data_type)
-        return self.graph.intermediate_data_type if tensor.is_virtual else self.graph.io_data_type
+        inside = tensor.is_virtual or tensor.value is not None
+        return self.graph.intermediate_data_type if inside else self.graph.io_data_type
 
     # --- nodes ---
 
@@ -184,7 +200,9 @@ class Validator:
         if len(self.mistakes) > before or failed or main is None or main.dims is None:
             self.unknown |= set(node.outputs.values())
             return
-        if node.kind.family is None:
+        if node.kind.operation == "quantize":
+            self.quantize(node, main)
+        elif node.kind.family is None:
             self.pointwise(node)
         elif self.norm(node, main.dims):
             for port in node.kind.inputs:
@@ -295,17 +313,17 @@ class Validator:
         where = f"node {node}, port {port.name}"
         tensor.infer(dims=dims, dtype=dtype)
         assert tensor.dims is not None
-        if tensor.dims != dims and port.role not in ("data", "operand"):
+        if tensor.dims != dims and port.role in ("parameter", "statistic"):
             strides = packed_strides(tensor.dims)
         tensor.infer(strides=strides)
         if not self.shape(where, tensor):
             return
         assert tensor.strides is not None
-        if port.role in ("data", "operand") and tensor.dims != dims:
+        if port.role in ("data", "operand", "codes", "block") and tensor.dims != dims:
             value = f"tensor {tensor.name!r} is declared with dims {tensor.dims}"
             self.wrong(where, value, str(dims), "leave the dims of a result out; they are inferred")
             return
-        if port.role != "operand":
+        if port.role in ("data", "parameter", "statistic"):
             self.port(node, port, tensor, main)
         if overlaps_itself(tensor.dims, tensor.strides):
             value = f"tensor {tensor.name!r} has strides {tensor.strides}, so that elements share memory"
@@ -317,15 +335,16 @@ class Validator:
             return self.graph.intermediate_data_type
         roles = {port.name: port.role for port in node.kind.inputs}
         for name, source in node.inputs.items():
-            if roles[name] in ("data", "operand") and not source.is_virtual and source.dtype is not None:
+            outside = not source.is_virtual and source.value is None
+            if roles[name] in ("data", "operand") and outside and source.dtype is not None:
                 return source.dtype
         return self.graph.io_data_type
 
     def pointwise(self, node: Node) -> None:
         where = f"node {node}"
         operands = list(node.inputs.values())
-        shapes = [tensor.dims for tensor in operands if tensor.dims is not None]
-        dims = shapes[0]
+        rank = max((len(tensor.dims or ()) for tensor in operands if tensor.value is None), default=1)
+        shapes = [tensor.dims if tensor.value is None else (1,) * rank for tensor in operands if tensor.dims]
         if node.kind.operation == "activation_backward" and len(set(shapes)) > 1:
             value = f"dy has dims {shapes[0]} and x {shapes[1]}"
             self.wrong(where, value, "equal dims", "give dy the dims of what the activation took")
@@ -347,6 +366,41 @@ class Validator:
             strides = torch.empty_like(torch.empty_strided(dims, like.strides, device="meta")).stride()
         self.output(node, port, result, dims, strides, self.data_dtype(node, result), dims)
 
+    def quantize(self, node: Node, x: TensorAttributes) -> None:
+        """The results of a quantizing node: codes in its format, and float32 scales of blocks."""
+        given, dims = node.inputs.get("scale"), x.dims
+        assert dims is not None and x.strides is not None
+        if given is not None and prod(given.dims or ()) != 1:
+            value = f"tensor {given.name!r} has dims {given.dims}"
+            self.wrong(f"node {node}, port scale", value, "one element", "use block_scale_quantize for more")
+        dense = torch.empty_like(torch.empty_strided(dims, x.strides, device="meta")).stride()
+        codes: torch.dtype = getattr(torch, node.attributes["dtype"])
+        blocks = (*dims[:-1], 1)
+        for port in node.kind.outputs:
+            tensor = node.outputs.get(port.name)
+            if tensor is None or tensor in self.unknown:
+                continue
+            if port.role == "codes":
+                self.output(node, port, tensor, dims, dense, codes, dims)
+            else:
+                self.output(node, port, tensor, blocks, packed_strides(blocks), torch.float32, dims)
+
+    def eight_bits(self) -> None:
+        """Only quantizing nodes write 8 bits, as outputs; nobody reads them."""
+        for tensor in self.graph.tensors:
+            if tensor.dtype is None:
+                continue
+            node, port = self.producers.get(tensor, (None, ""))
+            role = next((one.role for one in node.kind.outputs if one.name == port), None) if node else None
+            wanted = node.attributes["dtype"] if node is not None and role == "codes" else None
+            where, name = f"tensor {tensor.name!r}", dtype_name(tensor.dtype)
+            if wanted is None and name in FORMATS:
+                self.wrong(where, f"it is {name}", "a floating dtype", "8 bits are results of quantize nodes alone")
+            elif wanted is not None and name != wanted:
+                self.wrong(where, f"it is {name}", wanted, f"leave its dtype out, or give dtype={name!r} to {node}")
+            elif wanted is not None and (tensor.is_virtual or tensor in self.readers):
+                self.wrong(where, "8 bits are virtual, or are read", "an output", "set_output() it, and read x")
+
     def one_dtype(self, node: Node) -> None:
         """Data from outside has one dtype at a node: the library never casts silently."""
         roles = {("in", port.name): port.role for port in node.kind.inputs}
@@ -355,7 +409,8 @@ class Validator:
         connected = [(("in", name), tensor) for name, tensor in node.inputs.items()]
         connected += [(("out", name), tensor) for name, tensor in node.outputs.items()]
         for key, tensor in connected:
-            if roles[key] in ("data", "operand") and not tensor.is_virtual and tensor.dtype is not None:
+            outside = not tensor.is_virtual and tensor.value is None
+            if roles[key] in ("data", "operand") and outside and tensor.dtype is not None:
                 found.setdefault(tensor.dtype, key[1])
         if len(found) > 1:
             value = ", ".join(f"{port} is {dtype_name(dtype)}" for dtype, port in found.items())

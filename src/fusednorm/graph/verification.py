@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends import reference
+from fusednorm.formats import Quantized
 from fusednorm.graph.nodes import PORT_OF_GRADIENT, Node, by_operand, groups_or_dims_of
 from fusednorm.graph.tensors import TensorAttributes
 from fusednorm.norm import norm_of
@@ -40,6 +41,12 @@ class Verification:
             for name, one in self.verdicts.items()
         ]
         return "verification " + ("successful: " if self.ok else "failed: ") + "; ".join(parts)
+
+
+def constants(tensors: Sequence[TensorAttributes]) -> Tensors:
+    """The numbers that the graph itself has."""
+    held = [tensor for tensor in tensors if tensor.value is not None]
+    return {one: torch.full(one.dims or (), one.value or 0.0, dtype=one.dtype, device="cpu") for one in held}
 
 
 def evaluate(
@@ -105,12 +112,38 @@ def _node(node: Node, given: Mapping[str, Tensor], dtype: torch.dtype) -> dict[s
 
 def _pointwise(node: Node, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
     activation = node.activation
+    if node.kind.operation == "quantize":
+        return _scaled(node, given)
     if activation is None:
         a, b = given["a"], given["b"]
         return {"y": a + b if node.kind.name == "add" else a * b}
     if node.kind.operation == "activation":
         return {"y": reference.VALUES[activation.name](given["x"], activation.parameter)}
     return {"dx": given["dy"] * reference.DERIVATIVES[activation.name](given["x"], activation.parameter)}
+
+
+def _scaled(node: Node, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is rounded to codes, not yet rounded, and the scales of blocks."""
+    quantized, x = node.quantized, given["x"]
+    assert quantized is not None
+    scale = given["scale"] if "scale" in given else reference.row_scales(norm_of("layer_norm", 1), x, quantized)
+    return {"y": x / scale, "scale": scale}
+
+
+def judge_codes(got: Tensor, expected: Tensor, plain: Tensor, chosen: Tensor, quantized: Quantized) -> Verdict:
+    """Whether 8-bit codes are those of numbers within the allowed error of ``expected``, as :func:`judge` allows it of
+    a float32 result, of which the codes are made."""
+    if not expected.numel():
+        return Verdict(0.0, 0.0, 0.0, None)
+    form, wide = quantized.format, got.double()
+    limited = expected.clamp(-form.most_negative, form.largest)
+    error, plain_error = (float((one - expected).abs().max()) for one in (chosen, plain))
+    slack = 2 * (error + plain_error) + 4 * torch.finfo(torch.float32).eps * expected.abs()
+    low, high = (reference.codes((expected + by).float(), quantized).double() for by in (-slack, slack))
+    wrong = int(((wide < low) | (wide > high)).sum())
+    fault = f"{wrong} of {got.numel()} codes are not those of the result" if wrong else None
+    allowed = float(torch.maximum((low - limited).abs(), (high - limited).abs()).max())
+    return Verdict(float((wide - limited).abs().max()), allowed, plain_error, fault)
 
 
 def verify(
@@ -132,6 +165,10 @@ def verify(
             rstd = _rstd(node, expected)
             spread = 1.0 / float(rstd.max()) if rstd is not None and bool(rstd.any()) else 0.0
         result = value.detach().cpu()
+        if node.quantized is not None and port == "y":
+            plain_codes, chosen = plain[tensor].double(), rounded[tensor]
+            verdicts[tensor.name] = judge_codes(result, expected[tensor], plain_codes, chosen, node.quantized)
+            continue
         verdicts[tensor.name] = judge(
             result,
             expected[tensor],

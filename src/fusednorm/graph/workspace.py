@@ -49,16 +49,19 @@ def place(scratch: Sequence[Scratch]) -> int:
 
 
 class Workspace:
-    """The virtual tensors of a program as views of one block of memory."""
+    """The virtual tensors of a program as views of one block of memory, and behind them its ``constants``."""
 
-    def __init__(self, graph: str, scratch: Sequence[Scratch], size: int, device: torch.device) -> None:
+    def __init__(
+        self, graph: str, scratch: Sequence[Scratch], size: int, device: torch.device, constants: Sequence[Tensor]
+    ) -> None:
         self.graph, self.scratch, self.size, self.device = graph, scratch, size, device
+        self.behind = [*constants, None]
         self.last: tuple[Tensor | None, int, list[Any]] = (None, 0, [])
 
     def views(self, workspace: Tensor | None) -> list[Any]:
-        """The virtual tensors by slot, then None for an absent tensor."""
+        """The virtual tensors by slot, the constants, then None for an absent tensor."""
         if not self.scratch:
-            return [None]
+            return self.behind
         kept, address, views = self.last
         if workspace is not None and workspace is kept and workspace.data_ptr() == address:
             return views
@@ -66,7 +69,7 @@ class Workspace:
         if workspace is None:
             workspace = torch.empty(self.size + ALIGNMENT, dtype=torch.uint8, device=self.device)
         self.check(workspace)
-        views = [self.view(workspace, one) for one in self.scratch] + [None]
+        views = [self.view(workspace, one) for one in self.scratch] + self.behind
         if not own:
             self.last = (workspace, workspace.data_ptr(), views)
         return views

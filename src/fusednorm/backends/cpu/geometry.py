@@ -78,7 +78,7 @@ def _strides(layout: Layout) -> tuple[int, int]:
 
 def repeat(problem: Problem) -> int:
     """How many positions of channels_last make a row: loops over rows of few elements would take one at a time."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
+    view, layouts = problem.view, problem.layouts
     if problem.layout.order == "channels_first" or not 0 < view.channels <= FEW_CHANNELS:
         return 1
     if any(layout is not None and layout.spatial != view.channels for layout in layouts):

@@ -6,7 +6,7 @@ import platform
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, in_tiles, summed_rows
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.plans.planes import (
     PlanesSplitForward,
     PlanesSumBackward,
     PlanesSumForward,
+    PlanesSumGiven,
 )
 from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
@@ -27,7 +28,7 @@ from fusednorm.backends.cpu.plans.rows import (
     RowsSumBackward,
     RowsSumForward,
 )
-from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward
+from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward, SlabsSumBackward, SlabsSumForward
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -45,6 +46,7 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
 ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
+ADDS_NO_GRADIENT = "adds no gradient of s, which torch does"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -175,7 +177,7 @@ class PlanesInstance:
         if in_tiles(problem) or in_tiles(replace(problem, direction="backward")):
             return f"adds nothing where planes have {problem.view.spatial} elements, which are taken in tiles"
         if added.grad_sum:
-            return "adds no gradient of s, which torch does"
+            return ADDS_NO_GRADIENT
         return f"has no room for units of {unit} elements" if unit > KEPT_ELEMENTS else None
 
     def configs(self, problem: Problem) -> Sequence[None]:
@@ -194,13 +196,16 @@ class PlanesSplitInstance:
     name: str = "cpu.planes_split"
 
     def supports(self, problem: Problem) -> str | None:
-        return _shared(problem) or _common(problem) or _needs(problem, "channels_first")
+        given = problem.direction == "inference"
+        return _shared(problem) or _common(problem, adds=given) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Pieces]:
         return _distinct(PIECES, lambda config: config.positions(problem))
 
     def plan(self, problem: Problem, config: Pieces | None = None) -> Plan:
-        make = PlanesSplitBackward if problem.backward else PlanesSplitForward
+        make: Any = PlanesSplitBackward if problem.backward else PlanesSplitForward
+        if problem.added is not None:
+            make = PlanesSumGiven
         return make(problem, *_pieces(problem, (config or PIECES[0]).positions(problem)))
 
 
@@ -221,6 +226,20 @@ def _spread(problem: Problem) -> Problem | None:
     return problem.spread_over(view.channels // size) if size * view.spatial >= least else None
 
 
+def _cannot_in_slabs(problem: Problem) -> str | None:
+    reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_last")
+    if reason is not None or problem.added is None:
+        return reason
+    if problem.called.row_family:
+        return "adds nothing to rows, which cpu.rows takes"
+    return ADDS_NO_GRADIENT if problem.added.grad_sum else None
+
+
+def _sums_in_slabs(problem: Problem, pieces: int, piece: int, whole: bool) -> Plan:
+    make = SlabsSumBackward if problem.backward else SlabsSumForward
+    return make(problem, pieces, piece, whole)
+
+
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
     """channels_last: a few samples at a time go from their statistics to their results; batch_norm's channels_first, as
@@ -235,7 +254,7 @@ class SlabsInstance:
             if _spread(problem) is None:
                 return "the statistics run over the samples, and planes do not make rows of several channels"
             return _common(problem)
-        return _shared(problem) or _common(problem) or _needs(problem, "channels_last")
+        return _cannot_in_slabs(problem)
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
         seen = self._seen(problem)
@@ -244,6 +263,8 @@ class SlabsInstance:
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
+        if problem.added is not None:
+            return _sums_in_slabs(seen, *pieces, whole=True)
         # Few blocks of channels would leave threads idle: all slabs are taken at once.
         whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
         return make(seen, *pieces, whole=whole, made_for=problem)
@@ -260,7 +281,7 @@ class SlabsSplitInstance:
     name: str = "cpu.slabs_split"
 
     def supports(self, problem: Problem) -> str | None:
-        return _shared(problem) or _common(problem) or _needs(problem, "channels_last")
+        return _cannot_in_slabs(problem)
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
         seen = problem.folded
@@ -269,7 +290,10 @@ class SlabsSplitInstance:
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         problem = problem.folded
         make = SlabsBackward if problem.backward else SlabsForward
-        return make(problem, *_pieces(problem, (config or slabs_for(problem)).rows(problem)), whole=False)
+        pieces = _pieces(problem, (config or slabs_for(problem)).rows(problem))
+        if problem.added is not None:
+            return _sums_in_slabs(problem, *pieces, whole=False)
+        return make(problem, *pieces, whole=False)
 
 
 @dataclass(frozen=True, slots=True)

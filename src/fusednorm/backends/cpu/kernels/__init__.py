@@ -13,7 +13,7 @@ from numba import types
 
 from fusednorm.backends.cpu.compiler import Kernel
 from fusednorm.backends.cpu.frame import ARGUMENTS
-from fusednorm.backends.cpu.kernels import affine, columns, planes, rows, slabs, slabs_backward, sums, tiles
+from fusednorm.backends.cpu.kernels import affine, columns, planes, rows, slab_sums, slabs, slabs_backward, sums, tiles
 from fusednorm.backends.cpu.kernels.elements import POINTEE, element
 from fusednorm.backends.cpu.kernels.mathematics import activation
 from fusednorm.backends.cpu.kernels.operands import OPERAND
@@ -27,6 +27,7 @@ MODULES = {
     "columns": columns,
     "tiles": tiles,
     "sums": sums,
+    "slab_sums": slab_sums,
 }
 FASTMATH = {"contract"}
 

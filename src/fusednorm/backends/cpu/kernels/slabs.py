@@ -145,16 +145,17 @@ def pivot_finder(element: Element):
 
 
 @cache
-def _slab_moments(element: Element):
-    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares)."""
+def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = INPUT_STEP):
+    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares).
+    ``sample`` and ``row_step`` are the fields of the geometry that say where samples and positions lie."""
     scratch, T = element.scratch, element.compute
     add_rows, find_pivot = row_adder(element), pivot_finder(element)
 
     @exact
-    def slab_moments(x, partials, geometry, task):
+    def moments_of_slab(x, partials, geometry, task):
         n, position, positions = locate(geometry, task)
-        channels, step = channel_count(geometry), geometry[INPUT_STEP]
-        origin = n * geometry[INPUT_SAMPLE] + position * step
+        channels, step = channel_count(geometry), geometry[row_step]
+        origin = n * geometry[sample] + position * step
         pivot, first, second = scratch(), scratch(), scratch()
         rms = geometry[RMS]
         together = min(geometry[REPEAT], positions)
@@ -186,7 +187,7 @@ def _slab_moments(element: Element):
                 else:
                     partials[means + c], partials[m2s + c] = np.float64(pivot[c]) + shift, 0.0 if m2 < 0.0 else m2
 
-    return slab_moments
+    return moments_of_slab
 
 
 @reassociated
@@ -427,11 +428,11 @@ def _apply_slab(element: Element, value):
 
 def build_moments(element: Element, value, pullback):
     """The statistics of slabs start to stop."""
-    slab_moments = _slab_moments(element)
+    moments_of_slab = slab_moments(element)
 
     def moments(x, partials, geometry, start, stop):
         for task in range(start, stop):
-            slab_moments(x, partials, geometry, task)
+            moments_of_slab(x, partials, geometry, task)
 
     return moments
 

@@ -162,11 +162,13 @@ def _unit_gradient(element: Element):
 
 
 @cache
-def _gradient_slab(element: Element, pullback):
+def gradient_slab(element: Element, pullback, sample: int = GRAD_SAMPLE, step: int = GRAD_STEP):
+    """dx of one slab. ``sample`` and ``step`` are the fields of the geometry that say where the gradient's samples and
+    positions lie."""
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def gradient_slab(grad, x, dx, coefficients, geometry, activation_parameter, task):
+    def gradient_of_slab(grad, x, dx, coefficients, geometry, activation_parameter, task):
         n, first, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         k = n * COEFFICIENTS * plane
@@ -174,7 +176,7 @@ def _gradient_slab(element: Element, pullback):
         for row in range(rows_of(geometry, positions)):
             r = first + row * geometry[REPEAT]
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
-            g = n * geometry[GRAD_SAMPLE] + r * geometry[GRAD_STEP]
+            g = n * geometry[sample] + r * geometry[step]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             width = min(plane, (first + positions - r) * channels)
             for part in range(2):
@@ -192,7 +194,7 @@ def _gradient_slab(element: Element, pullback):
                         z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
                         store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
 
-    return gradient_slab
+    return gradient_of_slab
 
 
 def build_recall(element: Element, value, pullback):
@@ -301,11 +303,11 @@ def build_shared_gradients(element: Element, value, pullback):
 
 def build_input_gradient(element: Element, value, pullback):
     """The input's gradient of slabs start to stop."""
-    gradient_slab = _gradient_slab(element, pullback)
+    of_slab = gradient_slab(element, pullback)
 
     def input_gradient(grad, x, dx, coefficients, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            gradient_slab(grad, x, dx, coefficients, geometry, activation_parameter, task)
+            of_slab(grad, x, dx, coefficients, geometry, activation_parameter, task)
 
     return input_gradient
 

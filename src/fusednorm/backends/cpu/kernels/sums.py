@@ -27,7 +27,7 @@ from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish
 from fusednorm.backends.cpu.kernels.device import exact, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments
-from fusednorm.backends.cpu.kernels.planes import locate, rows_per_unit
+from fusednorm.backends.cpu.kernels.planes import locate, locate_piece, rows_per_unit
 
 
 @cache
@@ -135,10 +135,48 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     return forward
 
 
+def build_given(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
+    """The output of pieces start to stop of channels_first by statistics that were given, with s as in a forward."""
+    add, shift_row, channel_affine, read = add_row(element), _shift_row(element), affine(element), element.read
+    apply_row = _apply_row(element, value, adds_before, adds_behind)
+
+    def given(
+        x, y, stats, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, activation_parameter,
+        start, stop,
+    ):  # fmt: skip
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+            if adds_before:
+                t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
+                if by_channel:
+                    shift_row(x, i, read(pre_gate, n * channels + c), total, t, length)
+                else:
+                    p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+                    gated = geometry[GATE_ROWS] > 0
+                    add(x, i, pre_add, p, pre_gate, n * channels + c, gated, False, total, t, length)
+                whole, i = total, t
+            gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
+            apply_row(
+                whole, i, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
+                post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP] + first,
+                length, stats[2 * unit], stats[2 * unit + 1], gain, offset, activation_parameter,
+            )  # fmt: skip
+
+    return given
+
+
 BUILDERS = {
     "forward_before": partial(build_forward, adds_before=True),
     "forward_behind": partial(build_forward, adds_behind=True),
     "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
     "forward_by_channel": partial(build_forward, adds_before=True, by_channel=True),
     "forward_by_channel_behind": partial(build_forward, adds_before=True, adds_behind=True, by_channel=True),
+    "given_before": partial(build_given, adds_before=True),
+    "given_behind": partial(build_given, adds_behind=True),
+    "given_before_behind": partial(build_given, adds_before=True, adds_behind=True),
+    "given_by_channel": partial(build_given, adds_before=True, by_channel=True),
+    "given_by_channel_behind": partial(build_given, adds_before=True, adds_behind=True, by_channel=True),
 }

@@ -37,6 +37,16 @@ GIVEN_VARIANCE, GIVEN_VARIANCE_PLACE = writer("given_variance", "given_variance_
 BACKWARD, BACKWARD_PLACE = writer("x", "grad_shift")
 
 
+def put_given(frame: Frame, operands: Operands) -> tuple[Tensor, Tensor]:
+    """Write the given mean and variance into a frame; the tensors are to be held until the kernels are done."""
+    mean, var = operands.mean, operands.var
+    assert mean is not None and var is not None
+    mean, var = mean.contiguous(), var.contiguous()
+    GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), CODES[mean.dtype])
+    GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), CODES[var.dtype])
+    return mean, var
+
+
 class Plan:
     """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
@@ -196,11 +206,7 @@ class ForwardPlan(Plan):
             0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
         )  # fmt: skip
         if self.given:
-            mean, var = operands.mean, operands.var
-            assert mean is not None and var is not None
-            mean, var = mean.contiguous(), var.contiguous()
-            GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), CODES[mean.dtype])
-            GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), CODES[var.dtype])
+            _held = put_given(frame, operands)
         self.program.run(frame, threads)
         self.release(frame)
         return Results(output, mean_out, rstd_out, variance)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from fusednorm.backends.cpu.geometry import TILE_UNITS, in_tiles
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
+from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.operands import Sums
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 
@@ -25,7 +22,7 @@ class PlanesForward(ForwardPlan):
         return [self.loop(kernel, self.num_statistics, self.tensor_bytes)]
 
 
-class PlanesSumForward(SumForward):
+class PlanesSumForward(NumbersOfPlanes, SumForward):
     module = "sums"
 
     def loops(self) -> list[Loop]:
@@ -33,9 +30,17 @@ class PlanesSumForward(SumForward):
         kernel = self.kernel("forward" + self.variant())
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
 
-    def numbers(self, sums: Sums) -> Tensor | None:
-        """A number for each plane: the gate, or the gate times what is added per channel."""
-        return sums.numbers(self.problem.shape, self.problem.norm.channel_axis, self.compute)
+
+class PlanesSumGiven(NumbersOfPlanes, SumForward):
+    """By given statistics, in pieces."""
+
+    module = "sums"
+    always_keeps = True
+
+    def loops(self) -> list[Loop]:
+        self.place_total(0)
+        kernel = self.kernel("given" + self.variant())
+        return [self.loop(kernel, self.tasks * self.channels, 2 * self.tensor_bytes)]
 
 
 class PlanesSumBackward(SumBackward):

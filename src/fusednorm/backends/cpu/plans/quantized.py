@@ -13,7 +13,7 @@ from fusednorm.backends.cpu.plans.rows import widen_parameters
 from fusednorm.backends.cpu.plans.sums import ADDED, ADDED_PLACE, TOTAL, TOTAL_PLACE, address, gate_numbers, place_sum
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.formats import LEAST_AMAX
-from fusednorm.operands import Operands, Results, Sums
+from fusednorm.operands import NOTHING_YET, Operands, Results, Sums
 from fusednorm.problem import DTYPE_BYTES, Problem, scale_shape
 from fusednorm.strides import contiguous
 
@@ -44,12 +44,16 @@ class RowsQuantizedForward(ForwardPlan):
         return [*widening, self.loop(kernel, summed_rows(problem)[0], self.tensor_bytes)]
 
     def __call__(  # type: ignore[override]
-        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
     ) -> Results:
-        input = operands.input
-        output = empty_strided(self.shape, self.strides, self.codes)
-        scales = torch.empty(self.scales, dtype=torch.float32, device=CPU) if out_scale is None else None
-        total = None if sums is None else self.output(input)
+        input, into = operands.input, into or NOTHING_YET
+        output, scales, total = into.output, into.scale, into.sum
+        if output is None:
+            output = empty_strided(self.shape, self.strides, self.codes)
+        if scales is None and out_scale is None:
+            scales = torch.empty(self.scales, dtype=torch.float32, device=CPU)
+        if total is None and sums is not None:
+            total = self.output(input)
         results = Results(output, sum=total, scale=scales)
         if self.tensor_bytes == 0:
             if scales is not None:

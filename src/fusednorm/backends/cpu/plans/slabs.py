@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import COEFFICIENTS, REPEAT
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
 from fusednorm.problem import Problem
 
@@ -33,7 +34,7 @@ class SlabsForward(ForwardPlan):
         channels, count = self.channels, self.samples * self.channels * int(self.geometry[REPEAT])
         self.reserve(coefficients=COEFFICIENTS * count)
         coefficients = self.kernel("coefficients", activated=False)
-        apply = self.kernel("apply")
+        apply = self.apply()
         finish = [
             self.loop(coefficients, self.samples, 32 * count),
             self.loop(apply, self.tasks, 2 * self.tensor_bytes),
@@ -41,7 +42,7 @@ class SlabsForward(ForwardPlan):
         if self.given:
             return finish
         self.reserve(partials=2 * self.tasks * channels, stats=2 * self.num_statistics)
-        moments = self.kernel("moments", activated=False)
+        moments = self.moments()
         statistics = self.kernel("statistics", activated=False)
         if self.whole:
             units = self.num_statistics // max(1, self.samples)
@@ -52,6 +53,35 @@ class SlabsForward(ForwardPlan):
             self.loop(statistics, self.num_statistics, 16 * self.tasks * channels),
             *finish,
         ]
+
+    def moments(self) -> int:
+        return self.kernel("moments", activated=False)
+
+    def apply(self) -> int:
+        return self.kernel("apply")
+
+
+class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
+    """The same with sums; s goes to memory with its statistics, or with the output where these are given."""
+
+    always_keeps = True
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+        super().__init__(problem, pieces, piece, whole)
+
+    def loops(self) -> list[Loop]:
+        self.place_total(0)
+        return super().loops()
+
+    def moments(self) -> int:
+        if not self.adds_before:
+            return super().moments()
+        return self.kernel("moments" + self.variant().removesuffix("_behind"), activated=False, module="slab_sums")
+
+    def apply(self) -> int:
+        if self.given and self.adds_before:
+            return self.kernel("given" + self.variant(), module="slab_sums")
+        return self.kernel("apply" + self.variant().replace("by_channel", "before"), module="slab_sums")
 
 
 class SlabsBackward(BackwardPlan):
@@ -69,13 +99,13 @@ class SlabsBackward(BackwardPlan):
         self.reserve(coefficients=COEFFICIENTS * count * int(self.geometry[REPEAT]))
         recall = self.kernel("recall", activated=False)
         coefficients = self.kernel("coefficients", activated=False, module="slabs")
-        reduce, combine = self.kernel("reduce"), self.kernel("combine", activated=False)
+        reduce, combine = self.reduce(), self.kernel("combine", activated=False)
         loops = [self.loop(recall, units, 16 * units), self.loop(coefficients, self.samples, 32 * count)]
         if self.whole:
             stages = [(reduce, self.pieces), (combine, 1)]
             if self.wants_input:
                 stages.append((self.kernel("gradient_coefficients", activated=False), units // max(1, self.samples)))
-                stages.append((self.kernel("input_gradient"), self.pieces))
+                stages.append((self.input_gradient(), self.pieces))
             loops.append(_steps(self, stages, 2 * self.tensor_bytes))
         else:
             loops.append(self.loop(reduce, self.tasks, 2 * self.tensor_bytes))
@@ -83,5 +113,24 @@ class SlabsBackward(BackwardPlan):
             if self.wants_input:
                 prepare = self.kernel("gradient_coefficients", activated=False)
                 loops.append(self.loop(prepare, units, 16 * count))
-                loops.append(self.loop(self.kernel("input_gradient"), self.tasks, 2 * self.tensor_bytes))
+                loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.tensor_bytes))
         return [*loops, *self.parameter_loops()]
+
+    def reduce(self) -> int:
+        return self.kernel("reduce")
+
+    def input_gradient(self) -> int:
+        return self.kernel("input_gradient")
+
+
+class SlabsSumBackward(SumBackward, SlabsBackward):
+    """The same where an activation meets z + post_add: dz goes to memory as its gradient, and is read from there."""
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
+        super().__init__(problem, pieces, piece, whole)
+
+    def reduce(self) -> int:
+        return self.kernel("reduce", module="slab_sums")
+
+    def input_gradient(self) -> int:
+        return self.kernel("input_gradient", activated=False, module="slab_sums")

@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.plans.base import (
     NOTHING,
     BackwardPlan,
     ForwardPlan,
+    put_given,
 )
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -37,32 +38,48 @@ def gate_numbers(sums: Sums, compute: torch.dtype) -> Tensor | None:
     return None if sums.pre_gate is None else sums.pre_gate.to(compute).contiguous()
 
 
+class NumbersOfPlanes:
+    """The gate of images, whose kernels read a number for each sample and channel."""
+
+    problem: Problem
+    compute: torch.dtype
+
+    def numbers(self, sums: Sums) -> Tensor | None:
+        """The gate, or the gate times what is added per channel."""
+        return sums.numbers(self.problem.shape, self.problem.norm.channel_axis, self.compute)
+
+
 def place_sum(plan: ForwardPlan) -> None:
     """s that is kept lies as the output does."""
     layout = plan.problem.output_layout
     assert layout is not None
-    plan.geometry[TOTAL_SAMPLE], plan.geometry[TOTAL_STEP] = layout.sample, layout.channel
+    step = layout.channel if layout.order == "channels_first" else layout.spatial
+    plan.geometry[TOTAL_SAMPLE], plan.geometry[TOTAL_STEP] = layout.sample, step
 
 
 class SumForward(ForwardPlan):
-    """A :class:`~fusednorm.instance.SumForwardPlan`."""
+    """A :class:`~fusednorm.instance.SumForwardPlan`. One that ``always_keeps`` has no place but memory for its s."""
 
-    def __init__(self, problem: Problem) -> None:
+    always_keeps = False
+
+    def __init__(self, problem: Problem, *order: Any) -> None:
         assert problem.added is not None
         self.added = problem.added
-        super().__init__(problem)
+        self.adds_before = "pre_add" in problem.added.names
+        self.keeps_sum = self.added.keeps_sum or (self.always_keeps and self.adds_before)
+        super().__init__(problem, *order)
 
     def variant(self) -> str:
         """What is behind the name of the kernel."""
-        before, behind = "pre_add" in self.added.names, "post_add" in self.added.names
-        by_channel = before and self.added.pre_layout is None
-        return ("_by_channel" if by_channel else "_before" if before else "") + ("_behind" if behind else "")
+        by_channel = self.adds_before and self.added.pre_layout is None
+        before = "_by_channel" if by_channel else "_before" if self.adds_before else ""
+        return before + ("_behind" if "post_add" in self.added.names else "")
 
     def place_total(self, elements: int) -> None:
         """Where s lies: as the output does, or, where nobody keeps it, in so many elements of each worker's own."""
-        if self.added.keeps_sum:
+        if self.keeps_sum:
             place_sum(self)
-        elif "pre_add" in self.added.names:
+        elif self.adds_before:
             size = DTYPE_BYTES[self.problem.dtype]
             self.room_per_thread = -(-elements * size // 8) * 8
             self.geometry[TOTAL_WORKER] = self.room_per_thread // size
@@ -73,10 +90,17 @@ class SumForward(ForwardPlan):
         """What kernels read as the gate."""
         return gate_numbers(sums, self.compute)
 
-    def __call__(self, operands: Operands, sums: Sums, statistics: bool = True) -> Results:  # type: ignore[override]
+    def __call__(  # type: ignore[override]
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
         input, pre_add, post_add = operands.input, sums.pre_add, sums.post_add
-        output = self.output(input)
-        total = self.output(input) if self.added.keeps_sum else None
+        output = self.output(input) if out is None else out
+        total = self.output(input) if sum_out is None and self.keeps_sum else sum_out
         mean = rstd = variance = None
         saved = self.discard
         if statistics or not self.few:
@@ -103,6 +127,8 @@ class SumForward(ForwardPlan):
         ADDED(frame.words, ADDED_PLACE, *map(address, (pre_add, gate, post_add)))
         if total is not None:
             TOTAL(frame.words, TOTAL_PLACE, total.data_ptr())
+        if self.given:
+            _held = put_given(frame, operands)
         self.program.run(frame, threads)
         self.release(frame)
         return Results(output, mean, rstd, variance, total)
@@ -114,17 +140,23 @@ class SumForward(ForwardPlan):
 class SumBackward(BackwardPlan):
     """A :class:`~fusednorm.instance.SumBackwardPlan`."""
 
-    def __init__(self, problem: Problem, pieces: int = 1, piece: int | None = None) -> None:
+    def __init__(self, problem: Problem, *order: Any) -> None:
         assert problem.added is not None
         self.added = problem.added
-        super().__init__(problem, pieces, piece)
+        super().__init__(problem, *order)
 
     def __call__(  # type: ignore[override]
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
-        grad_input = self.output(input) if self.wants_input else None
-        grad_post_add = self.output(input) if post_add is not None else None
+        grad_input = self.output(input) if out is None and self.wants_input else out
+        grad_post_add = self.output(input) if post_out is None and post_add is not None else post_out
         # Operands are held until the kernels are done.
         parameters = [contiguous(each) for each in (operands.weight, operands.bias, operands.scale, operands.shift)]
         grads: list[Any] = [

@@ -12,7 +12,7 @@ from fusednorm.backends.triton.plans.base import ForwardPlan
 from fusednorm.backends.triton.plans.rows import RowsForward
 from fusednorm.backends.triton.plans.whole import WholeForward, WholeSumForward
 from fusednorm.formats import LEAST_AMAX
-from fusednorm.operands import Operands, Results, Sums
+from fusednorm.operands import NOTHING_YET, Operands, Results, Sums
 from fusednorm.problem import Problem, scale_shape
 from fusednorm.strides import contiguous, packed_strides
 
@@ -35,15 +35,21 @@ class QuantizedForward(ForwardPlan):
         self.scales = shape, packed_strides(shape), torch.float32
 
     def __call__(  # type: ignore[override]
-        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None
+        self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None
     ) -> Results:
-        o = operands
+        o, into = operands, into or NOTHING_YET
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, sums, out_scale)
-        output = self.allocate(self.shape, self.strides, self.bytes)
-        scales = self.allocate(*self.scales) if out_scale is None else None
-        total = self.allocate(self.shape, self.strides, self.dtype) if self.keeps_sum else None
+                return self(operands, sums, out_scale, into)
+        scales, total = into.scale, into.sum
+        if into.output is None:
+            output = self.allocate(self.shape, self.strides, self.bytes)
+        else:
+            output = into.output.view(self.bytes)
+        if scales is None and out_scale is None:
+            scales = self.allocate(*self.scales)
+        if total is None and self.keeps_sum:
+            total = self.allocate(self.shape, self.strides, self.dtype)
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             given = scales if out_scale is None else out_scale.float()

@@ -27,14 +27,21 @@ class SumForward(ForwardPlan):
         self.by_channel = problem.numbered
 
     def __call__(  # type: ignore[override]
-        self, operands: Operands, sums: Sums, statistics: bool = True
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
     ) -> Results:
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, sums, statistics)
-        output = self.allocate(self.shape, self.strides, self.dtype)
-        total = self.allocate(self.shape, self.strides, self.dtype) if self.added.keeps_sum else None
+                return self(operands, sums, statistics, out, sum_out)
+        output = self.allocate(self.shape, self.strides, self.dtype) if out is None else out
+        total = sum_out
+        if total is None and self.added.keeps_sum:
+            total = self.allocate(self.shape, self.strides, self.dtype)
         mean = rstd = variance = None
         if statistics or self.keeps_statistics:
             rstd, mean = self.saved(), None if self.rms else self.saved()
@@ -69,14 +76,23 @@ class SumBackward(BackwardPlan):
     none."""
 
     def __call__(  # type: ignore[override]
-        self, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: Tensor | None
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
     ) -> tuple[Gradients, Tensor | None]:
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, wanted, post_add, grad_sum)
-        grad_input = self.allocate(self.shape, self.strides, self.dtype) if self.wants_input else None
-        grad_post_add = None if post_add is None else self.allocate(self.shape, self.strides, self.dtype)
+                return self(operands, wanted, post_add, grad_sum, out, post_out)
+        grad_input, grad_post_add = out, post_out
+        if grad_input is None and self.wants_input:
+            grad_input = self.allocate(self.shape, self.strides, self.dtype)
+        if grad_post_add is None and post_add is not None:
+            grad_post_add = self.allocate(self.shape, self.strides, self.dtype)
         grads = [
             self.allocate(*like) if like is not None and want else None
             for like, want in zip(self.gradients_of, wanted[1:], strict=True)
