@@ -17,6 +17,7 @@ import fusednorm
 from fusednorm import choice
 from fusednorm.activations import ALIASES, FORMULAS
 from fusednorm.backends.cpu import instances as cpu
+from fusednorm.backends.hopper import instances as hopper
 from fusednorm.backends.triton import instances as triton
 from fusednorm.dtypes import DTYPES
 from fusednorm.inspection import ASKED, problem_of_call
@@ -51,7 +52,7 @@ def calls() -> Iterator[tuple[str, str, str, Callable[..., Any], tuple[Any, ...]
 def instance_table() -> Iterator[Sequence[str]]:
     yield "call", "input", "memory order", "direction", "on a CPU", "on a GPU"
     with ExitStack() as stack:
-        for backend in (cpu, triton):  # as on a machine that has both
+        for backend in (cpu, triton, hopper):  # as on a machine that has all
             stack.enter_context(patch.object(backend, "unavailable", lambda: None))
         for name, shape, order, function, arguments, options in calls():
             for direction in ASKED[:2]:

@@ -39,7 +39,7 @@ def unavailable() -> str | None:
         return "Triton's interpreter runs blocks one after another, these wait for one another"
     import torch
 
-    if torch.version.hip is not None or torch.cuda.get_device_capability() < (9, 0):
+    if not torch.cuda.is_available() or torch.version.hip is not None or torch.cuda.get_device_capability() < (9, 0):
         return "needs an NVIDIA GPU of compute capability 9.0 or later"
     try:
         from fusednorm.private import gluon_names  # noqa: F401
