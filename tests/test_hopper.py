@@ -93,8 +93,6 @@ def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(
         behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
         assert place.lag >= behind + (place.waves > 1)
         assert not backward or config.channel_vectors(problem) % candidate.vectors == 0
-        # A block is at most lag + 1 waves ahead of the numbers that another one has yet to read.
-        assert 2 * place.lag + 2 <= 8
     large = shape[-1] == 1024 or shape[-1] == 76  # for the chip, with grad_output; for tiles that divide channels
     assert found or vectors < 512 or (backward and large)
 

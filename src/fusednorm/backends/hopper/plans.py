@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.hopper.config import ResidentConfig, channel_vectors, spread
-from fusednorm.backends.hopper.kernels import exchange, resident, resident_backward
+from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.triton import instances as triton
 from fusednorm.backends.triton.launch import Launch
@@ -49,7 +49,7 @@ class Resident:
         assert place is not None
         self.problem, self.config, self.place = problem, config, place
         self.refused, self.instance = False, triton.choose(problem)
-        self.packets = (exchange.PLACES.value * place.blocks * 2,)
+        self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
 
     @property

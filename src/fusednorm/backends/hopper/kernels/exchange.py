@@ -1,27 +1,26 @@
 """How blocks tell one another two numbers: packets in memory, without atomics, fences or barriers.
 
-A packet is a number and a tag in 8 bytes, which memory writes and reads as a whole, so whoever reads the tag that he
-waits for has the number too. The tag of the first exchange is 1, and memory for packets begins as zeros. A block has
-PLACES pairs of packets and uses them in turn: no block is so far ahead of another that it writes a pair which the other
-has yet to read.
+A packet is a number and a mark in 8 bytes, which memory writes and reads as a whole, so whoever reads the mark has the
+number too. Each chunk has a pair of packets, which begins as zeros and is written once: nothing is overwritten that a
+block may still have to read, however far one block is ahead of another.
 """
 
 from fusednorm.private.gluon_names import gl, gluon
 
-#: Pairs of packets that a block has.
-PLACES = gl.constexpr(8)
+#: The upper half of a packet that has been written.
+MARK = gl.constexpr(1)
 
 
 @gluon.jit
-def _packet(value, tag):
-    return (tag.to(gl.int64) << 32) | (value.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF)
+def _packet(value):
+    return (value.to(gl.int32, bitcast=True).to(gl.int64) & 0xFFFFFFFF) | (MARK << 32)
 
 
 @gluon.jit
-def publish(pointer, first, second, tag):
+def publish(pointer, first, second):
     """Write a pair of packets."""
-    gl.store(pointer, _packet(first, tag))
-    gl.store(pointer + 1, _packet(second, tag))
+    gl.store(pointer, _packet(first))
+    gl.store(pointer + 1, _packet(second))
 
 
 @gluon.jit
@@ -38,8 +37,8 @@ def peek(b_pointers):
 
 
 @gluon.jit
-def settle(b_first, b_second, b_pointers, b_tag):
-    """The numbers of pairs of packets that were peeked at: read again until their tags have come."""
+def settle(b_first, b_second, b_pointers):
+    """The numbers of pairs of packets that were peeked at: read again until their marks have come."""
     b_first, b_second = gl.inline_asm_elementwise(
         """{
         .reg .pred late, absent;
@@ -50,16 +49,16 @@ def settle(b_first, b_second, b_pointers, b_tag):
         READ:
         mov.b64 {$0, one}, first;
         mov.b64 {$1, two}, second;
-        setp.ne.b32 late, one, $5;
-        setp.ne.or.b32 absent, two, $5, late;
+        setp.ne.b32 late, one, 1;
+        setp.ne.or.b32 absent, two, 1, late;
         @!absent bra DONE;
         ld.relaxed.gpu.global.b64 first, [$4];
         ld.relaxed.gpu.global.b64 second, [$4+8];
         bra READ;
         DONE:
         }""",
-        "=&r,=&r,l,l,l,r",
-        [b_first, b_second, b_pointers.to(gl.int64), b_tag],
+        "=&r,=&r,l,l,l",
+        [b_first, b_second, b_pointers.to(gl.int64)],
         dtype=(gl.int32, gl.int32),
         is_pure=False,
         pack=1,

@@ -21,7 +21,7 @@ around the mean of all. So no cancellation occurs anywhere, however large the me
 
 from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
 from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, values_of, words_of
-from fusednorm.backends.hopper.kernels.exchange import PLACES, peek, publish, settle
+from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
@@ -109,13 +109,10 @@ def resident_forward(
     epsilon = gl.cast(eps, gl.float32)
     summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
     for wave in range(waves + LAG):
-        # The packets of the unit, some of which a neighbour published in the wave before or after.
+        # The packets of the unit, some of which a neighbour publishes in the wave before or after.
         lagging = wave - LAG
         due = (lagging >= 0) & (stored_unit < units)
-        publisher = block - stored_part + o_part
-        published = lagging + gl.where(publisher < 0, -1, gl.where(publisher >= blocks, 1, 0))
-        publisher += gl.where(publisher < 0, blocks, gl.where(publisher >= blocks, -blocks, 0))
-        p_pair = p_packets + ((published & (PLACES - 1)) * blocks + publisher) * 2
+        p_pair = p_packets + (gl.minimum(stored_unit, units - 1) * parts + o_part) * 2
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
@@ -154,7 +151,7 @@ def resident_forward(
                 chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
                 summed_part += step_part
                 summed_part = gl.where(summed_part >= parts, summed_part - parts, summed_part)
-            publish(p_packets + ((wave & (PLACES - 1)) * blocks + block) * 2, chunk_mean, chunk_m2, wave + 1)
+            publish(p_packets + (wave * blocks + block) * 2, chunk_mean, chunk_m2)
             summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
 
         if due:
@@ -166,8 +163,7 @@ def resident_forward(
             if IN_CHANNEL:
                 o_channel = channel + quotient(stored_part * TILES, magic_channel)
                 gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
-            b_tag = gl.full([PARTS], 1, gl.int32, LANES) + published
-            b_mean, b_m2 = settle(first_packet, second_packet, p_pair, b_tag)
+            b_mean, b_m2 = settle(first_packet, second_packet, p_pair)
             unit_mean = gl.sum(b_mean * c_part, 0) * inverse_count
             b_distance = b_mean - unit_mean
             b_m2 = gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0)

@@ -8,7 +8,7 @@ and stores dx = rstd (A dz - (P + xhat Q) / K).
 
 from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
 from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, values_of, words_of
-from fusednorm.backends.hopper.kernels.exchange import PLACES, peek, publish, settle
+from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
@@ -95,10 +95,7 @@ def resident_backward(
     for wave in range(waves + LAG):
         lagging = wave - LAG
         due = (lagging >= 0) & (stored_unit < units)
-        publisher = block - stored_part + o_part
-        published = lagging + gl.where(publisher < 0, -1, gl.where(publisher >= blocks, 1, 0))
-        publisher += gl.where(publisher < 0, blocks, gl.where(publisher >= blocks, -blocks, 0))
-        p_pair = p_packets + ((published & (PLACES - 1)) * blocks + publisher) * 2
+        p_pair = p_packets + (gl.minimum(stored_unit, units - 1) * parts + o_part) * 2
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
@@ -126,7 +123,7 @@ def resident_backward(
                         gl.store(p_partials + total + o_partial, q)
                     chunk_p += gain * p
                     chunk_q += gain * q
-            publish(p_packets + ((wave & (PLACES - 1)) * blocks + block) * 2, chunk_p, chunk_q, wave + 1)
+            publish(p_packets + (wave * blocks + block) * 2, chunk_p, chunk_q)
             summed_unit, summed_part = following(summed_unit, summed_part, parts, step_unit, step_part)
             summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
 
@@ -138,8 +135,7 @@ def resident_backward(
             within = gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
             channel = group * D + within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
-            b_tag = gl.full([PARTS], 1, gl.int32, LANES) + published
-            b_p, b_q = settle(first_packet, second_packet, p_pair, b_tag)
+            b_p, b_q = settle(first_packet, second_packet, p_pair)
             unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
             scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
             for place in gl.static_range(TILES):
