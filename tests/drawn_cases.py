@@ -24,7 +24,15 @@ PARAMETERS = {"silu": (1.702, 0.5, -1.0, 0.0, 3.0), "leaky_relu": (0.2, 0.0, -0.
 DEFAULTS = {"silu": 1.0, "leaky_relu": 0.01}
 INSTANCES = {
     "cpu": ("cpu.planes", "cpu.planes_split", "cpu.slabs", "cpu.slabs_split", "cpu.rows", "cpu.columns", "reference"),
-    "cuda": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns", "reference"),
+    "cuda": (
+        "triton.tiles",
+        "triton.whole",
+        "triton.held",
+        "triton.rows",
+        "triton.columns",
+        "hopper.resident",
+        "reference",
+    ),
     "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns"),
 }
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 257)

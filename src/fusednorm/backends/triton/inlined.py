@@ -66,7 +66,11 @@ WRITES: dict[str, tuple[str, ...]] = {
         "p_grad_scale",
         "p_grad_shift",
     ),
-    "sum_apply": ("p_y",),
+    "sum_moments_of_planes": ("p_partials", "p_total"),
+    "sum_moments_of_rows": ("p_partials", "p_total"),
+    "sum_apply": ("p_y", "p_total"),
+    "positions_sum_forward": ("p_y", "p_mean", "p_rstd", "p_total"),
+    "positions_sum_backward": ("p_dx", "p_grad_behind", "p_partials", "p_grad_weight", "p_grad_bias"),
     "sum_reduce": ("p_partials",),
     "sum_gradients": ("p_dx", "p_grad_behind", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
 }
