@@ -129,6 +129,26 @@ def test_a_large_norm_is_a_call() -> None:
 
 
 @compiles
+def test_a_large_norm_of_what_is_computed_for_it_alone_is_no_call_without_a_backward() -> None:
+    """A residual stream has another reader, so it is in memory anyway; groups of channels_last are calls throughout."""
+    x = torch.randn(2, 64, 32, CALLED_BYTES // (2 * 64 * 32 * 4))
+
+    def kept(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x * 2
+        return fusednorm.group_norm(x, 4), x
+
+    def calls(function: Any, *tensors: Tensor) -> list[int]:
+        return [code.count("fusednorm.compiled.call_") for code in codes_of(function, *tensors)[1]]
+
+    computed = lambda x: fusednorm.group_norm(x * 2, 4)  # noqa: E731
+    assert calls(computed, x) == [0]
+    assert calls(kept, x) == [1]
+    assert calls(computed, x.to(memory_format=torch.channels_last)) == [1]
+    assert calls(lambda x: fusednorm.batch_norm(x * 2, None, None, training=True), x) == [0]
+    assert calls(computed, x.clone().requires_grad_()) == [1, 1]
+
+
+@compiles
 def test_an_instance_that_is_asked_for_is_called() -> None:
     with use_instance("cpu.planes"):
         (forward,) = codes_of(lambda x: fusednorm.group_norm(x, 4), torch.randn(2, 8, 4, 6))[1]

@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 from fusednorm.choice import forced
 from fusednorm.inductor.formula import has_formula
 from fusednorm.inductor.lowering import Direction
-from fusednorm.inductor.neighbours import calls_pay
+from fusednorm.inductor.neighbours import ALONE, Neighbours, calls_pay
 from fusednorm.norm import norm_of_text
 from fusednorm.private.inductor_names import VALUE, traced
 
@@ -23,10 +23,18 @@ from fusednorm.private.inductor_names import VALUE, traced
 Outputs = dict[Node, Node]
 
 
-def expand(graph: Graph, node: Node, direction: Direction, arguments: tuple[Any, ...], outputs: Outputs) -> bool:
+def expand(
+    graph: Graph,
+    node: Node,
+    direction: Direction,
+    arguments: tuple[Any, ...],
+    outputs: Outputs,
+    neighbours: Neighbours = ALONE,
+) -> bool:
     """Put the formula of a norm into the graph where that is faster than a call; whether it was.
 
-    ``arguments`` are the lean op's. An instance that the program asks for by name is never replaced.
+    ``arguments`` are the lean op's, ``neighbours`` as :func:`calls_pay` takes them. An instance that the program asks
+    for by name is never replaced.
     """
     *operands, text, last = arguments
     fakes = [None if operand is None else operand.meta.get(VALUE) for operand in operands]
@@ -36,7 +44,7 @@ def expand(graph: Graph, node: Node, direction: Direction, arguments: tuple[Any,
     if not all(_is_static(fake) and fake.device.type == "cpu" for fake in present):
         return False
     problem = direction.problem(norm, fakes, last)
-    if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem):
+    if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem, neighbours):
         return False
 
     output = outputs.get(operands[3]) if problem.backward else None
