@@ -281,11 +281,14 @@ def called(plan: Plan, input: torch.Tensor, out: torch.Tensor | None = None) -> 
     return calls
 
 
-def test_tensors_that_begin_between_16_bytes_go_to_another_instance(plan: ResidentForward) -> None:
+def test_tensors_that_begin_between_16_bytes_go_to_another_instance(
+    plan: ResidentForward, caplog: pytest.LogCaptureFixture
+) -> None:
     block = torch.zeros(72, dtype=torch.bfloat16)
     assert called(plan, block[:64]) == 0
     assert called(plan, block[1:65]) == 1
     assert called(plan, block[:64], torch.zeros(72, dtype=torch.bfloat16)[4:68]) == 2
+    assert caplog.messages == ["hopper.resident: tensors do not begin at 16 bytes; triton.tiles runs"]
 
 
 def test_blocks_that_cannot_run_together_go_to_another_instance(
@@ -303,7 +306,7 @@ def test_blocks_that_cannot_run_together_go_to_another_instance(
     input = torch.zeros(64, dtype=torch.bfloat16)
     assert [called(plan, input) for _ in range(3)] == [1, 2, 3]
     assert refused.calls == 1
-    assert caplog.messages == ["528 blocks cannot run at the same time here; triton.tiles runs"]
+    assert caplog.messages == ["hopper.resident: 528 blocks cannot run at the same time here; triton.tiles runs"]
 
 
 def test_a_backward_goes_to_another_instance_as_well(monkeypatch: pytest.MonkeyPatch) -> None:

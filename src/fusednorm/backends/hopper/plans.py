@@ -49,6 +49,7 @@ class Resident:
         assert place is not None
         self.problem, self.config, self.place = problem, config, place
         self.refused, self.instance = False, triton.choose(problem)
+        self.reasons: set[str] = set()
         self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
 
@@ -82,7 +83,10 @@ class Resident:
         together = 0
         for tensor in tensors:
             together |= 0 if tensor is None else tensor.data_ptr()
-        if self.refused or together & 15:
+        if self.refused:
+            return None
+        if together & 15:
+            self.passes_on("tensors do not begin at 16 bytes")
             return None
         try:
             return call()
@@ -90,8 +94,14 @@ class Resident:
             if TOO_MANY_BLOCKS not in str(error):
                 raise
         self.refused = True
-        logger.warning("%d blocks cannot run at the same time here; %s runs", self.place.blocks, self.instance.name)
+        self.passes_on(f"{self.place.blocks} blocks cannot run at the same time here")
         return None
+
+    def passes_on(self, reason: str) -> None:
+        """Say why another instance runs, once for each reason."""
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            logger.warning("hopper.resident: %s; %s runs", reason, self.instance.name)
 
 
 class ResidentForward(Resident, ForwardPlan):
