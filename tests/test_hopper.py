@@ -15,18 +15,20 @@ triton = pytest.importorskip("triton")
 from triton.experimental.gluon._runtime import GluonASTSource  # noqa: E402
 from triton_support import TARGETS, Made, source  # noqa: E402
 
+from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import config, instances  # noqa: E402
 from fusednorm.backends.hopper.config import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
 from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward, magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
+from fusednorm.backends.triton.plans.tiles import TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results  # noqa: E402
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
 from fusednorm.problem import Problem  # noqa: E402
-from fusednorm.problems import backward_problem, forward_problem  # noqa: E402
+from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem  # noqa: E402
 
 PROCESSORS = 132
 
@@ -151,6 +153,17 @@ def test_the_kernel_divides_by_a_product(divisor: int) -> None:
 def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
     assert choose(problem).name == name
     assert choose(problem, alone=False).name.startswith("triton.")
+
+
+@pytest.mark.usefixtures("available")
+def test_the_sums_around_a_large_norm_are_fused_by_triton() -> None:
+    with torch.device("meta"):
+        input, parameter = torch.empty(8, 128, 256, 256, dtype=torch.bfloat16), torch.empty(128)
+    norm = norm_of("group_norm", 32, eps=1e-5)
+    problem = sum_forward_problem(norm, Operands(input, parameter, parameter), Sums(post_add=input), False)
+    problem = replace(problem, device="cuda")
+    assert choose(replace(problem, added=None)).name == "hopper.resident"
+    assert isinstance(dispatch._sum_plan(("a large norm",), problem), TilesSumForward)
 
 
 @pytest.mark.usefixtures("available")
