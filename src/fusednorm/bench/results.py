@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from io import StringIO
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from operator import attrgetter
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from fusednorm.bench.judging import Asked
 from fusednorm.bench.provenance import Machine
@@ -156,21 +157,39 @@ def rows_as_csv(kind: type[Any], rows: Iterable[Any]) -> str:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A machine, its rows and their suite, which is "" in a report from before suites were recorded."""
+class RowsReport(Generic[T]):
+    """A machine, the rows of one ``kind`` that it measured, and their suite. Fields of a row in ``known`` have one of
+    those values."""
 
     machine: Machine
-    rows: tuple[Row, ...]
+    rows: tuple[T, ...]
     suite: str = ""
+    kind: ClassVar[type[Any]]
+    known: ClassVar[Mapping[str, tuple[str, ...]]]
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
-    def from_json(cls, text: str) -> Report:
-        """The inverse of :meth:`to_json`; ValueError where the text is no report."""
-        return cls(*report_parts(text, Row, _KNOWN))
+    def from_json(cls, text: str) -> Self:
+        """The inverse of :meth:`to_json`; ValueError where the text is no such report."""
+        return cls(*report_parts(text, cls.kind, cls.known))
 
     def to_csv(self) -> str:
         """One line per row, under the names of its fields."""
-        return rows_as_csv(Row, self.rows)
+        return rows_as_csv(self.kind, self.rows)
+
+
+def by_contender(rows: Iterable[T], *names: str) -> list[dict[str, T]]:
+    """The rows by contender, for each combination of the fields ``names``, in the order in which they came."""
+    found: dict[Any, dict[str, T]] = {}
+    for row in rows:
+        found.setdefault(attrgetter(*names)(row), {})[row.contender] = row  # type: ignore[attr-defined]
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Report(RowsReport[Row]):
+    """A machine, its rows and their suite, which is "" in a report from before suites were recorded."""
+
+    kind, known = Row, _KNOWN

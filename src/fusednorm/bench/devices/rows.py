@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fusednorm.bench.provenance import Machine
-from fusednorm.bench.results import Status, report_parts, rows_as_csv
+from fusednorm.bench.results import RowsReport, Status, by_contender
 
 DEVICES_SUITE = "devices"
 Scaling = Literal["strong", "weak"]
@@ -44,30 +42,13 @@ _KNOWN = {"scaling": get_args(Scaling), "direction": get_args(DeviceDirection), 
 
 
 @dataclass(frozen=True)
-class DeviceReport:
+class DeviceReport(RowsReport[DeviceRow]):
     """A machine and the rows of its devices."""
 
-    machine: Machine
-    rows: tuple[DeviceRow, ...]
-    suite: str = field(default=DEVICES_SUITE)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> DeviceReport:
-        """The inverse of :meth:`to_json`; ValueError where the text is no such report."""
-        return cls(*report_parts(text, DeviceRow, _KNOWN))
-
-    def to_csv(self) -> str:
-        """One line per row, under the names of its fields."""
-        return rows_as_csv(DeviceRow, self.rows)
+    suite: str = DEVICES_SUITE
+    kind, known = DeviceRow, _KNOWN
 
 
 def cases_of(rows: Iterable[DeviceRow]) -> list[dict[str, DeviceRow]]:
     """The rows by contender, for each workload, number of devices and direction, in the order in which they came."""
-    found: dict[tuple[object, ...], dict[str, DeviceRow]] = {}
-    for row in rows:
-        key = (row.workload, row.scaling, row.devices, row.dtype, row.layout, row.direction)
-        found.setdefault(key, {})[row.contender] = row
-    return list(found.values())
+    return by_contender(rows, "workload", "scaling", "devices", "dtype", "layout", "direction")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
-from fusednorm.bench.provenance import Machine
-from fusednorm.bench.results import Status, report_parts, rows_as_csv
+from fusednorm.bench.results import RowsReport, Status, by_contender
 
 FORMS_SUITE = "forms"
 FormDirection = Literal["forward", "forward_backward"]
@@ -41,30 +39,13 @@ _KNOWN = {"saves": ("yes", "no"), "direction": get_args(FormDirection), "status"
 
 
 @dataclass(frozen=True)
-class FormReport:
+class FormReport(RowsReport[FormRow]):
     """A machine and the rows of the forms that it ran."""
 
-    machine: Machine
-    rows: tuple[FormRow, ...]
-    suite: str = field(default=FORMS_SUITE)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> FormReport:
-        """The inverse of :meth:`to_json`; ValueError where the text is no such report."""
-        return cls(*report_parts(text, FormRow, _KNOWN))
-
-    def to_csv(self) -> str:
-        """One line per row, under the names of its fields."""
-        return rows_as_csv(FormRow, self.rows)
+    suite: str = FORMS_SUITE
+    kind, known = FormRow, _KNOWN
 
 
 def cases_of(rows: Iterable[FormRow]) -> list[dict[str, FormRow]]:
     """The rows by contender, for each form, dtype and direction, in the order in which they came."""
-    found: dict[tuple[str, ...], dict[str, FormRow]] = {}
-    for row in rows:
-        key = (row.form, row.shape, row.dtype, row.layout, row.direction)
-        found.setdefault(key, {})[row.contender] = row
-    return list(found.values())
+    return by_contender(rows, "form", "shape", "dtype", "layout", "direction")

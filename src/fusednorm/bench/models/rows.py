@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from typing import get_args
 
 from fusednorm.bench.models.catalog import Job, ModelDirection
 from fusednorm.bench.models.step import Mode
-from fusednorm.bench.provenance import Machine
-from fusednorm.bench.results import Status, report_parts, rows_as_csv
+from fusednorm.bench.results import RowsReport, Status, by_contender
 
 MODELS = "models"
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -54,30 +52,13 @@ def model_row(job: Job, mode: Mode, contender: str, status: Status, note: str = 
 
 
 @dataclass(frozen=True)
-class ModelReport:
+class ModelReport(RowsReport[ModelRow]):
     """A machine and the rows of the models that it ran."""
 
-    machine: Machine
-    rows: tuple[ModelRow, ...]
-    suite: str = field(default=MODELS)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), indent=1)
-
-    @classmethod
-    def from_json(cls, text: str) -> ModelReport:
-        """The inverse of :meth:`to_json`; ValueError where the text is no such report."""
-        return cls(*report_parts(text, ModelRow, _KNOWN))
-
-    def to_csv(self) -> str:
-        """One line per row, under the names of its fields."""
-        return rows_as_csv(ModelRow, self.rows)
+    suite: str = MODELS
+    kind, known = ModelRow, _KNOWN
 
 
 def pairs_of(rows: Iterable[ModelRow]) -> list[dict[str, ModelRow]]:
     """The rows by contender, for each job and mode, in the order in which they came."""
-    found: dict[tuple[str, ...], dict[str, ModelRow]] = {}
-    for row in rows:
-        key = (row.model, row.direction, row.dtype, row.layout, row.mode)
-        found.setdefault(key, {})[row.contender] = row
-    return list(found.values())
+    return by_contender(rows, "model", "direction", "dtype", "layout", "mode")
