@@ -4,7 +4,25 @@ A word is moved as it is, and its elements become float32 by one instruction eac
 element of a word.
 """
 
+import triton
+
 from fusednorm.private.gluon_names import gl, gluon
+
+
+@triton.constexpr_function
+def tile_layout(repeats, each, warps):
+    """The layout of a tile (repeats, threads, words or elements): a thread has ``each`` neighbours, 16 bytes of memory,
+    of each repeat."""
+    return gl.BlockedLayout([repeats, 1, each], [1, 32, 1], [1, warps, 1], [2, 1, 0])
+
+
+@gluon.jit
+def offsets_of_words(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr):
+    """The places of a tile's words in memory, counted from its first one."""
+    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
+    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+    o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    return (o_repeat * THREADS + o_thread) * 4 + o_word
 
 
 @gluon.jit

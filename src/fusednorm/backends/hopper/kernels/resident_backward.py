@@ -7,7 +7,14 @@ and stores dx = rstd (A dz - (P + xhat Q) / K).
 """
 
 from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
-from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, values_of, words_of
+from fusednorm.backends.hopper.kernels.elements import (
+    offsets_of_words,
+    product_sum_of,
+    sum_of,
+    tile_layout,
+    values_of,
+    words_of,
+)
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
@@ -63,18 +70,15 @@ def resident_backward(
     THREADS: gl.constexpr = 32 * WARPS
     REPEATS: gl.constexpr = TILE // THREADS
     SLOTS: gl.constexpr = LAG + 1 + AHEAD
-    WORDS: gl.constexpr = gl.BlockedLayout([REPEATS, 1, 4], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
-    VALUES: gl.constexpr = gl.BlockedLayout([REPEATS, 1, VECTOR], [1, 32, 1], [1, WARPS, 1], [2, 1, 0])
+    WORDS: gl.constexpr = tile_layout(REPEATS, 4, WARPS)
+    VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
     grad_slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
 
-    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, WORDS)))[:, None, None]
-    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS)))[None, :, None]
-    o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, WORDS)))[None, None, :]
-    o_words = (o_repeat * THREADS + o_thread) * 4 + o_word
+    o_words = offsets_of_words(WORDS, REPEATS, THREADS)
     o_part = gl.arange(0, PARTS, LANES)
     m_part = o_part < parts
     o_part = gl.where(m_part, o_part, 0)
