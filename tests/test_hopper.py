@@ -17,10 +17,11 @@ from triton_support import TARGETS, Made, source  # noqa: E402
 
 from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
-from fusednorm.backends.hopper import config, instances  # noqa: E402
-from fusednorm.backends.hopper.config import ResidentConfig, candidates, resident_for, spread  # noqa: E402
+from fusednorm.backends.hopper import instances  # noqa: E402
+from fusednorm.backends.hopper.config import resident as config  # noqa: E402
+from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
-from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward, magic  # noqa: E402
+from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward, magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.plans.tiles import TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402

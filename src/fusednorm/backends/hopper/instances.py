@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from fusednorm.backends.hopper.config import (
+from fusednorm.backends.hopper.config.resident import (
     VECTOR_BYTES,
     ResidentConfig,
     channel_vectors,
@@ -103,7 +103,7 @@ class ResidentInstance:
         return configs(problem, processors())
 
     def plan(self, problem: Problem, config: ResidentConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward
+        from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusednorm.backends.hopper.config import ResidentConfig, channel_vectors, spread
+from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.triton import instances as triton
+from fusednorm.backends.hopper.plans.base import Narrower, T, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
@@ -21,35 +19,22 @@ from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, W
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
-logger = logging.getLogger(__name__)
-
-
-T = TypeVar("T")
-
-
 def magic(divisor: int) -> int:
     """ceil(2^31 / divisor), by which the kernel divides."""
     return -(-(1 << 31) // divisor)
 
 
-def name_of(problem: Problem) -> str | None:
-    """The name of the activation, or None."""
-    return None if problem.norm.activation is None else problem.norm.activation.name
+class Resident(Narrower):
+    """What both directions share: the kernel's constants. A call whose blocks cannot all run at the same time, since
+    other programs share the GPU, runs on the other instance too."""
 
-
-class Resident:
-    """What both directions share: where the problem goes where this plan cannot run, and the kernel's constants.
-
-    A call whose tensors do not begin at 16 bytes, or whose blocks cannot all run at the same time, since other programs
-    share the GPU, runs on the Triton instance that the problem would have without this backend.
-    """
+    name = "hopper.resident"
 
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         place = spread(problem, config, processors)
         assert place is not None
-        self.problem, self.config, self.place = problem, config, place
-        self.refused, self.instance = False, triton.choose(problem)
-        self.reasons: set[str] = set()
+        super().__init__(problem)
+        self.config, self.place, self.refused = config, place, False
         self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
 
@@ -74,34 +59,17 @@ class Resident:
         launch.options[REGISTERS] = self.config.registers
         return launch
 
-    @cached_property
-    def other(self) -> Any:
-        return self.instance.plan(self.problem)
-
     def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
-        """The result of a call on these tensors, or None where another instance has to run it."""
-        together = 0
-        for tensor in tensors:
-            together |= 0 if tensor is None else tensor.data_ptr()
         if self.refused:
             return None
-        if together & 15:
-            self.passes_on("tensors do not begin at 16 bytes")
-            return None
         try:
-            return call()
+            return super().runs(call, *tensors)
         except RuntimeError as error:
             if TOO_MANY_BLOCKS not in str(error):
                 raise
         self.refused = True
         self.passes_on(f"{self.place.blocks} blocks cannot run at the same time here")
         return None
-
-    def passes_on(self, reason: str) -> None:
-        """Say why another instance runs, once for each reason."""
-        if reason not in self.reasons:
-            self.reasons.add(reason)
-            logger.warning("hopper.resident: %s; %s runs", reason, self.instance.name)
 
 
 class ResidentForward(Resident, ForwardPlan):
