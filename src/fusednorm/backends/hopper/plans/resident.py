@@ -19,6 +19,7 @@ from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, W
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
+
 def magic(divisor: int) -> int:
     """ceil(2^31 / divisor), by which the kernel divides."""
     return -(-(1 << 31) // divisor)
