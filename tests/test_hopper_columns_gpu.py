@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(unavailable() is not None, reason=f"no Hopper GPU: {unavailable()}"),
 ]
-NAME = "hopper.columns"
+NAME, EPS = "hopper.columns", 1e-5
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Whole steps and blocks, uneven ones, one vector, one channel, many channels, several dimensions.
 SHAPES = [(2, 320, 16, 32), (3, 100, 9, 8), (5, 33, 8), (2, 1, 24), (2, 1500, 40), (1, 96, 3, 4, 26), (7, 256, 104)]
@@ -47,7 +47,7 @@ def results(family: str, given: dict[str, Tensor], activation: str | None) -> di
     keywords = {name: leaves[name] for name in leaves if name != "input"}
     call = getattr(fusednorm, family)
     with fusednorm.use_instance(NAME):
-        y = call(x, (x.shape[1],), activation=activation, channel_dim=1, **keywords)
+        y = call(x, (x.shape[1],), eps=EPS, activation=activation, channel_dim=1, **keywords)
         found = torch.autograd.grad(y, list(leaves.values()), grad_output)
     return {"output": y.detach()} | {f"grad_{name}": one for name, one in zip(leaves, found, strict=True)}
 
@@ -55,8 +55,10 @@ def results(family: str, given: dict[str, Tensor], activation: str | None) -> di
 def faults(family: str, given: dict[str, Tensor], found: dict[str, Tensor], activation: str | None) -> list[str]:
     x = given["input"]
     parameter = FORMULAS[activation].default if activation else 0.0
-    spec = Spec(family, tuple(x.shape), 0, 1, True, 1e-5, activation, parameter or 0.0)
-    return [f"{fault.name}: {fault.text}" for fault in Judge(spec, given, x.dtype, None).faults(found)]
+    spec = Spec(family, tuple(x.shape), 0, 1, True, EPS, activation, parameter or 0.0)
+    return [
+        f"{fault.name}: {fault.text}" for fault in Judge(spec, given, x.dtype, None).faults(found) if not fault.soft
+    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -86,13 +88,15 @@ def test_every_configuration_gives_the_result_of_the_first(shape: tuple[int, ...
     assert len(COLUMNS.configs(problem)) > 20
     for config in COLUMNS.configs(problem):
         found = COLUMNS.plan(problem, config)(forward)
-        torch.testing.assert_close(found[:3], expected[:3], rtol=1e-5, atol=1e-5)
+        for name in ("output", "mean", "rstd"):
+            torch.testing.assert_close(getattr(found, name), getattr(expected, name), rtol=1e-5, atol=1e-5)
     backward = BackwardOperands(dy, x, expected.mean, expected.rstd, weight, bias)
     problem, wanted = backward_problem(norm, backward), (True, True, True, False, False)
     gradients = COLUMNS.plan(problem)(backward, wanted)
     for config in COLUMNS.configs(problem):
         found = COLUMNS.plan(problem, config)(backward, wanted)
-        torch.testing.assert_close(found[:3], gradients[:3], rtol=1e-4, atol=1e-4)
+        for name in ("input", "weight", "bias"):
+            torch.testing.assert_close(getattr(found, name), getattr(gradients, name), rtol=1e-4, atol=1e-4)
 
 
 def test_the_instance_gets_norms_over_channels_by_itself() -> None:
@@ -127,16 +131,12 @@ def test_what_is_not_finite_stays_in_its_position(value: float) -> None:
     assert torch.equal(found, expected)
 
 
-def test_large_and_equal_numbers() -> None:
-    """Squares of the distances would overflow; of equal numbers nothing is left but the bias."""
-    x = drawn(2, 64, 40) * 1e30
+@pytest.mark.parametrize("number", [1234567.0, -1e30])
+def test_of_equal_numbers_nothing_is_left(number: float) -> None:
+    """The mean of large numbers is rounded, and the squares of the distances to it would overflow."""
+    x = torch.full((2, 63, 40), number, device="cuda")
     with fusednorm.use_instance(NAME):
-        found = fusednorm.layer_norm(x, (64,), channel_dim=1)
-        torch.testing.assert_close(
-            found, fusednorm.layer_norm(x / 1e30, (64,), eps=0.0, channel_dim=1), rtol=1e-5, atol=1e-5
-        )
-        equal = fusednorm.layer_norm(torch.full_like(x, 1234567.0), (64,), channel_dim=1)
-    assert torch.equal(equal, torch.zeros_like(equal))
+        assert torch.equal(fusednorm.layer_norm(x, (63,), channel_dim=1), torch.zeros_like(x))
 
 
 def test_the_same_bits_each_time() -> None:
