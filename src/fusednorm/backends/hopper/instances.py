@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from fusednorm.backends.hopper.config.columns import ColumnsConfig, columns_configs, columns_for
 from fusednorm.backends.hopper.config.resident import (
@@ -64,8 +65,8 @@ def _unsupported(problem: Problem) -> str | None:
     """What no instance of this backend runs, or None."""
     if problem.direction not in ("forward", "backward", "backward_data"):
         return f"runs no {problem.direction}"
-    if problem.added is not None or problem.quantized is not None:
-        return "adds nothing around the norm, and gives no output of 8 bits"
+    if problem.quantized is not None:
+        return "gives no output of 8 bits"
     if problem.dtype == "float64":
         return "computes in float32"
     if problem.view.numel == 0:
@@ -99,7 +100,11 @@ class ResidentInstance:
             return "the statistics are not those of single units"
         if not problem.norm.has_mean:
             return "takes norms with a mean"
-        for layout in filter(None, problem.layouts):
+        added = problem.added
+        if added is not None and (added.obstacle is not None or added.post_layout is not None):
+            return added.obstacle or "adds nothing before the activation"
+        around = () if added is None else (added.pre_layout,)
+        for layout in filter(None, (*problem.layouts, *around)):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
                 return "a channel is no whole number of vectors of 16 bytes in packed memory"
@@ -114,11 +119,15 @@ class ResidentInstance:
         return configs(problem, processors())
 
     def plan(self, problem: Problem, config: ResidentConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans.resident import ResidentBackward, ResidentForward
+        from fusednorm.backends.hopper.plans import resident as plans
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None
-        make = ResidentBackward if problem.backward else ResidentForward
+        make: Any
+        if problem.added is None:
+            make = plans.ResidentBackward if problem.backward else plans.ResidentForward
+        else:
+            make = plans.ResidentSumBackward if problem.backward else plans.ResidentSumForward
         return make(problem, chosen, processors())
 
 
@@ -135,6 +144,8 @@ class ColumnsInstance:
             return reason
         if not problem.norm.per_position:
             return "the statistics are not those of single positions"
+        if problem.added is not None:
+            return "adds nothing around the norm"
         if not _vectors(problem, problem.view.spatial):
             return "a channel is no whole number of vectors of 16 bytes"
         for layout in filter(None, problem.layouts):
@@ -170,7 +181,7 @@ def choose(problem: Problem) -> Instance | None:
         return COLUMNS if COLUMNS.supports(problem) is None else None
     if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES or RESIDENT.supports(problem) is not None:
         return None
-    if triton.choose(problem) is not triton.TILES:
+    if triton.choose(replace(problem, added=None)) is not triton.TILES:
         return None
     config = resident_for(problem, processors())
     assert config is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -29,7 +30,7 @@ class Narrower:
     name: str
 
     def __init__(self, problem: Problem) -> None:
-        self.problem, self.instance = problem, triton.choose(problem)
+        self.problem, self.instance = problem, triton.choose(replace(problem, added=None))
         self.reasons: set[str] = set()
 
     @cached_property

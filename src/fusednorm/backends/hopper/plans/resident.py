@@ -14,8 +14,9 @@ from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import Narrower, T, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -38,6 +39,12 @@ class Resident(Narrower):
         self.config, self.place, self.refused = config, place, False
         self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
+
+    @property
+    def added_sample(self) -> int:
+        """The stride of samples of what is added to the input."""
+        added = self.problem.added
+        return 0 if added is None or added.pre_layout is None else added.pre_layout.sample // self.each
 
     @property
     def walk(self) -> tuple[int, ...]:
@@ -87,7 +94,7 @@ class ResidentForward(Resident, ForwardPlan):
         in_channel = channel % config.vectors == 0
         scalars = (
             self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.each,
-            output.sample // self.each, *self.walk, channel,
+            output.sample // self.each, self.added_sample, *self.walk, channel,
             magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
             self.activation_parameter,
         )  # fmt: skip
@@ -113,7 +120,34 @@ class ResidentForward(Resident, ForwardPlan):
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        self.launch(x, y, *parameters, *saved, packets)
+        self.launch(x, y, *parameters, *saved, packets, None, None, None)
+
+
+class ResidentSumForward(SumForward, ResidentForward):
+    """The same of the sum of the input and of what is added to it."""
+
+    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
+        ResidentForward.__init__(self, problem, config, processors)
+        self.surround(problem)
+
+    def __call__(  # type: ignore[override]
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
+        arguments = operands, sums, statistics, out, sum_out
+        pre_add = None if self.added.pre_layout is None else sums.pre_add
+        found = self.runs(lambda: SumForward.__call__(self, *arguments), operands.input, pre_add, out, sum_out)
+        results: Results = self.other(*arguments) if found is None else found
+        return results
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        packets = self.allocate(self.packets, (1,), torch.int64).zero_()
+        pre_add, numbers, _, total = around
+        self.launch(x, y, *parameters, *saved, packets, pre_add, numbers, total)
 
 
 class ResidentBackward(Resident, BackwardPlan):
@@ -153,7 +187,28 @@ class ResidentBackward(Resident, BackwardPlan):
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         partials = self.workspace(2 * self.partials.total) if any(wanted) else None
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        self.launch(*data, dx, *parameters, *saved, partials, packets)
+        grad_output, input, *around = data
+        grad_sum = around[1] if around else None
+        self.launch(grad_output, input, dx, *parameters, *saved, partials, packets, grad_sum)
         if partials is not None:
             combine = self.combinations.get(wanted) or self.combination(*wanted)
             combine(partials, parameters, None, grads)
+
+
+class ResidentSumBackward(SumBackward, ResidentBackward):
+    """The same where the input is a sum, which has a gradient from elsewhere."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
+    ) -> tuple[Gradients, Tensor | None]:
+        arguments = operands, wanted, post_add, grad_sum, out, post_out
+        tensors = operands.input, operands.grad_output, grad_sum, out
+        found = self.runs(lambda: SumBackward.__call__(self, *arguments), *tensors)
+        gradients: tuple[Gradients, Tensor | None] = self.other(*arguments) if found is None else found
+        return gradients
