@@ -20,14 +20,13 @@ from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import instances  # noqa: E402
 from fusednorm.backends.hopper.config import columns  # noqa: E402
 from fusednorm.backends.hopper.config import resident as config  # noqa: E402
-from fusednorm.backends.hopper.config.resident import ResidentConfig, adds_tensor, candidates, resident_for, spread  # noqa: E402
+from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
 from fusednorm.backends.hopper.plans.columns import ColumnsBackward, ColumnsForward  # noqa: E402
 from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentBackward,
     ResidentForward,
     ResidentSumBackward,
-    ResidentSumForward,
     magic,
 )
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
@@ -37,7 +36,7 @@ from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
-from fusednorm.problem import Added, Problem  # noqa: E402
+from fusednorm.problem import Problem  # noqa: E402
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem  # noqa: E402
 
 PROCESSORS = 132
@@ -80,17 +79,20 @@ def over_channels(
     return replace(forward_problem(norm, Operands(input, parameter, parameter)), device="cuda")
 
 
-def summed(shape: tuple[int, ...], *names: str) -> Problem:
+def summed(shape: tuple[int, ...], backward: bool = False) -> Problem:
     """A forward of group_norm(32) on a GPU of a sum that it keeps, or its backward with a gradient of the sum."""
     with torch.device("meta"):
-        input, numbers = torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape[:2])
-        parameter, statistics = torch.empty(shape[1]), torch.empty(shape[0], 32)
+        input, parameter, statistics = (
+            torch.empty(shape, dtype=torch.bfloat16),
+            torch.empty(shape[1]),
+            torch.empty(shape[0], 32),
+        )
     norm = norm_of("group_norm", 32, activation=resolve("silu"))
-    if "gradient" in names:
+    if backward:
         gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
         return replace(sum_backward_problem(norm, gradient, "backward", None, True), device="cuda")
-    sums = Sums(pre_add=input if "tensor" in names else numbers, pre_gate=numbers if "gate" in names else None)
-    return replace(sum_forward_problem(norm, Operands(input, parameter, parameter), sums, True), device="cuda")
+    operands = Operands(input, parameter, parameter)
+    return replace(sum_forward_problem(norm, operands, Sums(pre_add=input), True), device="cuda")
 
 
 SHAPES = [
@@ -198,20 +200,14 @@ def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
 
 
 @pytest.mark.usefixtures("available")
-def test_the_sums_around_a_large_norm_are_fused() -> None:
-    """What is added before the norm by the instance that reads once, what is added behind it by Triton's."""
-    shape = (8, 128, 256, 256)
-    with torch.device("meta"):
-        input, parameter = torch.empty(shape, dtype=torch.bfloat16), torch.empty(128)
-    behind = sum_forward_problem(norm_of("group_norm", 32), Operands(input, parameter), Sums(post_add=input), False)
-    problems = (
-        (summed(shape, "tensor"), ResidentSumForward), (summed(shape, "tensor", "gate"), ResidentSumForward),
-        (summed(shape, "numbers"), ResidentSumForward), (summed(shape, "gradient"), ResidentSumBackward),
-        (replace(behind, device="cuda"), TilesSumForward), (summed((1, 512, 128, 128), "tensor"), TilesSumForward),
-    )  # fmt: skip
-    for place, (problem, plan) in enumerate(problems):
-        assert type(dispatch._sum_plan(("a large norm", place), problem)) is plan
-        assert choose(problem, alone=False).name.startswith("triton.")
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_sums_around_a_large_norm_are_fused(backward: bool) -> None:
+    """By Triton's instances, and the gradient of a sum by the instance that reads once."""
+    problem = summed((8, 128, 256, 256), backward)
+    expected = ResidentSumBackward if backward else TilesSumForward
+    assert choose(replace(problem, added=None)).name == "hopper.resident"
+    assert type(dispatch._sum_plan(("a large norm", backward), problem)) is expected
+    assert choose(problem, alone=False).name == "triton.tiles"
 
 
 @pytest.mark.usefixtures("available")
@@ -294,12 +290,8 @@ def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
     tensors: list[torch.Tensor | None]
     tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
-    added = problem.added or Added()
     if problem.backward:
-        tensors += [data if added.grad_sum else None]
-    else:
-        tensors += [data if added.pre_layout else None, fp32 if problem.numbered else None]
-        tensors += [data if added.keeps_sum else None]
+        tensors += [None if problem.added is None else data]
     return compiled_launch(plan.launch, tensors, target, drop)
 
 
@@ -330,9 +322,7 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
             "sm_90",
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
-        (summed((8, 128, 256, 256), "tensor", "gate"), ResidentConfig(512, 4, 2, 2, 0, 3), NO_MODULATION, "sm_90"),
-        (summed((8, 256, 100, 76), "numbers"), SMALL, NO_MODULATION, "sm_90"),
-        (summed((8, 128, 256, 256), "gradient"), SMALL, (5, 6), "sm_90"),
+        (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
     ],
     ids=[
         "even",
@@ -344,8 +334,6 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "uneven backward",
         "data alone",
         "sum",
-        "numbers",
-        "gradient of the sum",
     ],
 )
 def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...], target: str) -> None:
@@ -358,8 +346,7 @@ def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...
     assert "cp.async.ca" not in text
     place = spread(problem, chosen, PROCESSORS)
     assert place is not None
-    tensors = (2 if problem.backward else 1) * (place.lag + 1 + place.ahead) + adds_tensor(problem) * (place.ahead + 1)
-    slots = tensors * place.chunk * 16
+    slots = (2 if problem.backward else 1) * (place.lag + 1 + place.ahead) * place.chunk * 16
     assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
     assert found.metadata.launch_cooperative_grid
 

@@ -101,10 +101,9 @@ class ResidentInstance:
         if not problem.norm.has_mean:
             return "takes norms with a mean"
         added = problem.added
-        if added is not None and (added.obstacle is not None or added.post_layout is not None):
-            return added.obstacle or "adds nothing before the activation"
-        around = () if added is None else (added.pre_layout,)
-        for layout in filter(None, (*problem.layouts, *around)):
+        if added is not None and not (problem.backward and added.grad_sum and added.post_layout is None):
+            return "adds nothing around the norm but the gradient that its input has from elsewhere"
+        for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
                 return "a channel is no whole number of vectors of 16 bytes in packed memory"
@@ -123,11 +122,9 @@ class ResidentInstance:
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None
-        make: Any
-        if problem.added is None:
-            make = plans.ResidentBackward if problem.backward else plans.ResidentForward
-        else:
-            make = plans.ResidentSumBackward if problem.backward else plans.ResidentSumForward
+        make: Any = plans.ResidentForward
+        if problem.backward:
+            make = plans.ResidentBackward if problem.added is None else plans.ResidentSumBackward
         return make(problem, chosen, processors())
 
 

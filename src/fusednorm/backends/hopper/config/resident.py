@@ -67,11 +67,6 @@ def channel_vectors(problem: Problem) -> int:
     return problem.view.spatial * DTYPE_BYTES[problem.dtype] // VECTOR_BYTES
 
 
-def adds_tensor(problem: Problem) -> bool:
-    """Whether a tensor is added to the input, which has to come into shared memory too."""
-    return problem.added is not None and problem.added.pre_layout is not None
-
-
 def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread | None:
     """The spread of a problem's units, or None where a configuration does not suit them: tiles of a backward divide
     channels."""
@@ -91,10 +86,8 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
         blocks -= blocks % parts
         waves = -(-units * parts // blocks)
     ahead = min(ahead, max(0, waves - 1 - lag))
-    slots = (2 if problem.backward else 1) * (lag + 1 + ahead)
-    if adds_tensor(problem):
-        slots += ahead + 1
-    shared = slots * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    tensors = 2 if problem.backward else 1
+    shared = tensors * (lag + 1 + ahead) * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
     if shared * config.blocks > SHARED_BYTES:
         return None
     return Spread(vectors, chunk, parts, blocks, waves, lag, ahead)
@@ -138,6 +131,4 @@ def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
     if place is not None and place.parts <= MANY_PARTS:
         return config
     large = [ResidentConfig(1024, 4, 2, 2, 0, 2), ResidentConfig(512, 4, 3, 2, 0, 3)]
-    if adds_tensor(problem):
-        large = [ResidentConfig(512, 4, 2, 2, 0, 3), ResidentConfig(1024, 4, 2, 2, 0, 1)]
     return next((config for config in large if spread(problem, config, processors) is not None), None)

@@ -31,20 +31,6 @@ def begin_copy(
 
 
 @gluon.jit
-def channels_of(
-    o_vectors, first, channel, D, channel_length, magic_channel, SHORT: gl.constexpr,
-):  # fmt: skip
-    """The channels of a tile's vectors, where the tile begins ``first`` vectors into a unit, whose first channel is
-    ``channel``; beyond the unit its last one."""
-    o_vector = first % channel_length + o_vectors
-    if SHORT:
-        o_channel = first // channel_length + quotient(o_vector, magic_channel)
-    else:
-        o_channel = first // channel_length + (o_vector >= channel_length)
-    return channel + gl.minimum(o_channel, D - 1)
-
-
-@gluon.jit
 def following(chunk_unit, chunk_part, parts, step_unit, step_part):
     """The unit of a block's next chunk and its part of it."""
     chunk_unit += step_unit

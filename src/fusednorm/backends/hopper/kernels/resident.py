@@ -19,7 +19,7 @@ squares of their distances to their own mean, and merges tiles by Chan's formula
 around the mean of all. So no cancellation occurs anywhere, however large the mean is.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, channels_of, following, quotient
+from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
 from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_words,
     product_sum_of,
@@ -33,40 +33,21 @@ from fusednorm.backends.hopper.kernels.moments import inverse_deviation, merge
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
-@gluon.jit
-def begin_copies(
-    p_slot, p_added_slot, p_x, p_added, chunk_unit, chunk_part, units, length, groups, x_sample, added_sample,
-    magic_groups, o_words, PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy tile PLACE of a chunk, and of what is added to it, which count as one copy."""
-    begin_copy(
-        p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
-        PLACE, TILES, TILE, EVEN,
-    )  # fmt: skip
-    if p_added is not None:
-        begin_copy(
-            p_added_slot, p_added, chunk_unit, chunk_part, units, length, groups, added_sample, magic_groups, o_words,
-            PLACE, TILES, TILE, EVEN,
-        )  # fmt: skip
-    async_copy.commit_group()
-
-
 @gluon.jit(
     do_not_specialize=[
-        "length", "D", "groups", "x_sample", "y_sample", "added_sample", "units", "parts", "waves", "step_unit",
-        "step_part", "magic_groups", "channel_length", "magic_channel", "inverse_count",
+        "length", "D", "groups", "x_sample", "y_sample", "units", "parts", "waves", "step_unit", "step_part",
+        "magic_groups", "channel_length", "magic_channel", "inverse_count",
     ]
 )  # fmt: skip
 def resident_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets, p_added, p_number, p_sum,
-    length, D, groups, x_sample, y_sample, added_sample, units, parts, waves, step_unit, step_part,
-    magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
+    length, D, groups, x_sample, y_sample, units, parts, waves, step_unit, step_part, magic_groups: gl.uint32,
+    channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
     TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """Statistics and results, of the input or of a sum: s = x + number added, where there is such a tensor or such a
-    number for each sample and channel. s takes the place of x in shared memory, and is stored where somebody wants it.
+    """Statistics and results.
 
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
     IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
@@ -76,11 +57,6 @@ def resident_forward(
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
     p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
-    SUMS: gl.constexpr = p_added is not None or p_number is not None
-    if p_added is not None:
-        p_added = p_added.to(gl.pointer_type(gl.int32), bitcast=True)
-    if p_sum is not None:
-        p_sum = p_sum.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
@@ -93,9 +69,6 @@ def resident_forward(
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
-    added_slots = slots  # of the chunks that are copied, as long as their sums are not made
-    if p_added is not None:
-        added_slots = gl.allocate_shared_memory(gl.int32, [(AHEAD + 1) * TILES, REPEATS, THREADS, 4], SHARED)
 
     o_words = offsets_of_words(WORDS, REPEATS, THREADS)
     o_vectors = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, VALUES)))[:, None] * THREADS
@@ -108,19 +81,18 @@ def resident_forward(
     block, blocks = gl.program_id(0), gl.num_programs(0)
     copied_unit, copied_part = block // parts, block % parts
     stored_unit, stored_part = copied_unit, copied_part
-    summed_unit, summed_part = copied_unit, copied_part
+    summed_part = copied_part
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
-            begin_copies(
-                slots.index(wave * TILES + place), added_slots.index(wave * TILES + place), p_x, p_added, copied_unit,
-                copied_part, units, length, groups, x_sample, added_sample, magic_groups, o_words, place, TILES, TILE,
-                EVEN,
+            begin_copy(
+                slots.index(wave * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
+                magic_groups, o_words, place, TILES, TILE, EVEN,
             )  # fmt: skip
+            async_copy.commit_group()
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
     epsilon = gl.cast(eps, gl.float32)
     summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
-    added = gl.to_tensor(0)
     for wave in range(waves + LAG):
         # The packets of the unit, some of which a neighbour publishes in the wave before or after.
         lagging = wave - LAG
@@ -131,38 +103,7 @@ def resident_forward(
         if wave < waves:
             for place in gl.static_range(TILES):
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
-                p_slot = slots.index(summed * TILES + place)
-                if SUMS:
-                    if summed_unit < units:
-                        first = (summed_part * TILES + place) * TILE
-                        sample = quotient(summed_unit, magic_groups)
-                        group = summed_unit - sample * groups
-                        b_s = values_of(p_slot.load(WORDS), VALUES, DTYPE)
-                        if p_number is not None:
-                            p_numbers = p_number + sample.to(gl.int64) * (groups * D)
-                            if IN_CHANNEL:
-                                o_channel = group * D + quotient(summed_part * TILES + place, magic_channel)
-                                number = gl.load(p_numbers + gl.minimum(o_channel, group * D + D - 1))
-                            else:
-                                o_channel = channels_of(
-                                    o_vectors, first, group * D, D, channel_length, magic_channel, SHORT
-                                )  # fmt: skip
-                                number = gl.load(p_numbers + o_channel)[:, :, None]
-                        if p_added is not None:
-                            b_added = values_of(added_slots.index(added * TILES + place).load(WORDS), VALUES, DTYPE)
-                            if p_number is not None:
-                                b_s = gl.fma(b_added, number, b_s)
-                            else:
-                                b_s += b_added
-                        else:
-                            b_s += number
-                        b_words = words_of(b_s, WORDS, DTYPE)
-                        p_slot.store(b_words)
-                        if p_sum is not None:
-                            begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
-                            p_words = p_sum + (begin + first) * 4 + o_words
-                            gl.store(p_words, b_words, mask=o_words < (length - first) * 4)
-                b_x = values_of(p_slot.load(WORDS), VALUES, DTYPE)
+                b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if EVEN:
                     b_mean = sum_of(b_x) * (1.0 / EACH)
                     b_x -= b_mean[None, :, None]
@@ -193,8 +134,9 @@ def resident_forward(
                 chunk_mean = gl.sum(mean * count, 0) / (vectors * VECTOR).to(gl.float32)
                 distance = mean - chunk_mean
                 chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
+                summed_part += step_part
+                summed_part = gl.where(summed_part >= parts, summed_part - parts, summed_part)
             publish(p_packets + (wave * blocks + block) * 2, chunk_mean, chunk_m2)
-            summed_unit, summed_part = following(summed_unit, summed_part, parts, step_unit, step_part)
             summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
 
         if due:
@@ -229,16 +171,21 @@ def resident_forward(
                         o_channel = gl.minimum(o_channel, channel + D - 1)
                         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
                 else:
-                    o_channel = channels_of(o_vectors, first, channel, D, channel_length, magic_channel, SHORT)
+                    o_vector = first % channel_length + o_vectors
+                    if SHORT:
+                        o_channel = first // channel_length + quotient(o_vector, magic_channel)
+                    else:
+                        o_channel = first // channel_length + (o_vector >= channel_length)
+                    o_channel = channel + gl.minimum(o_channel, D - 1)
                     b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
                     b_gain *= rstd
                     b_z = gl.fma(b_x - unit_mean, b_gain[:, :, None], b_offset[:, :, None])
                 b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
-                begin_copies(
-                    slots.index(copied * TILES + place), added_slots.index(added * TILES + place), p_x, p_added,
-                    copied_unit, copied_part, units, length, groups, x_sample, added_sample, magic_groups, o_words,
-                    place, TILES, TILE, EVEN,
+                begin_copy(
+                    slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
+                    magic_groups, o_words, place, TILES, TILE, EVEN,
                 )  # fmt: skip
+                async_copy.commit_group()
                 p_words = p_y + (begin + first) * 4 + o_words
                 if EVEN:
                     gl.store(p_words, b_y)
@@ -247,14 +194,13 @@ def resident_forward(
         if LAG > 0:
             if lagging < 0:
                 for place in gl.static_range(TILES):
-                    begin_copies(
-                        slots.index(copied * TILES + place), added_slots.index(added * TILES + place), p_x, p_added,
-                        copied_unit, copied_part, units, length, groups, x_sample, added_sample, magic_groups, o_words,
-                        place, TILES, TILE, EVEN,
+                    begin_copy(
+                        slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups,
+                        x_sample, magic_groups, o_words, place, TILES, TILE, EVEN,
                     )  # fmt: skip
+                    async_copy.commit_group()
         if lagging >= 0:
             stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)
             stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
         copied = gl.where(copied == SLOTS - 1, 0, copied + 1)
-        added = gl.where(added == AHEAD, 0, added + 1)

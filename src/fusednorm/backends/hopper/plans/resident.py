@@ -14,9 +14,9 @@ from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import Narrower, T, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
-from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
+from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -39,12 +39,6 @@ class Resident(Narrower):
         self.config, self.place, self.refused = config, place, False
         self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
-
-    @property
-    def added_sample(self) -> int:
-        """The stride of samples of what is added to the input."""
-        added = self.problem.added
-        return 0 if added is None or added.pre_layout is None else added.pre_layout.sample // self.each
 
     @property
     def walk(self) -> tuple[int, ...]:
@@ -94,7 +88,7 @@ class ResidentForward(Resident, ForwardPlan):
         in_channel = channel % config.vectors == 0
         scalars = (
             self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.each,
-            output.sample // self.each, self.added_sample, *self.walk, channel,
+            output.sample // self.each, *self.walk, channel,
             magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
             self.activation_parameter,
         )  # fmt: skip
@@ -120,34 +114,7 @@ class ResidentForward(Resident, ForwardPlan):
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        self.launch(x, y, *parameters, *saved, packets, None, None, None)
-
-
-class ResidentSumForward(SumForward, ResidentForward):
-    """The same of the sum of the input and of what is added to it."""
-
-    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
-        ResidentForward.__init__(self, problem, config, processors)
-        self.surround(problem)
-
-    def __call__(  # type: ignore[override]
-        self,
-        operands: Operands,
-        sums: Sums,
-        statistics: bool = True,
-        out: Tensor | None = None,
-        sum_out: Tensor | None = None,
-    ) -> Results:
-        arguments = operands, sums, statistics, out, sum_out
-        pre_add = None if self.added.pre_layout is None else sums.pre_add
-        found = self.runs(lambda: SumForward.__call__(self, *arguments), operands.input, pre_add, out, sum_out)
-        results: Results = self.other(*arguments) if found is None else found
-        return results
-
-    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        pre_add, numbers, _, total = around
-        self.launch(x, y, *parameters, *saved, packets, pre_add, numbers, total)
+        self.launch(x, y, *parameters, *saved, packets)
 
 
 class ResidentBackward(Resident, BackwardPlan):

@@ -23,10 +23,6 @@ class SumForward(ForwardPlan):
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
-        self.surround(problem)
-
-    def surround(self, problem: Problem) -> None:
-        """Keep what a call needs to know of the sums."""
         self.added, self.channel_axis = added_of(problem), problem.norm.channel_axis
         self.by_channel = problem.numbered
 
