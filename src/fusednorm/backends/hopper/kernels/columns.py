@@ -96,6 +96,7 @@ def columns_forward(
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
     STEPS: gl.constexpr = (K + ROWS - 1) // ROWS
     EVEN: gl.constexpr = K % ROWS == 0
+    CORRECTED: gl.constexpr = VECTOR == 4 and not RMS  # 32-bit elements, as in held_moments
     WORDS: gl.constexpr = columns_layout(LANES, 4, gl.num_warps())
     VALUES: gl.constexpr = columns_layout(LANES, VECTOR, gl.num_warps())
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
@@ -116,10 +117,9 @@ def columns_forward(
                 b_x = gl.where((rows_of(step, VALUES, ROWS) < K)[:, None, None], b_x, 0.0)
             total += b_x
         mean = gl.sum(total, 0) * inverse_count
-    # Distances are counted in 2**64 where the mean is larger: their squares would else be infinite.
-    large = gl.abs(mean) > 2.0**64
-    unit = gl.where(large, 2.0**64, 1.0)
-    inverse = gl.where(large, 2.0**-64, 1.0)[None, :, :]
+    if CORRECTED:  # distances are counted in 2**64 where the mean is larger: their squares would else be infinite
+        large = gl.abs(mean) > 2.0**64
+        unit, inverse = gl.where(large, 2.0**64, 1.0), gl.where(large, 2.0**-64, 1.0)
     total = gl.zeros([ROWS, LANES, VECTOR], gl.float32, VALUES)
     squares = gl.zeros([ROWS, LANES, VECTOR], gl.float32, VALUES)
     for step in range(STEPS):
@@ -128,19 +128,17 @@ def columns_forward(
             b_x -= mean[None, :, :]
         if not EVEN:
             b_x = gl.where((rows_of(step, VALUES, ROWS) < K)[:, None, None], b_x, 0.0)
-        if gl.float32 == DTYPE:
-            if not RMS:
-                b_x *= inverse
-                total += b_x
+        if CORRECTED:
+            b_x *= inverse[None, :, :]
+            total += b_x
         squares = gl.fma(b_x, b_x, squares)
     m2 = gl.sum(squares, 0)
-    if gl.float32 == DTYPE:
-        if not RMS:  # the mean of the distances is the rounding of the mean; of equal numbers there is nothing else
-            more = gl.sum(total, 0)
-            distance = more * inverse_count
-            m2_of_all = m2 - more * distance
-            m2 = gl.where(m2_of_all < m2 * 2.0**-18, 0.0, m2_of_all) * unit * unit
-            mean += distance * unit
+    if CORRECTED:  # the mean of the distances is the rounding of the mean; of equal numbers there is nothing else
+        more = gl.sum(total, 0)
+        distance = more * inverse_count
+        m2_of_all = m2 - more * distance
+        m2 = gl.where(m2_of_all < m2 * 2.0**-18, 0.0, m2_of_all) * unit * unit
+        mean += distance * unit
     rstd = inverse_deviation(m2 * inverse_count, epsilon)
     o_position, m_position = positions_of(vectors, blocks, gl.SliceLayout(0, VALUES), LANES, VECTOR)
     if p_mean is not None:
