@@ -312,8 +312,9 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        if problem.added is not None and problem.norm.per_position:
-            return "adds nothing where each position has statistics of its own"
+        added = problem.added
+        if added is not None and "pre_add" in added.names and added.pre_layout is None and not added.obstacle:
+            return "adds no number per sample and channel to rows"
         return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
@@ -326,14 +327,12 @@ class RowsInstance:
             return RowsQuantizedForward(problem)
         if not problem.backward:
             return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
-        if problem.added is not None:
-            rows = (config or SEGMENTS[0]).size(problem)
-            return RowsSumBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
-        if self._few(problem):
+        if problem.added is None and self._few(problem):
             pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
             return FewRowsBackward(problem, pieces, ROW_PIECE)
+        make = RowsBackward if problem.added is None else RowsSumBackward
         rows = (config or SEGMENTS[0]).size(problem)
-        return RowsBackward(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
+        return make(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
 
     @staticmethod
     def _few(problem: Problem) -> bool:

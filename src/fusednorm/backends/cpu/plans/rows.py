@@ -89,7 +89,8 @@ class RowsSumForward(SumForward):
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = widen_parameters(self)
         self.place_total(self.channels)
-        return [*widening, self.loop(self.kernel("forward" + self.variant()), self.samples, 2 * self.tensor_bytes)]
+        rows, _ = summed_rows(self.problem)
+        return [*widening, self.loop(self.kernel("forward" + self.variant()), rows, 2 * self.tensor_bytes)]
 
 
 class RowsSumBackward(SumBackward, RowsBackward):
