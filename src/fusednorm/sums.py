@@ -296,6 +296,9 @@ def _backward(
         # With post_add every kernel makes the gradient of s too.
         asked: Wanted = (True, *parameters)  # type: ignore[assignment]
         plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
+        if plan is None and post_add is not None and post_add.stride() != s.stride():
+            post_add = torch.empty_like(s).copy_(post_add)  # s is dense where the input and post_add were not
+            plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
         if plan is None and fits and post_add is not None:
             fits, plan = False, dispatch.sum_backward_plan(norm, native, asked, post_add, False)
         if plan is None and post_add is not None:

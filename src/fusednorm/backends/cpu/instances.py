@@ -312,9 +312,6 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        added = problem.added
-        if added is not None and "pre_add" in added.names and added.pre_layout is None and not added.obstacle:
-            return "adds no number per sample and channel to rows"
         return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
