@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from drawn_judge import same_bits
 from test_sums import channels_last, drawn
 from torch import Tensor
 
@@ -115,3 +116,20 @@ def test_gates_that_no_rows_share_are_composed() -> None:
             total = x + spread[0] * (1 if gate is None else spread[1])
             torch.testing.assert_close(s, total)
             torch.testing.assert_close(y, fusednorm.layer_norm(total, (12,), channel_dim=1, scale=scale))
+
+
+def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms over the channels of channels_first: numbers per channel, gates, modulation, and an s that nobody keeps."""
+    for names in (
+        ("pre_add", "post_add"), ("pre_add", "pre_gate", "scale", "shift"), ("number", "pre_gate", "post_add"),
+    ):  # fmt: skip
+        tensors = given((3, 12, 9, 14), *names)
+        arguments = (12,), drawn(12, seed=20)
+        assert faults(monkeypatch, "rms_norm", tensors, *arguments, channel_dim=1, activation="silu") == [], names
+        kept = fusednorm.rms_norm(tensors["input"], *arguments, channel_dim=1, **given_parts(tensors), return_sum=True)
+        alone = fusednorm.rms_norm(tensors["input"], *arguments, channel_dim=1, **given_parts(tensors))
+        assert same_bits(alone, kept[0])
+
+
+def given_parts(tensors: Tensors) -> Any:
+    return {name: tensor for name, tensor in tensors.items() if name != "input"}

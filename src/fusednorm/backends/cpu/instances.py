@@ -10,7 +10,12 @@ from typing import Any, TypeVar
 
 from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, in_tiles, summed_rows
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
-from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
+from fusednorm.backends.cpu.plans.columns import (
+    ColumnsBackward,
+    ColumnsForward,
+    ColumnsSumBackward,
+    ColumnsSumForward,
+)
 from fusednorm.backends.cpu.plans.planes import (
     PlanesBackward,
     PlanesForward,
@@ -351,14 +356,15 @@ def _shared(problem: Problem) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsInstance:
-    """channels_first with statistics for each position: a block of positions from its statistics to its result."""
+    """channels_first with statistics for each position: a block of positions from its statistics to its result, with
+    the sums around the norm."""
 
     name: str = "cpu.columns"
 
     def supports(self, problem: Problem) -> str | None:
         if not problem.norm.per_position or not problem.norm.training:
             return "the statistics are not those of single positions"
-        return _common(problem) or _needs(problem, "channels_first")
+        return _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Columns]:
         return _distinct(COLUMNS_OF, lambda config: config.positions(problem))
@@ -366,8 +372,9 @@ class ColumnsInstance:
     def plan(self, problem: Problem, config: Columns | None = None) -> Plan:
         pieces = _pieces(problem, (config or COLUMNS_OF[0]).positions(problem))
         if problem.backward:
-            return ColumnsBackward(problem, *pieces, tasks=MANY_SLABS)
-        return ColumnsForward(problem, *pieces)
+            make = ColumnsBackward if problem.added is None else ColumnsSumBackward
+            return make(problem, *pieces, MANY_SLABS)
+        return (ColumnsForward if problem.added is None else ColumnsSumForward)(problem, *pieces)
 
 
 ROWS, SLABS, SLABS_SPLIT = RowsInstance(), SlabsInstance(), SlabsSplitInstance()

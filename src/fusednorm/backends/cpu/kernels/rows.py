@@ -68,6 +68,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
+from fusednorm.backends.cpu.kernels.variants import backwards, summed
 from fusednorm.formats import FORMATS
 
 
@@ -532,23 +533,9 @@ QUANTIZING = {
 BUILDERS = {
     **QUANTIZING,
     "forward": build_forward,
-    "forward_before": partial(build_forward, adds_before=True),
-    "forward_behind": partial(build_forward, adds_behind=True),
-    "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
-    "backward": build_backward,
-    "backward_data": partial(build_backward, accumulate=False),
-    "backward_kept": partial(build_backward, keeps=True),
-    "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
-    "backward_total": partial(build_backward, adds_gradient=True),
-    "backward_data_total": partial(build_backward, accumulate=False, adds_gradient=True),
-    "backward_kept_total": partial(build_backward, keeps=True, adds_gradient=True),
-    "backward_data_kept_total": partial(build_backward, accumulate=False, keeps=True, adds_gradient=True),
-    "backward_behind": partial(build_backward, keeps=True, adds_behind=True),
-    "backward_data_behind": partial(build_backward, accumulate=False, keeps=True, adds_behind=True),
-    "backward_behind_total": partial(build_backward, keeps=True, adds_behind=True, adds_gradient=True),
-    "backward_data_behind_total": partial(
-        build_backward, accumulate=False, keeps=True, adds_behind=True, adds_gradient=True
-    ),
+    **summed("forward", build_forward, by_channel=False),
+    **backwards(build_backward),
+    **backwards(partial(build_backward, accumulate=False), "backward_data"),
     "reduce": build_reduce,
     "columns": build_columns,
     "columns_data": partial(build_columns, accumulate=False),

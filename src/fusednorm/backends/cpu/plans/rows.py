@@ -54,10 +54,6 @@ class RowsForward(ForwardPlan):
 class RowsBackward(BackwardPlan):
     module = "rows"
 
-    def variant(self, keeps: bool) -> str:
-        """What is behind the name of the kernel."""
-        return "_kept" if keeps else ""
-
     def loops(self) -> list[Loop]:
         rows, summed = summed_rows(self.problem)
         self.geometry[SUMMED] = summed
@@ -95,13 +91,6 @@ class RowsSumForward(SumForward):
 
 class RowsSumBackward(SumBackward, RowsBackward):
     """Keeps dz where an activation meets z + post_add, and adds the gradient of s to dx."""
-
-    def keeps(self, elements: int) -> bool:
-        return self.added.post_layout is not None or super().keeps(elements)
-
-    def variant(self, keeps: bool) -> str:
-        kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
-        return kept + ("_total" if self.added.grad_sum else "")
 
 
 class FewRowsBackward(BackwardPlan):
