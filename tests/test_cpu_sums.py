@@ -133,3 +133,20 @@ def test_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def given_parts(tensors: Tensors) -> Any:
     return {name: tensor for name, tensor in tensors.items() if name != "input"}
+
+
+SPLIT = (3, 8, 53, 54)  # units of group_norm in 2 groups, and of batch_norm, are few enough to be split
+PLANES = (3, 8, 13, 11)
+
+
+@pytest.mark.parametrize("shape", [SPLIT, PLANES])
+def test_planes(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Units that one thread takes, and units in pieces, with the gradient of s too."""
+    for names, activation in (
+        (("pre_add", "post_add"), "silu"), (("number", "pre_gate"), "silu"), (("pre_add", "pre_gate", "post_add"), None),
+    ):  # fmt: skip
+        tensors = given(shape, *names, "weight")
+        tensors["weight"] = drawn(8, seed=20)
+        found = faults(monkeypatch, "group_norm", tensors, 2, activation=activation)
+        found += faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation=activation)
+        assert found == [], names

@@ -21,9 +21,10 @@ from fusednorm.backends.cpu.plans.planes import (
     PlanesForward,
     PlanesSplitBackward,
     PlanesSplitForward,
+    PlanesSplitSumBackward,
+    PlanesSplitSumForward,
     PlanesSumBackward,
     PlanesSumForward,
-    PlanesSumGiven,
 )
 from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
@@ -172,45 +173,40 @@ class PlanesInstance:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
         reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
-        return reason or self._cannot_add(problem)
-
-    @staticmethod
-    def _cannot_add(problem: Problem) -> str | None:
-        added, unit = problem.added, problem.view.numel // max(1, problem.num_statistics)
-        if added is None:
-            return None
-        if in_tiles(problem) or in_tiles(replace(problem, direction="backward")):
+        if reason is None and problem.added is not None and in_tiles(problem):
             return f"adds nothing where planes have {problem.view.spatial} elements, which are taken in tiles"
-        if added.grad_sum:
-            return ADDS_NO_GRADIENT
-        return f"has no room for units of {unit} elements" if unit > KEPT_ELEMENTS else None
+        return reason
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
 
     def plan(self, problem: Problem, config: None = None) -> Plan:
-        if problem.added is not None:
-            return PlanesSumBackward(problem) if problem.backward else PlanesSumForward(problem)
-        return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
+        if problem.added is None:
+            return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
+        if problem.view.numel > KEPT_ELEMENTS * max(1, problem.num_statistics):
+            return PLANES_SPLIT.plan(problem)  # s and dz of a unit are more than the cache holds
+        return PlanesSumBackward(problem) if problem.backward else PlanesSumForward(problem)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanesSplitInstance:
-    """channels_first: the statistics of all pieces, combined, then the results of all pieces."""
+    """channels_first: the statistics of all pieces, combined, then the results of all pieces, with the sums around the
+    norm."""
 
     name: str = "cpu.planes_split"
 
     def supports(self, problem: Problem) -> str | None:
-        given = problem.direction == "inference"
-        return _shared(problem) or _common(problem, adds=given) or _needs(problem, "channels_first")
+        return _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Pieces]:
         return _distinct(PIECES, lambda config: config.positions(problem))
 
     def plan(self, problem: Problem, config: Pieces | None = None) -> Plan:
-        make: Any = PlanesSplitBackward if problem.backward else PlanesSplitForward
-        if problem.added is not None:
-            make = PlanesSumGiven
+        make: Any
+        if problem.added is None:
+            make = PlanesSplitBackward if problem.backward else PlanesSplitForward
+        else:
+            make = PlanesSplitSumBackward if problem.backward else PlanesSplitSumForward
         return make(problem, *_pieces(problem, (config or PIECES[0]).positions(problem)))
 
 

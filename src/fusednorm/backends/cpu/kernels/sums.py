@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 from fusednorm.backends.cpu.geometry import (
     GATE_ROWS,
@@ -137,12 +137,34 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     return forward
 
 
-def build_given(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
-    """The output of pieces start to stop of channels_first by statistics that were given, with s as in a forward."""
+def build_moments(element: Element, value, pullback, by_channel=False):
+    """s of pieces start to stop, and their statistics (mean, M2)."""
+    piece_moments = moments(element._replace(load=element.load_total))
+    sum_row = sum_plane(element, by_channel)
+
+    def moments_of_pieces(x, total, pre_add, pre_gate, partials, geometry, start, stop):
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+            p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+            t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
+            sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
+            partials[2 * task], partials[2 * task + 1] = piece_moments(total, t, length, geometry[RMS])
+
+    return moments_of_pieces
+
+
+def build_apply(
+    element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False, makes_sum=False
+):
+    """The output of pieces start to stop of channels_first by finished statistics; with ``makes_sum`` of s that is made
+    first, as in a forward."""
     sum_row, channel_affine = sum_plane(element, by_channel), affine(element)
     apply_row = _apply_row(element, value, adds_before, adds_behind)
 
-    def given(
+    def apply(
         x, y, stats, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, activation_parameter,
         start, stop,
     ):  # fmt: skip
@@ -153,8 +175,9 @@ def build_given(element: Element, value, pullback, adds_before=False, adds_behin
             whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
             if adds_before:
                 t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
-                p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
-                sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
+                if makes_sum:
+                    p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+                    sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
                 whole, i = total, t
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             apply_row(
@@ -163,7 +186,13 @@ def build_given(element: Element, value, pullback, adds_before=False, adds_behin
                 length, stats[2 * unit], stats[2 * unit + 1], gain, offset, activation_parameter,
             )  # fmt: skip
 
-    return given
+    return apply
 
 
-BUILDERS = {**summed("forward", build_forward), **summed("given", build_given)}
+BUILDERS = {
+    **summed("forward", build_forward),
+    "moments_before": build_moments,
+    "moments_by_channel": partial(build_moments, by_channel=True),
+    **summed("apply", build_apply, by_channel=False),
+    **summed("given", partial(build_apply, makes_sum=True)),
+}
