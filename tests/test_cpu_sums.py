@@ -139,14 +139,33 @@ SPLIT = (3, 8, 53, 54)  # units of group_norm in 2 groups, and of batch_norm, ar
 PLANES = (3, 8, 13, 11)
 
 
-@pytest.mark.parametrize("shape", [SPLIT, PLANES])
+SHORT, SHORTEST = (3, 8, 5, 5), (5, 96, 2, 2)  # of which tiles take many; batch_norm takes the latter in slabs
+
+
+@pytest.mark.parametrize("shape", [SPLIT, PLANES, SHORT, SHORTEST])
 def test_planes(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Units that one thread takes, and units in pieces, with the gradient of s too."""
     for names, activation in (
-        (("pre_add", "post_add"), "silu"), (("number", "pre_gate"), "silu"), (("pre_add", "pre_gate", "post_add"), None),
+        (("pre_add", "post_add"), "silu"), (("number", "pre_gate"), "silu"),
+        (("pre_add", "pre_gate", "post_add"), None),
     ):  # fmt: skip
         tensors = given(shape, *names, "weight")
-        tensors["weight"] = drawn(8, seed=20)
+        tensors["weight"] = drawn(shape[1], seed=20)
         found = faults(monkeypatch, "group_norm", tensors, 2, activation=activation)
         found += faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation=activation)
         assert found == [], names
+
+
+def test_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """channels_last with the gradient of s, alone and with that of post_add."""
+    for names in (("pre_add",), ("pre_add", "post_add")):
+        for function, arguments in (("group_norm", (2,)), ("batch_norm", (None, None, None, None, True))):
+            tensors = given(PLANES, *names, order=channels_last)
+            assert faults(monkeypatch, function, tensors, *arguments, activation="silu") == [], (function, names)
+
+
+def test_short_planes_of_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In slabs of blocks of channels; a number per sample and channel has no place in these."""
+    for names in (("number", "post_add"), ("pre_add", "post_add")):
+        tensors = given((9, 300, 7, 7), *names)
+        assert faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="relu") == [], names

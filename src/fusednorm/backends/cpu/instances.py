@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, in_tiles, summed_rows
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, summed_rows
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
 from fusednorm.backends.cpu.plans.columns import (
     ColumnsBackward,
@@ -52,7 +52,6 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
 ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
-ADDS_NO_GRADIENT = "adds no gradient of s, which torch does"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -172,10 +171,7 @@ class PlanesInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
-        reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
-        if reason is None and problem.added is not None and in_tiles(problem):
-            return f"adds nothing where planes have {problem.view.spatial} elements, which are taken in tiles"
-        return reason
+        return _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
@@ -231,14 +227,16 @@ def _cannot_in_slabs(problem: Problem) -> str | None:
     reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_last")
     if reason is not None or problem.added is None:
         return reason
-    if problem.called.row_family:
-        return "adds nothing to rows, which cpu.rows takes"
-    return ADDS_NO_GRADIENT if problem.added.grad_sum else None
+    return "adds nothing to rows, which cpu.rows takes" if problem.called.row_family else None
 
 
-def _sums_in_slabs(problem: Problem, pieces: int, piece: int, whole: bool) -> Plan:
-    make = SlabsSumBackward if problem.backward else SlabsSumForward
-    return make(problem, pieces, piece, whole)
+def _in_slabs(problem: Problem, pieces: tuple[int, int], whole: bool, made_for: Problem | None = None) -> Plan:
+    make: Any
+    if problem.added is None:
+        make = SlabsBackward if problem.backward else SlabsForward
+    else:
+        make = SlabsSumBackward if problem.backward else SlabsSumForward
+    return make(problem, *pieces, whole, made_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +250,9 @@ class SlabsInstance:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
         if problem.norm.per_batch:
-            if _spread(problem) is None:
+            if _spread(replace(problem, added=None)) is None:
                 return "the statistics run over the samples, and planes do not make rows of several channels"
-            return _common(problem)
+            return _common(problem, adds=True)
         return _cannot_in_slabs(problem)
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
@@ -262,13 +260,13 @@ class SlabsInstance:
         return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
-        make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
+        seen = self._seen(problem)
+        if seen.norm.per_batch:  # what is added differs by sample, or its planes do not touch
+            return PLANES.plan(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
-        if problem.added is not None:
-            return _sums_in_slabs(seen, *pieces, whole=True)
         # Few blocks of channels would leave threads idle: all slabs are taken at once.
         whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
-        return make(seen, *pieces, whole=whole, made_for=problem)
+        return _in_slabs(seen, pieces, whole, problem)
 
     @staticmethod
     def _seen(problem: Problem) -> Problem:
@@ -290,11 +288,7 @@ class SlabsSplitInstance:
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         problem = problem.folded
-        make = SlabsBackward if problem.backward else SlabsForward
-        pieces = _pieces(problem, (config or slabs_for(problem)).rows(problem))
-        if problem.added is not None:
-            return _sums_in_slabs(problem, *pieces, whole=False)
-        return make(problem, *pieces, whole=False)
+        return _in_slabs(problem, _pieces(problem, (config or slabs_for(problem)).rows(problem)), whole=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ while the statistics and the sums of the positions are arrays. With a scale or s
 sample, made as in rows.py. A block goes from its statistics to its output, or from its sums to its gradient. The
 parameters' gradients are summed over tasks of a few blocks, and these in their order.
 
-With sums around the norm a block of s goes to ``total`` first, and is normalized from there. The backward, whose x is s,
-keeps dz where an activation meets post_add, stores it too, and adds the gradient of s to dx.
+With sums around the norm a block of s goes to ``total`` first, and is normalized from there. The backward, whose x is
+s, keeps dz where an activation meets post_add, stores it too, and adds the gradient of s to dx.
 """
 
 from __future__ import annotations

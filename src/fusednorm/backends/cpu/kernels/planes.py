@@ -137,8 +137,8 @@ def _row_sums(element: Element, make):
 
 @cache
 def _gradient_row(element: Element, make, adds_gradient: bool):
-    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3, and with ``adds_gradient`` the gradient of
-    x itself, which lies as x does.
+    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3. With ``adds_gradient`` dx gets the
+    gradient of x itself, which lies as x does.
 
     With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
@@ -193,19 +193,19 @@ def moments_of_units(element: Element):
     row_moments, column_moments = moments(element), strided_moments(element)
 
     @exact
-    def unit_moments(x, geometry, unit):
-        """Mean and M2 of a unit; rows that touch are read as one, and rows of one element each at their step."""
+    def unit_moments(x, origin, sample, step, geometry, unit):
+        """Mean and M2 of a unit of a tensor with these strides between samples and channels; rows that touch are read
+        as one, and rows of one element each at their step."""
         rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]
         if length == 1 and rows > 1:
             n, c = locate(geometry, unit, 0)
-            step = geometry[INPUT_SAMPLE] if geometry[PER_BATCH] else geometry[INPUT_STEP]
-            return column_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], step, rows, rms)
-        if not geometry[PER_BATCH] and geometry[INPUT_STEP] == length:
+            return column_moments(x, origin + n * sample + c * step, sample if geometry[PER_BATCH] else step, rows, rms)
+        if not geometry[PER_BATCH] and step == length:
             rows, length = 1, rows * length
         count, mean, m2 = 0, 0.0, 0.0
         for row in range(rows):
             n, c = locate(geometry, unit, row)
-            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], length, rms)
+            row_mean, row_m2 = row_moments(x, origin + n * sample + c * step, length, rms)
             count, mean, m2 = merge(count, mean, m2, length, row_mean, row_m2)
         return mean, m2
 
@@ -221,7 +221,7 @@ def build_forward(element: Element, value, pullback):
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
     ):
         for unit in range(start, stop):
-            centre, m2 = unit_moments(x, geometry, unit)
+            centre, m2 = unit_moments(x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP], geometry, unit)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, in_tiles
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -22,12 +22,22 @@ class PlanesForward(ForwardPlan):
         return [self.loop(kernel, self.num_statistics, self.tensor_bytes)]
 
 
+def _together(plan: Plan) -> int:
+    """The elements of the units that a kernel takes together, with sums no more than what lies in cache."""
+    unit = plan.problem.view.numel // max(1, plan.num_statistics)
+    if plan.problem.added is not None:
+        plan.geometry[TILE_UNITS] = max(1, min(int(plan.geometry[TILE_UNITS]), KEPT_ELEMENTS // max(1, unit)))
+    return unit * int(plan.geometry[TILE_UNITS])
+
+
 class PlanesSumForward(NumbersOfPlanes, SumForward):
+    """The same of s, a unit of which is made first, or of a tile of short planes those that are taken together."""
+
     module = "sums"
 
     def loops(self) -> list[Loop]:
-        self.place_total(self.problem.view.numel // max(1, self.num_statistics))
-        kernel = self.kernel("forward" + self.variant())
+        self.place_total(_together(self))
+        kernel = self.kernel("forward" + self.variant(), module="tiles" if in_tiles(self.problem) else "sums")
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
 
 
@@ -77,8 +87,7 @@ class PlanesBackward(BackwardPlan):
     module = "planes"
 
     def loops(self) -> list[Loop]:
-        together = self.problem.view.numel // max(1, self.num_statistics) * int(self.geometry[TILE_UNITS])
-        module = _module(self.problem)
+        together, module = _together(self), _module(self.problem)
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together if keeps else 0
