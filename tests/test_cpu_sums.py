@@ -169,3 +169,19 @@ def test_short_planes_of_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in (("number", "post_add"), ("pre_add", "post_add")):
         tensors = given((9, 300, 7, 7), *names)
         assert faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="relu") == [], names
+
+
+@pytest.mark.parametrize("order", [Tensor.contiguous, channels_last])
+def test_frozen_batch_norm(order: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By given statistics with gradients, as detectors train; also twice differentiable."""
+    statistics = drawn(8, seed=20), drawn(8, seed=21).square() + 0.5
+    for names, shape in ((("pre_add", "pre_gate", "post_add"), PLANES), (("number", "post_add"), SHORT)):
+        tensors = given(shape, *names, order=order)
+        assert faults(monkeypatch, "batch_norm", tensors, *statistics, activation="silu") == [], names
+    wide = [one.double() for one in statistics]
+    x, p, r = (order(drawn(2, 8, 2, 2, seed=seed)).double().requires_grad_() for seed in range(3))
+
+    def run(x: Tensor, p: Tensor, r: Tensor) -> Any:
+        return fusednorm.batch_norm(x, *wide, activation="gelu", pre_add=r, post_add=p)
+
+    assert torch.autograd.gradgradcheck(run, (x, p, r))
