@@ -139,7 +139,7 @@ SPLIT = (3, 8, 53, 54)  # units of group_norm in 2 groups, and of batch_norm, ar
 PLANES = (3, 8, 13, 11)
 
 
-SHORT, SHORTEST = (3, 8, 5, 5), (5, 96, 2, 2)  # of which tiles take many; batch_norm takes the latter in slabs
+SHORT, SHORTEST = (3, 8, 5, 5), (3, 96, 2, 2)  # of which tiles take many
 
 
 @pytest.mark.parametrize("shape", [SPLIT, PLANES, SHORT, SHORTEST])
@@ -165,10 +165,12 @@ def test_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_short_planes_of_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In slabs of blocks of channels; a number per sample and channel has no place in these."""
-    for names in (("number", "post_add"), ("pre_add", "post_add")):
-        tensors = given((9, 300, 7, 7), *names)
-        assert faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="relu") == [], names
+    """In slabs of blocks of channels, in which a number per sample and channel has no place."""
+    tensors = given((9, 300, 7, 7), "pre_add", "post_add")
+    assert faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="relu") == []
+    arguments = fusednorm.batch_norm, tensors["input"], None, None, None, None, True
+    composed = fusednorm.explain(*arguments, pre_add=drawn(9, 300))
+    assert composed.composed == "adds no number per sample and channel to blocks of channels"
 
 
 @pytest.mark.parametrize("order", [Tensor.contiguous, channels_last])

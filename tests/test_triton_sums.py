@@ -341,11 +341,12 @@ with fusednorm.use_instance("triton.tiles"):
     (slope,) = torch.autograd.grad(y.sum(), leaf)
 far.append((slope - (y > 0) * (var + 1e-5).rsqrt()[:, None, None]).abs().max().item())
 x, h, n = channels_last(drawn(2, 6, 5, 7)), channels_last(drawn(2, 6, 5, 7, seed=1)), drawn(2, 6, seed=2)
-for added, right in (({"pre_add": h, "pre_gate": n}, x + n[:, :, None, None] * h), ({"pre_add": n}, x + n[:, :, None, None])):
+wide = n[:, :, None, None]
+for added, right in (({"pre_add": h, "pre_gate": n}, x + wide * h), ({"pre_add": n}, x + wide)):
     with fusednorm.use_instance("triton.whole"):  # rows that are the positions of images
         y, s = fusednorm.rms_norm(x, (6,), eps=1e-5, channel_dim=1, scale=n, return_sum=True, **added)
     far += [(s - right).abs().max().item()]
-    right = right * (right.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (1 + n[:, :, None, None])
+    right = right * (right.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (1 + wide)
     far += [(y - right).abs().max().item()]
 print(json.dumps([far, plans]))
 """

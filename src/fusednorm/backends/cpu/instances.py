@@ -52,6 +52,7 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
 ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
+NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -250,8 +251,10 @@ class SlabsInstance:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
         if problem.norm.per_batch:
-            if _spread(replace(problem, added=None)) is None:
-                return "the statistics run over the samples, and planes do not make rows of several channels"
+            if _spread(problem) is None:
+                numbers = problem.numbered and _spread(replace(problem, added=None)) is not None
+                # cpu.planes could add them, but one short plane after the other takes twice as long as torch's sum.
+                return "adds no number per sample and channel to blocks of channels" if numbers else NO_BLOCKS
             return _common(problem, adds=True)
         return _cannot_in_slabs(problem)
 
@@ -261,8 +264,6 @@ class SlabsInstance:
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         seen = self._seen(problem)
-        if seen.norm.per_batch:  # what is added differs by sample, or its planes do not touch
-            return PLANES.plan(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
         # Few blocks of channels would leave threads idle: all slabs are taken at once.
         whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
