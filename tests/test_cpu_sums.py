@@ -13,6 +13,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import dispatch, sums
+from fusednorm.backends.cpu import instances
 
 Tensors = dict[str, Tensor]
 #: Relative to the largest value of a result: s and the result are rounded, sums lose a little.
@@ -65,7 +66,14 @@ def faults(
         patched.setattr(dispatch, "_plans", {})
         patched.setattr(dispatch, "_sum_plan", noted)
         found = called(function, tensors, *arguments, **keywords)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(3 - min(threads, 2))
+        again = called(function, tensors, *arguments, **keywords)
+        torch.set_num_threads(threads)
     wrong = [] if plans and plans[-1] is not None else [f"is composed: {plans}"]
+    by_torch = {"pre_gate"} | ({"pre_add"} if tensors.get("pre_add", tensors["input"]).dim() == 2 else set())
+    changed = {name for name in found if not same_bits(found[name], again[name])} - by_torch
+    wrong += [f"{name} depends on the number of threads" for name in changed]
     for name, right in expected.items():
         error = ((found[name].double() - right).abs().max() / right.abs().max()).item()
         if not error <= TOLERANCE[dtype]:
@@ -154,6 +162,13 @@ def test_planes(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None
         found = faults(monkeypatch, "group_norm", tensors, 2, activation=activation)
         found += faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation=activation)
         assert found == [], names
+
+
+def test_units_that_no_cache_holds_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "KEPT_ELEMENTS", 100)
+    tensors = given(PLANES, "pre_add", "post_add", "weight")
+    tensors["weight"] = drawn(8, seed=20)
+    assert faults(monkeypatch, "group_norm", tensors, 2, activation="silu") == []
 
 
 def test_slabs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,10 +194,14 @@ def dense_layout(view: View, order: Order) -> Layout:
     return Layout(order, channels * spatial, 1, channels)
 
 
-def row_layout(layout: Layout, view: View) -> Layout | None:
-    """The layout of channels_last whose positions are seen as rows; None where these do not follow one another."""
-    if min(view.samples - 1, view.spatial - 1, view.channels) > 0 and layout.sample != view.spatial * layout.spatial:
-        return None
+def positions_follow(layout: Layout, view: View) -> bool:
+    """Whether the positions of channels_last follow one another through all samples."""
+    steps = view.samples > 1 and view.spatial > 1 and view.channels > 0
+    return not steps or layout.sample == view.spatial * layout.spatial
+
+
+def row_layout(layout: Layout, view: View) -> Layout:
+    """The layout of channels_last whose positions are seen as rows."""
     return Layout("channels_last", layout.sample if view.spatial == 1 else layout.spatial, 1, 0)
 
 
@@ -409,7 +413,7 @@ class Problem:
         view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
         if self.modulated or not self.norm.per_position or self.layout.order == "channels_first":
             return False
-        return all(one is None or row_layout(one, view) is not None for one in layouts)
+        return all(one is None or positions_follow(one, view) for one in layouts)
 
     @property
     def in_rows(self) -> Problem:

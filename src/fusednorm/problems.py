@@ -20,6 +20,7 @@ from fusednorm.problem import (
     gate_of,
     gate_shape,
     layout_of,
+    positions_follow,
     row_layout,
     rows_in_samples,
     view_of,
@@ -176,10 +177,11 @@ def _added_layout(problem: Problem, input: Tensor, added: Tensor | None) -> Layo
     shape, strides, like = input.shape, added.stride(), input.stride()
     if problem.made_of is None:
         return layout_of(problem.norm, shape, strides, like, problem.layout.order)
-    if not problem.called.row_family:
-        layout = layout_of(problem.called, shape, strides, like, problem.layout.order)
-        return layout and row_layout(layout, view_of(problem.called, shape))
-    found = rows_in_samples(problem.called, shape, (like, problem.output_strides, strides))
+    norm = problem.called
+    if not norm.row_family:
+        layout, view = layout_of(norm, shape, strides, like, problem.layout.order), view_of(norm, shape)
+        return row_layout(layout, view) if layout and positions_follow(layout, view) else None
+    found = rows_in_samples(norm, shape, (like, problem.output_strides, strides))
     if found is None or found[0][:2] != (problem.view.samples, problem.view.spatial):
         return None
     return layout_of(problem.norm, found[0], found[1][2], found[1][0], problem.layout.order)
