@@ -193,7 +193,7 @@ ALONE: dict[str, tuple[nn.Module, str]] = {
     "extended": (Extended(4), "adds to LayerNorm more than a constructor"),
     "another forward": (ChangedLayerNorm(4), "is not the one that fusednorm knows"),
     "synchronized": (nn.SyncBatchNorm(4), "fusednorm.convert_sync_batchnorm_ converts it"),
-    "lazy": (nn.LazyBatchNorm2d(), "fusednorm.nn has no counterpart of LazyBatchNorm2d"),
+    "lazy": (nn.LazyBatchNorm2d(), "it is lazy; call the model once first"),
     "parametrized": (parametrizations.weight_norm(nn.LayerNorm((3, 4))), "it is parametrized"),
     "replaced": (replaced(), "its forward was replaced in the module itself"),
 }
@@ -294,6 +294,11 @@ def test_wrapped_and_compiled_models_are_refused(function: Any) -> None:
         assert [type(module) for module in model.modules()] == kinds
     with pytest.raises(TypeError, match="model is a list; expected a torch"):
         function([])
+
+
+def test_a_filter_that_is_no_function() -> None:
+    with pytest.raises(TypeError, match="filter_fn is a str; expected None or a function of a path and a norm"):
+        fusednorm.convert_(nn.GroupNorm(4, 8), filter_fn="norm1")  # type: ignore[arg-type]
 
 
 def test_distributed_and_sharded_wrappers_have_the_names_that_are_looked_for() -> None:

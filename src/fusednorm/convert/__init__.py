@@ -47,7 +47,7 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
         fusednorm's already nothing is done.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``filter_fn`` no function.
         ValueError: it was compiled, scripted or wrapped (DistributedDataParallel, FSDP). Nothing is changed then.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU())
@@ -59,6 +59,10 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
     fused      1       silu, the next module
     """
     check_model("convert_", model)
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(
+            f"convert_: filter_fn is a {type(filter_fn).__name__}; expected None or a function of a path and a norm"
+        )
     tree = Tree(model)
     targets: dict[int, tuple[nn.Module, Target]] = {}
     left: list[Entry] = []

@@ -12,6 +12,7 @@ from types import FunctionType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from fusednorm import nn as ours
@@ -112,6 +113,8 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         if not (isinstance(kind.forward, FunctionType) and {*kind.forward.__code__.co_names} <= known.names):
             return f"the forward of {qualified_name(kind)} is not the one that fusednorm knows"
         return _with_own_activation(module, known, activations) if known.acts else Target(known.becomes)
+    if issubclass(kind, LazyModuleMixin):
+        return "it is lazy; call the model once first"
     if kind is nn.SyncBatchNorm:
         return "its statistics are those of several processes; fusednorm.convert_sync_batchnorm_ converts it"
     base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
