@@ -17,6 +17,7 @@ from convert_support import (
     ChangedLayerNorm,
     FP32LayerNorm,
     Functional,
+    LayerNorm2d,
     TimmLayerNorm,
     TimmRmsNorm,
     converted,
@@ -180,6 +181,13 @@ def test_subclasses_that_rename_or_cast(norm: nn.Module) -> None:
     norm = copy.deepcopy(norm)
     converted(norm, torch.randn(2, 3, 4))
     assert type(norm) in (fusednorm.nn.LayerNorm, fusednorm.nn.RMSNorm)
+
+
+def test_a_norm_over_channels() -> None:
+    model = nn.Sequential(LayerNorm2d(8), nn.GELU())
+    assert fused(converted(model, torch.randn(IMAGE))) == {"0": "gelu, the next module"}
+    assert type(model[0]) is fusednorm.nn.LayerNorm2d
+    assert fusednorm.convert_(model) == fusednorm.Report()
 
 
 def replaced() -> nn.Module:

@@ -148,7 +148,7 @@ def _shown(activation: Activation) -> str:
 def _convert(norm: nn.Module, target: Target) -> None:
     become(norm, target.becomes)
     norm.eps = norm.eps  # where our forward looks first
-    norm.channel_dim = target.becomes.channel_dim  # type: ignore[attr-defined]
+    norm.channel_dim = target.channel_dim  # type: ignore[assignment]
     norm.activation = target.activation  # type: ignore[assignment]
 
 
