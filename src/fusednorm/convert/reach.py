@@ -13,10 +13,9 @@ may be. What comes into a method as an argument is not followed.
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType, FunctionType
+from types import CodeType
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -71,16 +70,15 @@ def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
 
 def _part_of_forward(kinds: set[type]) -> set[str]:
     """The names of methods that the forward of any of these classes mentions, and of those that they mention."""
+    mentioned: dict[str, set[str]] = {}
+    for kind in kinds:
+        for method in methods_of(kind):
+            mentioned.setdefault(method.name, set()).update(_names_in(method.function.__code__))
     found: set[str] = set()
     waiting = {"forward"}
     while waiting:
-        name = waiting.pop()
-        found.add(name)
-        functions = [
-            inspect.unwrap(each) for kind in kinds if callable(each := inspect.getattr_static(kind, name, None))
-        ]
-        codes = [function.__code__ for function in functions if isinstance(function, FunctionType)]
-        waiting |= {name for code in codes for name in _names_in(code)} - found
+        found |= waiting
+        waiting = {name for each in waiting for name in mentioned.get(each, ())} - found
     return found
 
 
