@@ -103,6 +103,34 @@ class Past(nn.Module):
         return F.silu(self.norm(x)) + self.norm.forward(x)
 
 
+class PastByName(Past):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(x)) + self.by_name(x, "norm")
+
+    def by_name(self, x: Tensor, name: str) -> Tensor:
+        return getattr(self, name)(x)
+
+
+class PastInSequence(nn.Sequential):
+    """A Sequential with a method of its own, which a forward elsewhere calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
+
+    def raw(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = PastInSequence()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.body.raw(x)
+
+
 class Whole(Taps):
     """Sequences that are only called, one after the other."""
 
@@ -133,8 +161,18 @@ def test_a_norm_that_other_code_calls_too_keeps_its_activation_apart(kind: type[
     assert path not in fused(report)
 
 
-def test_a_norm_whose_forward_its_own_class_calls() -> None:
-    assert "Past.forward calls the norm as well" in left(converted(Past(), torch.randn(IMAGE)))["norm"]
+@pytest.mark.parametrize(
+    ("model", "path", "caller"),
+    [
+        (Past(), "norm", "Past.forward"),
+        (PastByName(), "norm", "PastByName.by_name"),
+        (Caller(), "body.norm", "PastInSequence.raw"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_norm_that_its_own_class_calls_in_another_way(model: nn.Module, path: str, caller: str) -> None:
+    report = converted(copy.deepcopy(model), torch.randn(IMAGE))
+    assert left(report)[path] == f"not fused: {caller} calls the norm as well"
 
 
 def test_sequences_that_are_called_as_a_whole_are_fused() -> None:
