@@ -132,12 +132,13 @@ class Caller(nn.Module):
 
 
 class Whole(Taps):
-    """Sequences that are only called, one after the other."""
+    """Sequences that are called as a whole, one after the other."""
 
     def tap(self, x: Tensor) -> Tensor:
         for i, block in enumerate(self.blocks[:1]):
             x = block(x) + i
-        return self.features(x)
+        modes = [layer.training for layer in self.features.children()]
+        return self.features(x) * len(modes)
 
     def unused(self, x: Tensor) -> Any:
         """No forward leads here."""

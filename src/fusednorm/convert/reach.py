@@ -106,9 +106,13 @@ class _Reader:
                 self._bind(node)
         found: Modules = {}
         for node in nodes:
-            if isinstance(node, ast.Call) and (self.in_sequence or not self.method.is_self(node.func)):
+            if isinstance(node, ast.Call) and not _is_view(node) and not self._is_plain(node):
                 found |= self._value(node.func).all()
         return found
+
+    def _is_plain(self, call: ast.Call) -> bool:
+        """Whether a call is ``self.child(...)``, and not in a class whose forward is nn.Sequential's."""
+        return self.method.is_self(call.func) and not self.in_sequence
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -154,7 +158,7 @@ class _Reader:
 
     def _result(self, call: ast.Call) -> _Value:
         """What a call returns: of getattr a child, of a view its elements, of enumerate and the like what they take."""
-        if isinstance(call.func, ast.Attribute) and call.func.attr in _VIEWS:
+        if _is_view(call):
             return self._value(call.func)
         taken = self._union(call.args)
         if isinstance(call.func, ast.Name) and call.func.id == "getattr":
@@ -187,6 +191,10 @@ class _Reader:
         for node in nodes:
             found = found | self._value(node)
         return found
+
+
+def _is_view(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr in _VIEWS
 
 
 def _modules_in(value: Any) -> list[nn.Module]:
