@@ -296,6 +296,14 @@ class ChangedLayerNorm(nn.LayerNorm):
         return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps).clamp(-1, 1)
 
 
+@named("torchvision.models.convnext.LayerNorm2d")
+class LayerNorm2d(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.permute(0, 2, 3, 1)
+        x = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
+        return x.permute(0, 3, 1, 2)
+
+
 @named("timm.layers.norm.RmsNorm")
 class TimmRmsNorm(nn.Module):
     def __init__(self, channels: int) -> None:

@@ -17,6 +17,7 @@ from convert_support import (
     ChangedLayerNorm,
     FP32LayerNorm,
     Functional,
+    LayerNorm2d,
     TimmLayerNorm,
     TimmRmsNorm,
     converted,
@@ -182,6 +183,13 @@ def test_subclasses_that_rename_or_cast(norm: nn.Module) -> None:
     assert type(norm) in (fusednorm.nn.LayerNorm, fusednorm.nn.RMSNorm)
 
 
+def test_a_norm_over_channels() -> None:
+    model = nn.Sequential(LayerNorm2d(8), nn.GELU())
+    assert fused(converted(model, torch.randn(IMAGE))) == {"0": "gelu, the next module"}
+    assert type(model[0]) is fusednorm.nn.LayerNorm2d
+    assert fusednorm.convert_(model) == fusednorm.Report()
+
+
 def replaced() -> nn.Module:
     norm = nn.LayerNorm(4)
     norm.forward = lambda input: input  # type: ignore[method-assign]
@@ -193,7 +201,7 @@ ALONE: dict[str, tuple[nn.Module, str]] = {
     "extended": (Extended(4), "adds to LayerNorm more than a constructor"),
     "another forward": (ChangedLayerNorm(4), "is not the one that fusednorm knows"),
     "synchronized": (nn.SyncBatchNorm(4), "fusednorm.convert_sync_batchnorm_ converts it"),
-    "lazy": (nn.LazyBatchNorm2d(), "fusednorm.nn has no counterpart of LazyBatchNorm2d"),
+    "lazy": (nn.LazyBatchNorm2d(), "it is lazy; call the model once first"),
     "parametrized": (parametrizations.weight_norm(nn.LayerNorm((3, 4))), "it is parametrized"),
     "replaced": (replaced(), "its forward was replaced in the module itself"),
 }
@@ -294,6 +302,11 @@ def test_wrapped_and_compiled_models_are_refused(function: Any) -> None:
         assert [type(module) for module in model.modules()] == kinds
     with pytest.raises(TypeError, match="model is a list; expected a torch"):
         function([])
+
+
+def test_a_filter_that_is_no_function() -> None:
+    with pytest.raises(TypeError, match="filter_fn is a str; expected None or a function of a path and a norm"):
+        fusednorm.convert_(nn.GroupNorm(4, 8), filter_fn="norm1")  # type: ignore[arg-type]
 
 
 def test_distributed_and_sharded_wrappers_have_the_names_that_are_looked_for() -> None:

@@ -405,3 +405,24 @@ def test_a_batch_norm_in_training_normalizes_by_its_input() -> None:
     model, x = nn.BatchNorm2d(8).train(), torch.randn(4, 8, 3, 5)
     program = torch.onnx.export(model, (x,), dynamo=True, opset_version=21, verbose=False)
     torch.testing.assert_close(outputs_of(program, x), torch.nn.functional.batch_norm(x, None, None, training=True))
+
+
+class Quantized(torch.nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        with_scales = fusednorm.layer_norm(x, (16,), out_dtype=torch.int8, out_scale="row")
+        fp8 = fusednorm.rms_norm(x, (16,), out_dtype=torch.float8_e4m3fn, out_scale=torch.tensor(0.02))
+        return *with_scales, fp8
+
+
+def test_quantized_outputs_come_from_the_nodes_of_their_norms() -> None:
+    x = torch.randn(3, 16)
+    program = torch.onnx.export(Quantized().eval(), (x,), dynamo=True, opset_version=23, verbose=False)
+    assert {"LayerNormalization", "RMSNormalization"} <= {node.op_type for node in program.model.graph}
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    found = [torch.from_numpy(output) for output in session.run(None, {session.get_inputs()[0].name: x.numpy()})]
+    codes, scales, fp8 = Quantized()(x)
+    assert int((found[0].int() - codes.int()).abs().max()) <= 1
+    torch.testing.assert_close(found[1], scales)
+    assert (
+        int((found[2].int() - fp8.view(torch.uint8).int()).abs().max()) <= 1
+    )  # the next number, which has the next code

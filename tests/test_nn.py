@@ -187,6 +187,46 @@ def test_instance_norm_of_one_sample_without_its_dimension(name: str, channel_di
     torch.testing.assert_close(output if channel_dim == 1 else output.movedim(-1, 0), getattr(torch.nn, name)(8)(x))
 
 
+MODULATED = {
+    "GroupNorm": nn.GroupNorm(4, 8, activation="silu"),
+    "BatchNorm2d": nn.BatchNorm2d(8, activation="silu"),
+    "BatchNorm2d, evaluation": nn.BatchNorm2d(8, activation="silu").eval(),
+    "InstanceNorm2d": nn.InstanceNorm2d(8, affine=True, activation="silu"),
+}
+
+
+class Modulated(torch.nn.Module):
+    def __init__(self, norm: torch.nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> Any:
+        return self.norm(x, scale=scale, shift=shift, pre_add=x)
+
+
+@pytest.mark.parametrize("name", MODULATED)
+def test_modules_modulate(name: str) -> None:
+    norm = copy.deepcopy(MODULATED[name]).requires_grad_(True)
+    plain = copy.deepcopy(norm)
+    plain.activation = None
+    x, scale, shift = torch.randn(3, 8, 4, 5), torch.randn(3, 8), torch.randn(3, 8)
+    expected = F.silu(plain(x + x) * (1 + scale)[..., None, None] + shift[..., None, None])
+    torch.testing.assert_close(Modulated(norm)(x, scale, shift), expected)
+    traced = torch.fx.symbolic_trace(Modulated(norm))
+    assert [node.op for node in traced.graph.nodes].count("call_module") == 1
+    torch.testing.assert_close(traced(x, scale, shift), expected)
+    if name == "BatchNorm2d":
+        assert int(norm.num_batches_tracked) == 2
+    if name == "InstanceNorm2d":
+        torch.testing.assert_close(norm(x[0], scale=scale[0], shift=shift[0], pre_add=x[0]), expected[0])
+
+
+@pytest.mark.parametrize("name", ["GroupNorm", "BatchNorm2d"])
+def test_a_module_that_modulates_is_traced_alone(name: str) -> None:
+    norm, x = MODULATED[name], torch.randn(3, 8, 4, 5)
+    torch.testing.assert_close(torch.fx.symbolic_trace(copy.deepcopy(norm))(x), copy.deepcopy(norm)(x))
+
+
 def test_instance_norm_of_other_channels() -> None:
     x = torch.randn(2, 4, 6)
     with pytest.warns(UserWarning, match="expected num_features=8"):

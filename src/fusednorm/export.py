@@ -24,7 +24,7 @@ from fusednorm.operands import Operands, Results
 from fusednorm.private.inductor_names import batch_norm_of_given
 from fusednorm.private.torch_names import offer_decomposition
 from fusednorm.problem import statistics_shape, view_of
-from fusednorm.quantization import QUANTIZED, decomposed_quantized
+from fusednorm.quantization import QUANTIZED, TwoTensors, checked, quantized_fake, two_tensors
 from fusednorm.strides import output_order, reordered
 
 _OP = torch.ops.fusednorm.norm_forward.default
@@ -48,7 +48,7 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     >>> [node.target.name() for node in plain.graph.nodes if node.op == "call_function"]
     ['aten::group_norm', 'aten::silu']
     """
-    return {_OP: _decomposed, QUANTIZED: decomposed_quantized}
+    return {_OP: _decomposed, QUANTIZED: _decomposed_quantized}
 
 
 def _decomposed(*arguments: Any) -> FourTensors:
@@ -58,6 +58,15 @@ def _decomposed(*arguments: Any) -> FourTensors:
     results = _statistics(norm, operands)
     results.output = reordered(_output(norm, operands, results), output_order(norm, operands.input))
     return four_tensors(results)
+
+
+def _decomposed_quantized(*arguments: Any) -> TwoTensors:
+    """The results of norm_quantized, from a norm in float32, or in the input's float64."""
+    norm, operands, quantized, out_scale = checked(arguments)
+    dtype = compute_dtype(operands.input.dtype)
+    wide = Operands(*(None if tensor is None else tensor.to(dtype) for tensor in operands.tensors()))  # type: ignore[arg-type]
+    y = reordered(_output(norm, wide, Results(wide.input)).float(), output_order(norm, operands.input))
+    return two_tensors(reference.quantized_output(norm, y, quantized, out_scale))
 
 
 def _statistics(norm: Norm, operands: Operands) -> Results:
@@ -147,3 +156,4 @@ def _normalized(
 
 
 offer_decomposition(_OP, _decomposed, forward_fake)
+offer_decomposition(QUANTIZED, _decomposed_quantized, quantized_fake)

@@ -701,6 +701,8 @@ def counted_batch_norm(
     activation: str | Activation | None,
     channel_dim: int,
     *,
+    scale: Tensor | None = None,
+    shift: Tensor | None = None,
     pre_add: Tensor | None = None,
     pre_gate: Tensor | None = None,
     return_sum: bool = False,
@@ -713,22 +715,24 @@ def counted_batch_norm(
     sums = None
     if pre_add is not None or pre_gate is not None or post_add is not None or return_sum:
         sums = Sums(pre_add, pre_gate, post_add, return_sum)
-    unusual = sums is not None or type(input) is not Tensor or type(weight) is not Parameter
+    modulated = scale is not None or shift is not None
+    unusual = sums is not None or modulated or type(input) is not Tensor or type(weight) is not Parameter
     if unusual and has_torch_function_variadic(
-        input, running_mean, running_var, weight, bias, pre_add, pre_gate, post_add
+        input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add
     ):
-        tensors = (input, running_mean, running_var, weight, bias, pre_add, pre_gate, post_add)
+        tensors = (input, running_mean, running_var, weight, bias, scale, shift, pre_add, pre_gate, post_add)
         if _overloaded(*tensors):
             return hand_over(
                 counted_batch_norm, tensors, input, running_mean, running_var, counter, weight, bias, training,
                 momentum, eps, activation, channel_dim,
+                **({"scale": scale, "shift": shift} if modulated else {}),
                 **({} if sums is None else sums.keywords()),
             )  # fmt: skip
     share: float | Tensor = 0.0 if momentum is None else momentum
     if counter is not None and momentum is None and running_mean is not None:
         # A tensor, since a number would wait for the device and break a compiled graph.
         share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
-    operands = Operands(input, weight, bias)
+    operands = Operands(input, weight, bias, scale, shift)
     results = batch_norm_results(
         operands, running_mean, running_var, training, share, eps, activation, channel_dim, False, sums
     )

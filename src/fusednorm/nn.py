@@ -2,13 +2,13 @@
 
 Each is a subclass of torch's class, so ``isinstance`` checks, parameter names, initialization and checkpoints stay.
 ``activation`` is a name such as "silu", a :class:`fusednorm.Activation` or None; ``channel_dim=-1`` takes inputs of
-shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, normalize the channels of (N, C, *);
-these three take ``scale`` and ``shift`` beside the input, the modulation of adaLN.
+shape (N, *, C). LayerNorm and RMSNorm with ``channel_dim=1``, and LayerNorm2d, normalize the channels of (N, C, *).
 Keywords that torch's constructors gain (``bias=`` of some releases) pass through as ``options``.
 
-A call takes the sums around the norm as the functions' keywords: ``norm(x, pre_add=residual, return_sum=True)`` gives
-(output, s), and ``norm(x, post_add=shortcut)`` adds before the activation. A sample without its batch dimension has all
-of these without it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output.
+A call takes the modulation and the sums around the norm as the functions' keywords: ``norm(x, scale=s, shift=t)``,
+``norm(x, pre_add=residual, return_sum=True)``, which gives (output, s), and ``norm(x, post_add=shortcut)``, which adds
+before the activation; SyncBatchNorm takes the sums alone. A sample without its batch dimension has all of these without
+it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
@@ -43,7 +43,10 @@ def _check_channels_alone(module: Any) -> None:
 class GroupNorm(FusedModule, torch.nn.GroupNorm):
     """:class:`torch.nn.GroupNorm` with a fused activation; see :func:`fusednorm.group_norm`.
 
-    >>> GroupNorm(4, 8, activation="silu")(torch.randn(2, 8, 4, 4)).shape
+    >>> norm = GroupNorm(4, 8, activation="silu")
+    >>> norm(torch.randn(2, 8, 4, 4)).shape
+    torch.Size([2, 8, 4, 4])
+    >>> norm(torch.randn(2, 8, 4, 4), scale=torch.randn(2, 8), shift=torch.randn(2, 8)).shape
     torch.Size([2, 8, 4, 4])
     """
 
@@ -70,13 +73,15 @@ class GroupNorm(FusedModule, torch.nn.GroupNorm):
         self,
         input: Tensor,
         *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
         pre_add: Tensor | None = None,
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
     ) -> Any:
         if type(input) is not Tensor:
-            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
             if call is not None:
                 return call
         return functional.group_norm(
@@ -87,6 +92,8 @@ class GroupNorm(FusedModule, torch.nn.GroupNorm):
             self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
+            scale=scale,
+            shift=shift,
             pre_add=pre_add,
             pre_gate=pre_gate,
             return_sum=return_sum,
@@ -280,18 +287,28 @@ class _FusedBatchNorm(FusedBatchNorm):
         self,
         input: Tensor,
         *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
         pre_add: Tensor | None = None,
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
     ) -> Any:
         if type(input) is not Tensor:
-            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
             if call is not None:
                 return call
         if type(input) is Tensor or not isinstance(input, torch.fx.Proxy):
             self._check_input(input)
-        return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
+        return self._normalize(
+            input,
+            scale=scale,
+            shift=shift,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
+        )
 
 
 class BatchNorm1d(_FusedBatchNorm, torch.nn.BatchNorm1d):
@@ -354,13 +371,15 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
         self,
         input: Tensor,
         *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
         pre_add: Tensor | None = None,
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
     ) -> Any:
         if type(input) is not Tensor:
-            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
             if call is not None:
                 return call
         self._check_input(input)
@@ -369,10 +388,24 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
         if input.size(axis) != self.num_features:
             self._refuse_channels(input, axis)
         if not unbatched:
-            return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
-        pre_add, pre_gate, post_add = map(_as_batch, (pre_add, pre_gate, post_add))
+            return self._normalize(
+                input,
+                scale=scale,
+                shift=shift,
+                pre_add=pre_add,
+                pre_gate=pre_gate,
+                return_sum=return_sum,
+                post_add=post_add,
+            )
+        scale, shift, pre_add, pre_gate, post_add = map(_as_batch, (scale, shift, pre_add, pre_gate, post_add))
         found = self._normalize(
-            input.unsqueeze(0), pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add
+            input.unsqueeze(0),
+            scale=scale,
+            shift=shift,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
         )
         return tuple(tensor.squeeze(0) for tensor in found) if return_sum else found.squeeze(0)
 
@@ -389,6 +422,8 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
         self,
         input: Tensor,
         *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
         pre_add: Tensor | None = None,
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
@@ -405,6 +440,8 @@ class _FusedInstanceNorm(FusedModule, InstanceNormBase):
             self._eps,
             activation=self.activation,
             channel_dim=self.channel_dim,
+            scale=scale,
+            shift=shift,
             pre_add=pre_add,
             pre_gate=pre_gate,
             return_sum=return_sum,

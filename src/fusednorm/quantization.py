@@ -128,7 +128,7 @@ def _quantize(norm: Norm, operands: Operands, quantized: Quantized, out_scale: T
 # --- the op ---
 
 
-def _checked(arguments: tuple[Any, ...]) -> tuple[Norm, Operands, Quantized, Tensor | None]:
+def checked(arguments: tuple[Any, ...]) -> tuple[Norm, Operands, Quantized, Tensor | None]:
     """What the op's arguments mean; ValueError or TypeError where they do not fit each other."""
     *tensors, out_scale, family, num_groups, channel_dim, eps, activation, parameter, out_dtype = arguments
     operands = Operands(*tensors)
@@ -139,7 +139,11 @@ def _checked(arguments: tuple[Any, ...]) -> tuple[Norm, Operands, Quantized, Ten
 
 
 def _kernel(*arguments: Any) -> TwoTensors:
-    results = dispatch.quantized_forward(*_checked(arguments))
+    return two_tensors(dispatch.quantized_forward(*checked(arguments)))
+
+
+def two_tensors(results: Results) -> TwoTensors:
+    """Results as the op returns them."""
     return results.output, _or_empty(results.scale, results.output)
 
 
@@ -148,18 +152,12 @@ def _or_empty(scale: Tensor | None, like: Tensor) -> Tensor:
 
 
 @torch.library.register_fake(OP, lib=library)
-def _fake(*arguments: Any) -> TwoTensors:
+def quantized_fake(*arguments: Any) -> TwoTensors:
     prepare()
-    norm, operands, quantized, _ = _checked(arguments)
+    norm, operands, quantized, _ = checked(arguments)
     input = operands.input
     shape = scale_shape(norm, input.shape) if quantized.per_row else (0,)
     return empty_output(norm, input, getattr(torch, quantized.dtype)), input.new_empty(shape, dtype=torch.float32)
-
-
-def decomposed_quantized(*arguments: Any) -> TwoTensors:
-    """The results of the op by torch's operators."""
-    results = reference.quantized_forward(*_checked(arguments))
-    return results.output, _or_empty(results.scale, results.output)
 
 
 library.impl("norm_quantized", _kernel, "CompositeExplicitAutograd")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -40,7 +40,16 @@ class Rewritten:
     modulated: bool = False
 
 
-def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) -> Any:
+class Pass(Protocol):
+    """What torch's option ``pre_grad_custom_pass`` takes, and what it did so far."""
+
+    report: list[Rewritten]
+
+    def __call__(self, graph: Graph) -> None: ...
+    def uuid(self) -> Any: ...
+
+
+def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) -> Pass:
     """A pass for torch.compile's default backend that puts fusednorm's norms in the place of torch's.
 
     group_norm, instance_norm, batch_norm, layer_norm and rms_norm are taken, as functions or as modules, each with what
@@ -75,7 +84,7 @@ def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) ->
         def uuid(self) -> Any:
             return uuid_of(("fusednorm.compile_pass", build(), tuple(sorted(devices))), before)
 
-    made = Rewriting()
+    made: Pass = Rewriting()
     inductor.prepare()
     return made
 

@@ -176,7 +176,11 @@ def saved_output(norm: Norm, operands: BackwardOperands) -> Tensor:
 def quantized_forward(norm: Norm, operands: Operands, quantized: Quantized, out_scale: Tensor | None) -> Results:
     """q = saturate(round(y (1 / scale))) of a float32 y, with the scale that is given or with those of the rows."""
     dtype = default_compute_dtype(operands.input.dtype)
-    y = forward(norm, operands, compute_dtype=dtype).output.float()
+    return quantized_output(norm, forward(norm, operands, compute_dtype=dtype).output.float(), quantized, out_scale)
+
+
+def quantized_output(norm: Norm, y: Tensor, quantized: Quantized, out_scale: Tensor | None) -> Results:
+    """:func:`quantized_forward` of a float32 y."""
     if out_scale is not None:
         return Results(codes(y * out_scale.float().reshape(()).reciprocal(), quantized))
     scales = row_scales(norm, y, quantized)

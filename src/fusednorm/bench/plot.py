@@ -1,4 +1,4 @@
-"""Pictures of reports: each contender's speed as a share of the plain copy's, and the roofline."""
+"""Pictures of reports: each contender's speed as a share of the plain copy's, the roofline, and the speedups."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from fusednorm.bench.results import Report
 from fusednorm.bench.runner import COPY
+from fusednorm.bench.speedups import Speedups, device_of
 from fusednorm.bench.summary import COMPILE, EAGER, OURS, cases_of
 from fusednorm.text import printable
 
@@ -89,9 +90,7 @@ def roofline_of(reports: Sequence[Report]) -> Roofline:
 
     Raises ValueError where the reports are of several devices, or no row can be drawn.
     """
-    devices = sorted({report.machine.device for report in reports})
-    if len(devices) != 1:
-        raise ValueError(f"roofline: takes reports of one device, these are of {', '.join(devices)}")
+    device = device_of("roofline", (report.machine for report in reports))
     cases = [case for report in reports for case in cases_of(report.rows) if case.large and case.ms(COPY)]
     cases = [case for case in cases if case.first.direction != "forward_backward"]
     points: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -104,11 +103,15 @@ def roofline_of(reports: Sequence[Report]) -> Roofline:
     if not points:
         raise ValueError("roofline: no row of 64 MB or more has a time and its floating-point operations")
     return Roofline(
-        devices[0],
+        device,
         max(case.first.bytes / ms * 1e3 for case in cases if (ms := case.ms(COPY))),
         max(report.machine.peak_flops for report in reports),
         {key: tuple(found) for key, found in points.items()},
     )
+
+
+# The two that everything is compared with have the same colours in every picture.
+_COLOURS = {OURS: "tab:blue", EAGER: "tab:red", COMPILE: "tab:orange"}
 
 
 def draw_roofline(roofline: Roofline, picture: str) -> bytes:
@@ -125,12 +128,16 @@ def draw_roofline(roofline: Roofline, picture: str) -> bytes:
         edges.insert(1, ridge)
         roof.insert(1, roofline.peak_flops / 1e12)
     axes.plot(edges, roof, color="black", linewidth=1, label=f"{roofline.bandwidth / 1e12:.2f} TB/s measured")
-    colours = {OURS: "tab:blue", EAGER: "tab:red", COMPILE: "tab:orange"}
     marks = {"forward": "o", "backward": "^"}
     for (name, direction), found in roofline.points.items():
         xs, ys = zip(*found, strict=True)
         axes.scatter(
-            xs, [y / 1e12 for y in ys], s=18, color=colours[name], marker=marks[direction], label=f"{name}, {direction}"
+            xs,
+            [y / 1e12 for y in ys],
+            s=18,
+            color=_COLOURS[name],
+            marker=marks[direction],
+            label=f"{name}, {direction}",
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
@@ -139,3 +146,36 @@ def draw_roofline(roofline: Roofline, picture: str) -> bytes:
     axes.set_title(printable(f"{roofline.device}, tensors of 64 MB and more"), fontsize=9, parse_math=False)
     axes.legend(fontsize=7)
     return _saved(figure, picture, 110)
+
+
+def draw_speedups(speedups: Speedups, picture: str) -> bytes:
+    """Horizontal bars, models on the left and norms on the right, as a picture of this format."""
+    from matplotlib.figure import Figure
+
+    panels = {"whole models": speedups.models, "norms": speedups.norms}
+    panels = {title: figures for title, figures in panels.items() if figures}
+    most = max(map(len, panels.values()))
+    figure = Figure(figsize=(5.5 * len(panels), max(2.5, 0.3 * most + 1.4)), layout="constrained")
+    for axes, (title, figures) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        _draw_bars(axes, figures)
+        axes.set_title(title, fontsize=10)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+    figure.suptitle(printable(f"times as fast as torch, {speedups.device}"), fontsize=10, parse_math=False)
+    return _saved(figure, picture, 130)
+
+
+def _draw_bars(axes: Any, figures: dict[str, dict[str, float | None]]) -> None:
+    """Two bars for each name, from 1, where both are equally fast, with the figure at the end."""
+    names = {EAGER: "torch eager", COMPILE: "torch.compile"}
+    for offset, (over, label) in zip((-0.2, 0.2), names.items(), strict=True):
+        bars = [(place, value) for place, each in enumerate(figures.values()) if (value := each[over])]
+        places, values = [place + offset for place, _ in bars], [value for _, value in bars]
+        drawn = axes.barh(
+            places, [value - 1 for value in values], 0.38, left=1, color=_COLOURS[over], label=f"against {label}"
+        )
+        axes.bar_label(drawn, [f"{value:.2f}" for value in values], padding=2, fontsize=7)
+    axes.set_yticks(range(len(figures)), [printable(name) for name in figures], fontsize=8, parse_math=False)
+    axes.invert_yaxis()
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.margins(x=0.12, y=0.02)
+    axes.spines[["top", "right"]].set_visible(False)

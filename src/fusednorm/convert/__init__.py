@@ -11,6 +11,7 @@ from fusednorm.activations import Activation
 from fusednorm.convert import rewriting
 from fusednorm.convert.classes import Target, become, is_norm, is_ours, original_of, restore, target_of
 from fusednorm.convert.folding import Fold, Folding
+from fusednorm.convert.pairs import check_whole, forget, remember
 from fusednorm.convert.report import Entry, Report
 from fusednorm.convert.tree import Tree, check_model
 from fusednorm.equivalents import qualified_name
@@ -31,9 +32,9 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
     call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity then
     stands in for its module, or, where others share the module or there is none, the block gets a class of the same
     name whose code leaves that call out. Norms with hooks on their output, activations with hooks, and norms used at
-    several places stay apart. What is not seen is code that reaches past a module's own forward: a call of
-    ``model.block.norm`` from outside, or a hook that is registered later, gets the activated result; exclude such a
-    norm by ``filter_fn`` or use ``activations=False``.
+    several places, or called by other code of the model's forward (:mod:`fusednorm.convert.reach`), stay apart. What is
+    not seen is code outside of it: a call of ``model.block.norm``, a method that no forward calls, or a hook that is
+    registered later, gets the activated result; exclude such a norm by ``filter_fn`` or use ``activations=False``.
 
     Args:
         model: a module, before it is compiled or wrapped for distributed training.
@@ -46,7 +47,7 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
         fusednorm's already nothing is done.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``filter_fn`` no function.
         ValueError: it was compiled, scripted or wrapped (DistributedDataParallel, FSDP). Nothing is changed then.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.SiLU())
@@ -58,6 +59,10 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
     fused      1       silu, the next module
     """
     check_model("convert_", model)
+    if filter_fn is not None and not callable(filter_fn):
+        raise TypeError(
+            f"convert_: filter_fn is a {type(filter_fn).__name__}; expected None or a function of a path and a norm"
+        )
     tree = Tree(model)
     targets: dict[int, tuple[nn.Module, Target]] = {}
     left: list[Entry] = []
@@ -94,7 +99,9 @@ def revert_(model: nn.Module) -> None:
 
     Raises:
         TypeError: ``model`` is no module.
-        ValueError: it was compiled or wrapped meanwhile.
+        ValueError: it was compiled or wrapped meanwhile, a module in it has changed its class, or it is a part of the
+            converted model in which a norm stands and the place of its activation does not, or the other way round.
+            Nothing is changed then.
 
     >>> model = nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU())
     >>> report = convert_(model)
@@ -106,7 +113,10 @@ def revert_(model: nn.Module) -> None:
     """
     check_model("revert_", model)
     tree = Tree(model)
+    _check_classes(tree)
+    check_whole(tree)
     for module in list(tree.modules()):
+        forget(module)
         kind, drops = rewriting.origin(type(module))
         if drops:
             module.__class__ = kind
@@ -119,6 +129,17 @@ def revert_(model: nn.Module) -> None:
             restore(module, original)
 
 
+def _check_classes(tree: Tree) -> None:
+    """Refuse modules that got a class of their own since they were converted, as a parametrization gives them one."""
+    for module in tree.modules():
+        changed = original_of(module) is not None and not (is_ours(module) or type(module) is nn.Identity)
+        if changed or any(rewriting.is_made(base) for base in type(module).__mro__[1:]):
+            raise ValueError(
+                f"revert_: {tree.path(module) or 'the model'!r} has become a {type(module).__name__} since convert_; "
+                "undo that first, e.g. by torch.nn.utils.parametrize.remove_parametrizations"
+            )
+
+
 def _shown(activation: Activation) -> str:
     plain = activation == Activation(activation.name)
     return activation.name if plain else f"{activation.name}({activation.parameter:g})"
@@ -127,18 +148,21 @@ def _shown(activation: Activation) -> str:
 def _convert(norm: nn.Module, target: Target) -> None:
     become(norm, target.becomes)
     norm.eps = norm.eps  # where our forward looks first
-    norm.channel_dim = target.becomes.channel_dim  # type: ignore[attr-defined]
+    norm.channel_dim = target.channel_dim  # type: ignore[assignment]
     norm.activation = target.activation  # type: ignore[assignment]
 
 
 def _fold(fold: Fold) -> None:
     fold.norm.activation = fold.activation  # type: ignore[assignment]
+    partner = fold.block
     if fold.place is not None:
         parent, key = fold.place
         act = getattr(parent, key)
-        stand_in = torch.nn.Identity().train(act.training)
-        become(stand_in, nn.Identity, act)
-        setattr(parent, key, stand_in)
+        partner = torch.nn.Identity().train(act.training)
+        become(partner, nn.Identity, act)
+        setattr(parent, key, partner)
     elif fold.block is not None:
         kind, dropped = rewriting.origin(type(fold.block))
         fold.block.__class__ = rewriting.without(kind, dropped | fold.drops)
+    assert partner is not None
+    remember(fold.norm, partner)

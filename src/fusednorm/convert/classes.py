@@ -7,11 +7,12 @@ copies and pickles of a converted model can be reverted too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
 from torch import nn
+from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils import parametrize
 
 from fusednorm import nn as ours
@@ -35,6 +36,22 @@ NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, BatchNormBase, InstanceNormBase
 
 
 @dataclass(frozen=True)
+class Target:
+    """What a module becomes; ``activation`` is what its own class runs behind the norm."""
+
+    becomes: type[nn.Module]
+    channel_dim: int
+    activation: Activation | None = None
+    acted: bool = False
+
+
+def _target(becomes: type[nn.Module], channel_dim: int | None = None) -> Target:
+    """A class of fusednorm.nn, along its own channel dimension where none is given."""
+    own: int = becomes.channel_dim  # type: ignore[attr-defined]
+    return Target(becomes, own if channel_dim is None else channel_dim)
+
+
+@dataclass(frozen=True)
 class Known:
     """A class of another package whose forward is torch's in other words.
 
@@ -42,19 +59,27 @@ class Known:
     is left alone. ``acts`` says that it runs its children ``drop`` and ``act`` behind the norm.
     """
 
-    becomes: type[nn.Module]
+    target: Target
     names: frozenset[str]
     acts: bool = False
 
 
-def _known(becomes: type[nn.Module], names: str, acts: bool = False) -> Known:
-    return Known(becomes, frozenset(names.split()) | ({"drop", "act"} if acts else set()), acts)
+def _known(becomes: type[nn.Module], names: str, acts: bool = False, channel_dim: int | None = None) -> Known:
+    used = frozenset(names.split()) | ({"drop", "act"} if acts else set())
+    return Known(_target(becomes, channel_dim), used, acts)
+
+
+def _channel_norm(becomes: type[nn.Module], names: str, acts: bool = False) -> Known:
+    """A norm over the channels of (N, C, *), by permutations or by sums over the dimension."""
+    return _known(becomes, f"{names} permute rms_norm2d fast_rms_norm2d", acts, channel_dim=1)
 
 
 _AFFINE = "F weight bias eps"
 _GROUP = f"{_AFFINE} _fast_norm fast_group_norm group_norm num_groups"
 _LAYER = f"{_AFFINE} _fast_norm fast_layer_norm layer_norm normalized_shape"
 _CAST = f"{_AFFINE} float to dtype layer_norm normalized_shape"
+_RMS = "_fast_norm fast_rms_norm rms_norm normalized_shape weight eps"
+_RMS_CAST = "float to dtype rms_norm normalized_shape weight eps"
 _BATCH = (
     f"{_AFFINE} _assert ndim momentum training track_running_stats num_batches_tracked add_ float running_mean "
     "running_var batch_norm"
@@ -66,12 +91,24 @@ KNOWN: dict[str, Known] = {
     "timm.layers.norm.GroupNorm1": _known(ours.GroupNorm, _GROUP),
     "timm.layers.norm.LayerNorm": _known(ours.LayerNorm, _LAYER),
     "timm.layers.norm.LayerNormFp32": _known(ours.LayerNorm, _CAST),
-    "timm.layers.norm.RmsNorm": _known(ours.RMSNorm, "_fast_norm fast_rms_norm rms_norm normalized_shape weight eps"),
+    "timm.layers.norm.LayerNorm2d": _channel_norm(ours.LayerNorm2d, _LAYER),
+    "timm.layers.norm.LayerNorm2dFp32": _channel_norm(ours.LayerNorm2d, _CAST),
+    "timm.layers.norm.RmsNorm": _known(ours.RMSNorm, _RMS),
+    "timm.layers.norm.RmsNormFp32": _known(ours.RMSNorm, _RMS_CAST),
+    "timm.layers.norm.RmsNorm2d": _channel_norm(ours.RMSNorm, _RMS),
+    "timm.layers.norm.RmsNorm2dFp32": _channel_norm(ours.RMSNorm, _RMS_CAST),
     "timm.layers.norm_act.BatchNormAct2d": _known(ours.BatchNorm2d, _BATCH, acts=True),
     "timm.layers.norm_act.GroupNormAct": _known(ours.GroupNorm, _GROUP, acts=True),
     "timm.layers.norm_act.GroupNorm1Act": _known(ours.GroupNorm, _GROUP, acts=True),
     "timm.layers.norm_act.LayerNormAct": _known(ours.LayerNorm, _LAYER, acts=True),
     "timm.layers.norm_act.LayerNormActFp32": _known(ours.LayerNorm, _CAST, acts=True),
+    "timm.layers.norm_act.LayerNormAct2d": _channel_norm(ours.LayerNorm2d, _LAYER, acts=True),
+    "timm.layers.norm_act.LayerNormAct2dFp32": _channel_norm(ours.LayerNorm2d, _CAST, acts=True),
+    "timm.layers.norm_act.RmsNormAct": _known(ours.RMSNorm, _RMS, acts=True),
+    "timm.layers.norm_act.RmsNormActFp32": _known(ours.RMSNorm, _RMS_CAST, acts=True),
+    "timm.layers.norm_act.RmsNormAct2d": _channel_norm(ours.RMSNorm, _RMS, acts=True),
+    "timm.layers.norm_act.RmsNormAct2dFp32": _channel_norm(ours.RMSNorm, _RMS_CAST, acts=True),
+    "torchvision.models.convnext.LayerNorm2d": _channel_norm(ours.LayerNorm2d, _LAYER),
     "diffusers.models.normalization.FP32LayerNorm": _known(ours.LayerNorm, _CAST),
 }
 
@@ -79,21 +116,12 @@ _PLAIN = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__"
 _ORIGINAL = "_fusednorm_original"
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a module becomes; ``activation`` is what its own class runs behind the norm."""
-
-    becomes: type[nn.Module]
-    activation: Activation | None = None
-    acted: bool = False
-
-
 def is_norm(module: nn.Module) -> bool:
     return isinstance(module, NORMS) or qualified_name(type(module)) in KNOWN
 
 
 def is_ours(module: nn.Module) -> bool:
-    return type(module) in (*COUNTERPARTS.values(), ours.SyncBatchNorm)
+    return type(module) in (*COUNTERPARTS.values(), ours.LayerNorm2d, ours.SyncBatchNorm)
 
 
 def target_of(module: nn.Module, activations: bool) -> Target | str:
@@ -106,12 +134,14 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
     if isinstance(module, tuple(COUNTERPARTS.values())):
         return "it is fusednorm's already"
     if kind in COUNTERPARTS:
-        return Target(COUNTERPARTS[kind])
+        return _target(COUNTERPARTS[kind])
     known = KNOWN.get(qualified_name(kind))
     if known is not None:
         if not (isinstance(kind.forward, FunctionType) and {*kind.forward.__code__.co_names} <= known.names):
             return f"the forward of {qualified_name(kind)} is not the one that fusednorm knows"
-        return _with_own_activation(module, known, activations) if known.acts else Target(known.becomes)
+        return _with_own_activation(module, known, activations) if known.acts else known.target
+    if issubclass(kind, LazyModuleMixin):
+        return "it is lazy; call the model once first"
     if kind is nn.SyncBatchNorm:
         return "its statistics are those of several processes; fusednorm.convert_sync_batchnorm_ converts it"
     base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
@@ -121,7 +151,7 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         return f"{qualified_name(kind)} overrides forward"
     if not _only_renames(kind, base):
         return f"{qualified_name(kind)} adds to {base.__name__} more than a constructor"
-    return Target(COUNTERPARTS[base])
+    return _target(COUNTERPARTS[base])
 
 
 def _only_renames(kind: type, base: type) -> bool:
@@ -145,13 +175,13 @@ def _with_own_activation(module: nn.Module, known: Known, activations: bool) -> 
     if watches_output(act):
         return f"the activation of {name} has hooks"
     if type(act) is nn.Identity:
-        return Target(known.becomes, None, True)
+        return replace(known.target, acted=True)
     activation = module_activation(act)
     if activation is None:
         return f"{name} runs {type(act).__name__}, which has no fused form"
     if not activations:
         return f"{name} is a norm and an activation in one, and activations=False"
-    return Target(known.becomes, activation, True)
+    return replace(known.target, activation=activation, acted=True)
 
 
 def become(module: nn.Module, kind: type[nn.Module], original: Any = None) -> None:

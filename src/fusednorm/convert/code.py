@@ -61,7 +61,11 @@ class Found:
 class Method:
     name: str
     function: FunctionType
-    definition: ast.FunctionDef | None
+
+    @property
+    def definition(self) -> ast.FunctionDef | None:
+        """As :func:`definition_of`, which reads a whole file: only a method that matters is asked for it."""
+        return definition_of(self.function)
 
     def is_self(self, node: ast.AST | None, name: str | None = None) -> bool:
         """Whether a node is ``self.name``, or ``self.`` and any name."""
@@ -88,7 +92,7 @@ def methods_of(kind: type) -> list[Method]:
         for name, value in vars(base).items():
             function = inspect.unwrap(value) if callable(value) else None
             if isinstance(function, FunctionType) and name != "__init__" and function.__code__.co_argcount:
-                found.append(Method(name, function, definition_of(function)))
+                found.append(Method(name, function))
     return found
 
 

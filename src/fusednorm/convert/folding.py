@@ -9,6 +9,7 @@ from torch import nn
 from fusednorm.activations import Activation
 from fusednorm.convert import code, rewriting, tracing
 from fusednorm.convert.adapters import branch_is_known
+from fusednorm.convert.reach import Caller, callers_of
 from fusednorm.convert.report import Entry
 from fusednorm.convert.tree import Tree
 from fusednorm.equivalents import is_activation, module_activation
@@ -39,20 +40,41 @@ class Folding:
     norms: dict[int, nn.Module]
     folds: list[Fold] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
+    callers: dict[int, list[Caller]] = field(default_factory=dict)
+    doubted: set[int] = field(default_factory=set)
 
     def find(self) -> None:
+        self.callers = callers_of(self.tree, self.norms)
         for block in self.tree.modules():
             if type(block).forward is nn.Sequential.forward and "forward" not in vars(block):
                 self._in_sequential(block)
             elif not type(block).__module__.startswith("torch."):
                 self._in_code(block)
+        self._in_traces()
+        for key in self.doubted:
+            if not self._is_settled(self.norms[key]):
+                caller = self.callers[key][0]
+                self._leave(self.norms[key], f"{type(caller.module).__name__}.{caller.method} calls the norm as well")
+
+    def _in_traces(self) -> None:
         remaining = {key: norm for key, norm in self.norms.items() if not self._is_settled(norm)}
-        for key, act in tracing.followers(self.tree, remaining, lambda act: module_activation(act) is not None).items():
-            self._replace(self.norms[key], act, "the only user in a trace")
+        for key, follower in tracing.followers(
+            self.tree, remaining, lambda act: module_activation(act) is not None
+        ).items():
+            if all(id(caller.module) in follower.traced for caller in self.callers.get(key, ())):
+                self._replace(self.norms[key], follower.activation, "the only user in a trace")
+            else:
+                self.doubted.add(key)
 
     def _is_settled(self, norm: nn.Module) -> bool:
         path = self.tree.path(norm)
         return any(fold.norm is norm for fold in self.folds) or any(entry.path == path for entry in self.left)
+
+    def _is_doubted(self, norm: nn.Module) -> bool:
+        """Whether other code calls a norm too, so that only a trace can show what becomes of its result."""
+        if id(norm) in self.callers:
+            self.doubted.add(id(norm))
+        return id(norm) in self.callers
 
     def _in_sequential(self, block: nn.Module) -> None:
         children = list(self.tree.children(block).values())
@@ -62,7 +84,8 @@ class Folding:
             behind = [child for child in children[place + 1 :] if not _is_identity(child)]
             act = behind[0] if behind else None
             if act is not None and _may_act(act):
-                self._replace(norm, act, "the next module")
+                if not self._is_doubted(norm):
+                    self._replace(norm, act, "the next module")
             elif isinstance(act, nn.Dropout) and behind[1:] and _may_act(behind[1]):
                 self._leave(norm, "a dropout stands between it and the activation")
 
@@ -88,6 +111,8 @@ class Folding:
                 continue  # the norm goes into some other module
             if act is None and found.function is None:
                 continue  # the child is None, or no module
+            if self._is_doubted(norm):
+                continue
             seen = f"the code of {kind.__name__}"
             if act is not None and found.alone and len(self.tree.places(act)) == 1:
                 self._replace(norm, act, seen)

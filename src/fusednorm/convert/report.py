@@ -19,7 +19,8 @@ class Report:
     """What :func:`fusednorm.convert_` converted, fused and left, each with the module's path and the reason.
 
     ``converted`` has every norm that became fusednorm's; ``fused`` every one of them that took an activation in;
-    ``left`` every norm that stays what it was, and every activation that stays beside its norm. ``str`` gives a table.
+    ``left`` every norm that stays what it was, and every activation that was seen behind a norm and stays there.
+    ``str`` gives a table.
     """
 
     converted: tuple[Entry, ...] = ()

@@ -25,6 +25,11 @@ def origin(kind: type) -> tuple[type, frozenset[Drop]]:
     return made
 
 
+def is_made(kind: type) -> bool:
+    """Whether :func:`without` made a class."""
+    return _ORIGIN in vars(kind)
+
+
 class CannotRewriteError(RuntimeError):
     """Why a class cannot be made."""
 

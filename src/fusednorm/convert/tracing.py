@@ -1,21 +1,35 @@
 """What a trace of torch.fx shows: a norm whose only user is an activation module.
 
 It sees through modules, which the code of one class does not, and nothing that depends on values. A relation counts
-where every trace shows it: in training and in evaluation, with the optional arguments given and left out.
+where every trace shows it: in training and in evaluation, with the optional arguments given and left out. A module with
+hooks is one call in the trace of what is around it, since its hooks shall not see what a trace passes, and is traced by
+itself.
 """
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from fusednorm.convert.tree import Tree
+from fusednorm.private.torch_names import has_own_hooks
+
+
+@dataclass(frozen=True)
+class Follower:
+    """The activation behind a norm, and the ids of the modules that the trace went over."""
+
+    activation: nn.Module
+    traced: frozenset[int]
 
 
 class _Tracer(fx.Tracer):
@@ -33,9 +47,9 @@ class _Tracer(fx.Tracer):
 
 def followers(
     tree: Tree, norms: dict[int, nn.Module], is_activation: Callable[[nn.Module], bool]
-) -> dict[int, nn.Module]:
-    """The activation behind each of these norms, by the norm's id, in the largest modules that can be traced."""
-    found: dict[int, nn.Module] = {}
+) -> dict[int, Follower]:
+    """What stands behind each of these norms, by the norm's id, in the largest modules that can be traced."""
+    found: dict[int, Follower] = {}
     _follow(tree.model, norms, is_activation, found)
     return found
 
@@ -44,18 +58,23 @@ def _follow(
     root: nn.Module,
     norms: dict[int, nn.Module],
     is_activation: Callable[[nn.Module], bool],
-    found: dict[int, nn.Module],
+    found: dict[int, Follower],
 ) -> None:
     inside = list(root.modules())
     wanted = {id(module) for module in inside if id(module) in norms}
     if not wanted or not any(map(is_activation, inside)) or id(root) in norms:
         return
-    pairs = _traced_pairs(root, lambda module: id(module) in norms or is_activation(module))
-    if pairs is None:
-        for child in root.children():
+    leaves = {id(module) for module in inside if id(module) in wanted or is_activation(module)}
+    hooked = [module for module in inside[1:] if id(module) not in leaves and has_own_hooks(module)]
+    behind = {id(module) for each in hooked for module in each.modules() if module is not each}
+    pairs = _traced_pairs(root, lambda module: id(module) in leaves or any(module is each for each in hooked))
+    traced = frozenset(map(id, inside)) - behind - set(map(id, hooked))
+    if pairs is not None:
+        shown = {norm: act for norm, act in pairs.items() if norm in wanted & traced and is_activation(act)}
+        found.update({norm: Follower(act, traced) for norm, act in shown.items()})
+    for child in root.children() if pairs is None else hooked:
+        if pairs is None or id(child) not in behind:
             _follow(child, norms, is_activation, found)
-        return
-    found.update({norm: act for norm, act in pairs.items() if norm in wanted and is_activation(act)})
 
 
 def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict[int, nn.Module] | None:
@@ -81,17 +100,38 @@ def _optional_arguments(root: nn.Module) -> list[dict[str, Any]]:
 
 @contextmanager
 def _quietly(root: nn.Module, training: bool) -> Iterator[None]:
-    """A module in one of its modes, and afterwards every flag and the random state as they were."""
-    flags = [(module, module.training) for module in root.modules()]
+    """A module in one of its modes, and afterwards all attributes, what their lists and dicts held, and the random
+    state as they were: a forward may keep what it computed."""
+    states = [_State(module) for module in root.modules()]
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for module, _ in flags:
+            for module in root.modules():
                 module.training = training
             yield
     finally:
-        for module, flag in flags:
-            module.training = flag
+        for state in states:
+            state.restore()
+
+
+_COLLECTIONS = (list, deque, dict, OrderedDict, defaultdict, set)  # a subclass may refuse what restores it
+
+
+class _State:
+    """The attributes of a module, and what those that are collections hold."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.attributes = vars(module)
+        self.values = dict(self.attributes)
+        collections = [value for value in self.values.values() if type(value) in _COLLECTIONS]
+        self.held = [(collection, copy.copy(collection)) for collection in collections]
+
+    def restore(self) -> None:
+        self.attributes.clear()
+        self.attributes.update(self.values)
+        for collection, held in self.held:
+            collection.clear()
+            collection.extend(held) if isinstance(collection, (list, deque)) else collection.update(held)
 
 
 def _pairs(root: nn.Module, graph: fx.Graph) -> dict[int, nn.Module]:

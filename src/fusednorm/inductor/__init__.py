@@ -20,7 +20,8 @@ def prepare() -> None:
     It must be so before torch looks into its caches of compiled graphs, whose keys hold the pass's ``uuid``; tracing by
     Dynamo, which comes first, sees to that. A process without Inductor pays for a look into ``sys.modules``.
     """
-    keep_calls(torch.ops.fusednorm.norm_forward.default)
+    for op in (torch.ops.fusednorm.norm_forward, torch.ops.fusednorm.norm_quantized):
+        keep_calls(op.default)
     config = loaded_config()
     if config is not None:
         from fusednorm.inductor.passes import install

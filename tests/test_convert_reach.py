@@ -1,0 +1,276 @@
+"""Code that reaches into a model past the forwards that convert_ judges by, and what a trace must not leave behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from convert_support import converted, fused, left
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+import fusednorm
+
+IMAGE = (2, 8, 5, 6)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> Iterator[None]:
+    """The reference runs, which compiles nothing: what kernels compute is tested elsewhere."""
+    torch.manual_seed(0)
+    with fusednorm.use_instance("reference"):
+        yield
+
+
+def features() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(8, 8, 1), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 1))
+
+
+class Inner(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(x))
+
+
+class Taps(nn.Module):
+    """Code that takes a Sequential apart; ``trusted`` depends on values, so that no trace shows what happens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features, self.blocks = features(), nn.ModuleList([features()])
+        self.inner = Inner()
+
+    def forward(self, x: Tensor) -> Tensor:
+        trusted = float(x.detach().sum()) != 12345.0
+        return self.tap(x) if trusted else x
+
+    def tap(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class Iterates(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        taps = []
+        for _, layer in enumerate(self.features):
+            x = layer(x)
+            taps.append(x)
+        return torch.cat(taps)
+
+
+class Slices(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        stem = self.features[:2]
+        return stem(x) * self.features[2:](x)
+
+
+class Indexes(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return sum((block[1](x) for block in self.blocks), self.blocks[0](x))
+
+
+class Views(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        layers = [layer for _, layer in self.features.named_children()]
+        x = layers[0](x)
+        return layers[1](x) * x
+
+
+class Reaches(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.inner.norm(x)
+
+
+class Named(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return getattr(self.inner, "".join(["no", "rm"]))(x) + self.inner(x)
+
+
+class Past(nn.Module):
+    """A class that calls its own norm in another way too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(x)) + self.norm.forward(x)
+
+
+class PastByName(Past):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(x)) + self.by_name(x, "norm")
+
+    def by_name(self, x: Tensor, name: str) -> Tensor:
+        return getattr(self, name)(x)
+
+
+class PastInSequence(nn.Sequential):
+    """A Sequential with a method of its own, which a forward elsewhere calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
+
+    def raw(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class Caller(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = PastInSequence()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x) * self.body.raw(x)
+
+
+class Whole(Taps):
+    """Sequences that are called as a whole, one after the other."""
+
+    def tap(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.blocks[:1]):
+            x = block(x) + i
+        modes = [layer.training for layer in self.features.children()]
+        return self.features(x) * len(modes)
+
+    def unused(self, x: Tensor) -> Any:
+        """No forward leads here."""
+        return [layer(x) for layer in self.features]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (Iterates, "features.1"),
+        (Slices, "features.1"),
+        (Indexes, "blocks.0.1"),
+        (Views, "features.1"),
+        (Reaches, "inner.norm"),
+        (Named, "inner.norm"),
+    ],
+)
+def test_a_norm_that_other_code_calls_too_keeps_its_activation_apart(kind: type[Taps], path: str) -> None:
+    report = converted(kind(), torch.randn(IMAGE))
+    assert left(report)[path] == f"not fused: {kind.__name__}.tap calls the norm as well"
+    assert path not in fused(report)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "caller"),
+    [
+        (Past(), "norm", "Past.forward"),
+        (PastByName(), "norm", "PastByName.by_name"),
+        (Caller(), "body.norm", "PastInSequence.raw"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_norm_that_its_own_class_calls_in_another_way(model: nn.Module, path: str, caller: str) -> None:
+    report = converted(copy.deepcopy(model), torch.randn(IMAGE))
+    assert left(report)[path] == f"not fused: {caller} calls the norm as well"
+
+
+def test_sequences_that_are_called_as_a_whole_are_fused() -> None:
+    assert {"features.1", "blocks.0.1"} <= set(fused(converted(Whole(), torch.randn(IMAGE))))
+
+
+class Plain(nn.Module):
+    """A loop that a trace follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = features()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.features:
+            x = layer(x)
+        return x
+
+
+def test_a_trace_shows_that_a_loop_over_a_sequence_is_safe() -> None:
+    assert fused(converted(Plain(), torch.randn(IMAGE))) == {"features.1": "silu, the only user in a trace"}
+
+
+class Keeps(Plain):
+    """A forward that keeps what it computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = super().forward(x)
+        self.kept.append(self.last)
+        return self.last
+
+
+def test_a_trace_leaves_nothing_in_a_model_and_runs_no_hooks() -> None:
+    seen: list[Any] = []
+    model = nn.Sequential(Keeps(), nn.Conv2d(8, 8, 1))
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    report = fusednorm.convert_(model)
+    assert list(fused(report)) == ["0.features.1"]
+    assert (seen, model[0].kept, model[0].last) == ([], [], None)
+
+
+class Squared(nn.Module):
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight.square()
+
+
+class Shared(nn.Module):
+    """One activation for all, so that the class is rewritten."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act, self.scale = nn.GroupNorm(4, 8), nn.SiLU(), nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.act(self.norm(x)) * self.scale)
+
+
+@pytest.mark.parametrize("place", ["norm", ""])
+def test_a_parametrization_since_the_conversion_is_removed_before_reverting(place: str) -> None:
+    model, x = Shared(), torch.randn(IMAGE)
+    expected = model(x)
+    fusednorm.convert_(model)
+    module, name = model.get_submodule(place), "weight" if place else "scale"
+    parametrize.register_parametrization(module, name, Squared())
+    with pytest.raises(ValueError, match=rf"revert_: {place or 'the model'!r} has become a Parametrized"):
+        fusednorm.revert_(model)
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+    parametrize.remove_parametrizations(module, name)
+    fusednorm.revert_(model)
+    assert [type(each) for each in model.modules()] == [Shared, nn.GroupNorm, nn.SiLU]
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_parametrized_block_keeps_its_code() -> None:
+    model, x = Shared(), torch.randn(IMAGE)
+    parametrize.register_parametrization(model, "scale", Squared())
+    expected = model(x)
+    assert not fusednorm.convert_(model).fused
+    parametrize.remove_parametrizations(model, "scale")
+    torch.testing.assert_close(model(x), expected, rtol=1e-4, atol=1e-4)
+
+
+def in_sequence() -> nn.Module:
+    return nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU())
+
+
+@pytest.mark.parametrize(("make", "part"), [(in_sequence, 0), (in_sequence, 1), (Shared, 0)])
+def test_a_part_that_shares_a_fold_with_the_rest_is_not_reverted(make: Any, part: int) -> None:
+    model, x = make(), torch.randn(IMAGE)
+    fusednorm.convert_(model)
+    expected = model(x)
+    with pytest.raises(ValueError, match="'the model' shares an activation with a module outside of this model"):
+        fusednorm.revert_(list(model.children())[part])
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
+    fusednorm.revert_(copy.deepcopy(nn.ModuleList([model, copy.deepcopy(model)])))
