@@ -13,7 +13,7 @@ from fusednorm.convert.reach import Caller, callers_of
 from fusednorm.convert.report import Entry
 from fusednorm.convert.tree import Tree
 from fusednorm.equivalents import is_activation, module_activation
-from fusednorm.private.torch_names import has_own_hooks, watches_output
+from fusednorm.private.torch_names import has_hooks, has_own_hooks, watches_output
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,8 @@ class Folding:
                 self._in_sequential(block)
             elif not type(block).__module__.startswith("torch."):
                 self._in_code(block)
-        self._in_traces()
+        if not _watched_globally():  # which a trace would call
+            self._in_traces()
         for key in self.doubted:
             if not self._is_settled(self.norms[key]):
                 caller = self.callers[key][0]
@@ -147,6 +148,8 @@ class Folding:
         places = len(self.tree.places(norm))
         if places > 1:
             return f"the norm is used at {places} places"
+        if _watched_globally():
+            return "hooks for all modules see the norm's output, which the activation would change"
         if watches_output(norm):
             return "hooks of the norm see its output, which the activation would change"
         if act is None:
@@ -159,6 +162,11 @@ class Folding:
 
     def _leave(self, norm: nn.Module, reason: str) -> None:
         self.left.append(Entry(self.tree.path(norm), f"not fused: {reason}"))
+
+
+def _watched_globally() -> bool:
+    """Whether torch runs hooks around every module: register_module_forward_hook and the like."""
+    return has_hooks(nn.Identity())
 
 
 def _may_act(module: nn.Module) -> bool:
