@@ -31,6 +31,7 @@ INSTANCES = {
         "triton.rows",
         "triton.columns",
         "hopper.resident",
+        "hopper.columns",
         "reference",
     ),
     "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns"),

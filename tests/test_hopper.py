@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,18 +17,27 @@ from triton_support import TARGETS, Made, source  # noqa: E402
 
 from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
-from fusednorm.backends.hopper import config, instances  # noqa: E402
-from fusednorm.backends.hopper.config import ResidentConfig, candidates, resident_for, spread  # noqa: E402
+from fusednorm.backends.hopper import instances  # noqa: E402
+from fusednorm.backends.hopper.config import columns  # noqa: E402
+from fusednorm.backends.hopper.config import resident as config  # noqa: E402
+from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
-from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward, magic  # noqa: E402
+from fusednorm.backends.hopper.plans.columns import ColumnsBackward, ColumnsForward  # noqa: E402
+from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
+    ResidentBackward,
+    ResidentForward,
+    ResidentSumBackward,
+    magic,
+)
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
+from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans.tiles import TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
 from fusednorm.problem import Problem  # noqa: E402
-from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem  # noqa: E402
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem  # noqa: E402
 
 PROCESSORS = 132
 
@@ -53,6 +62,37 @@ def problem_of(
         operands = BackwardOperands(input, input, statistics, statistics, parameter, parameter, modulation)
         return replace(backward_problem(norm, operands, "backward"), device="cuda")
     return replace(forward_problem(norm, Operands(input, parameter, parameter, modulation)), device="cuda")
+
+
+def over_channels(
+    shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, backward: bool = False, last: bool = False, **of: Any
+) -> Problem:
+    """A forward of layer_norm over the channels on a GPU, or its backward."""
+    form = torch.channels_last if last else torch.contiguous_format
+    with torch.device("meta"):
+        input, parameter = torch.empty(shape, dtype=dtype, memory_format=form), torch.empty(shape[1])
+        statistics = torch.empty(shape[0], *shape[2:])
+    norm = norm_of("layer_norm", 0, **of)
+    if backward:
+        operands = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
+        return replace(backward_problem(norm, operands, "backward"), device="cuda")
+    return replace(forward_problem(norm, Operands(input, parameter, parameter)), device="cuda")
+
+
+def summed(shape: tuple[int, ...], backward: bool = False) -> Problem:
+    """A forward of group_norm(32) on a GPU of a sum that it keeps, or its backward with a gradient of the sum."""
+    with torch.device("meta"):
+        input, parameter, statistics = (
+            torch.empty(shape, dtype=torch.bfloat16),
+            torch.empty(shape[1]),
+            torch.empty(shape[0], 32),
+        )
+    norm = norm_of("group_norm", 32, activation=resolve("silu"))
+    if backward:
+        gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
+        return replace(sum_backward_problem(norm, gradient, "backward", None, True), device="cuda")
+    operands = Operands(input, parameter, parameter)
+    return replace(sum_forward_problem(norm, operands, Sums(pre_add=input), True), device="cuda")
 
 
 SHAPES = [
@@ -147,6 +187,10 @@ def test_the_kernel_divides_by_a_product(divisor: int) -> None:
         (problem_of((4, 256, 128, 128), dtype=torch.float32, activation=None, backward=True), "hopper.resident"),
         (problem_of((1, 512, 256, 256), backward=True), "triton.tiles"),
         (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
+        (over_channels((2, 96, 8, 8)), "hopper.columns"),
+        (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),
+        (over_channels((2, 96, 7, 7)), "triton.columns"),
+        (over_channels((1, 7000, 16, 16), backward=True), "triton.columns"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -156,14 +200,14 @@ def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
 
 
 @pytest.mark.usefixtures("available")
-def test_the_sums_around_a_large_norm_are_fused_by_triton() -> None:
-    with torch.device("meta"):
-        input, parameter = torch.empty(8, 128, 256, 256, dtype=torch.bfloat16), torch.empty(128)
-    norm = norm_of("group_norm", 32, eps=1e-5)
-    problem = sum_forward_problem(norm, Operands(input, parameter, parameter), Sums(post_add=input), False)
-    problem = replace(problem, device="cuda")
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_sums_around_a_large_norm_are_fused(backward: bool) -> None:
+    """By Triton's instances, and the gradient of a sum by the instance that reads once."""
+    problem = summed((8, 128, 256, 256), backward)
+    expected = ResidentSumBackward if backward else TilesSumForward
     assert choose(replace(problem, added=None)).name == "hopper.resident"
-    assert isinstance(dispatch._sum_plan(("a large norm",), problem), TilesSumForward)
+    assert type(dispatch._sum_plan(("a large norm", backward), problem)) is expected
+    assert choose(problem, alone=False).name == "triton.tiles"
 
 
 @pytest.mark.usefixtures("available")
@@ -189,6 +233,45 @@ def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> Non
 
 
 @pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (over_channels((2, 64, 4, 4), torch.float64), "float32"),
+        (over_channels((2, 64, 4, 4), last=True), "channels_first"),
+        (over_channels((2, 64, 5, 5)), "vectors of 16 bytes"),
+        (replace(over_channels((2, 64, 4, 4)), device="cpu"), "runs on cuda"),
+        (over_channels((2, 7000, 4, 4), torch.float32, backward=True), "do not fit"),
+        (problem_of((2, 64, 64, 64)), "single positions"),
+        (replace(over_channels((2, 64, 4, 4), backward=True), direction="backward_gamma_beta"), "gamma_beta"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_unsupported_norm_over_channels_is_told_why(problem: Problem, words: str) -> None:
+    reason = instances.COLUMNS.supports(problem)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "lanes"),
+    [
+        ((16, 320, 128, 128), 8), ((2, 1024, 64, 64), 4), ((1, 2048, 48, 48), 2), ((1, 256, 64, 64), 2),
+        ((64, 32, 2, 4), 1), ((150, 32, 4, 6), 4),
+    ],
+)  # fmt: skip
+def test_a_block_has_fewer_positions_where_channels_are_many_or_blocks_few(
+    shape: tuple[int, ...], lanes: int, backward: bool
+) -> None:
+    problem = over_channels(shape, backward=backward)
+    found = columns.columns_configs(problem, PROCESSORS)
+    assert found[0] == columns.columns_for(problem, PROCESSORS)
+    assert found[0].lanes == lanes
+    assert len(set(found)) == len(found) > 15
+    assert all(columns.shared_bytes(problem, one) <= config.SHARED_BYTES for one in found)
+
+
+@pytest.mark.usefixtures("available")
 def test_the_first_configuration_is_the_default_and_each_spread_comes_once() -> None:
     problem = problem_of((1, 512, 256, 256))
     found = RESIDENT.configs(problem)
@@ -203,13 +286,20 @@ def test_the_first_configuration_is_the_default_and_each_spread_comes_once() -> 
 
 def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[int, ...] = ()) -> Any:
     """The kernel of a plan, compiled with no GPU present; ``drop`` are the operands that the call does not have."""
-    plan = (ResidentBackward if problem.backward else ResidentForward)(problem, chosen, PROCESSORS)
+    plan: Any = RESIDENT.plan(problem, chosen)
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors: list[torch.Tensor | None]
     tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
+    if problem.backward:
+        tensors += [None if problem.added is None else data]
+    return compiled_launch(plan.launch, tensors, target, drop)
+
+
+def compiled_launch(launch: Launch, tensors: Sequence[torch.Tensor | None], target: str, drop: tuple[int, ...]) -> Any:
     present = tuple(None if place in drop else tensor for place, tensor in enumerate(tensors))
-    like = source(Made(plan.launch, present))
-    made = GluonASTSource(plan.launch.kernel, like.signature, like.constants, like.attrs)
-    return triton.compile(made, target=TARGETS[target], options=plan.launch.options)
+    like = source(Made(launch, present))
+    made = GluonASTSource(launch.kernel, like.signature, like.constants, like.attrs)
+    return triton.compile(made, target=TARGETS[target], options=launch.options)
 
 
 SMALL = ResidentConfig(512, 4, 1, 2, 0, 4)
@@ -232,8 +322,19 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
             "sm_90",
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
+        (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
     ],
-    ids=["even", "uneven", "short", "large", "one wave", "backward", "uneven backward", "data alone"],
+    ids=[
+        "even",
+        "uneven",
+        "short",
+        "large",
+        "one wave",
+        "backward",
+        "uneven backward",
+        "data alone",
+        "sum",
+    ],
 )
 def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...], target: str) -> None:
     """Copies and stores are 16 bytes wide, and the registers suffice for the blocks of a multiprocessor."""
@@ -248,6 +349,31 @@ def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...
     slots = (2 if problem.backward else 1) * (place.lag + 1 + place.ahead) * place.chunk * 16
     assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
     assert found.metadata.launch_cooperative_grid
+
+
+@pytest.mark.parametrize(
+    ("problem", "drop", "target"),
+    [
+        (over_channels((4, 320, 64, 64)), (4, 5), "sm_90"),
+        (over_channels((4, 100, 9, 20), torch.float32, activation="silu"), (), "sm_100"),
+        (over_channels((4, 320, 64, 64), torch.float16, activation="gelu", backward=True), (5, 6, 10, 11), "sm_90"),
+        (over_channels((4, 33, 9, 8), backward=True), (3, 4, 5, 6, 7, 9, 10, 11), "sm_90"),
+    ],
+    ids=["even", "uneven", "backward", "data alone"],
+)
+def test_norms_over_channels_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
+    """Copies and stores are 16 bytes wide, and a block takes the shared memory that its configuration says."""
+    chosen = columns.columns_for(problem, PROCESSORS)
+    assert chosen is not None
+    plan = (ColumnsBackward if problem.backward else ColumnsForward)(problem, chosen)
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * (9 if problem.backward else 6)]
+    found = compiled_launch(plan.launch, tensors, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert "st.global.v4.b32" in text
+    assert "cp.async.ca" not in text
+    assert found.metadata.shared <= columns.shared_bytes(problem, chosen)
 
 
 @pytest.mark.exhaustive

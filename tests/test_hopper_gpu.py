@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cpu_support import ACTIVATIONS, backward, faults, forward
+from test_triton_sums_gpu import plans_made
 from torch import Tensor
 
 import fusednorm
@@ -162,3 +163,34 @@ def test_a_batch_of_a_larger_one_and_an_input_between_16_bytes() -> None:
         assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
         found = fusednorm.group_norm(shifted, 4, activation="silu")
     torch.testing.assert_close(found, expected)
+
+
+# --- sums before the norm ---
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_gradient_of_a_large_sum_is_added_in_the_one_read(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (13, 64, 192, 128)
+    sizes = {"x": shape, "h": shape, "weight": shape[1:2], "bias": shape[1:2]}
+    t = {name: (torch.randn(size, device="cuda") + 1).to(dtype).requires_grad_() for name, size in sizes.items()}
+    grads = [torch.randn(shape, device="cuda").to(dtype) for _ in range(2)]
+    made = plans_made(monkeypatch)
+    keywords = {"activation": "silu", "pre_add": t["h"], "return_sum": True}
+    outputs = fusednorm.group_norm(t["x"], 8, t["weight"], t["bias"], **keywords)
+    found = torch.autograd.grad(outputs, list(t.values()), grads)
+    assert made == ["TilesSumForward", "ResidentSumBackward"]
+
+    def plain(t: dict[str, Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.nn.functional.silu(torch.nn.functional.group_norm(s, 8, t["weight"], t["bias"])), s
+
+    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
+    s = wide["x"] + wide["h"]
+    right = plain(wide, s + (s.to(dtype) - s).detach())
+    expected = torch.autograd.grad(right, list(wide.values()), [one.double() for one in grads])
+    theirs = torch.autograd.grad(plain(t, t["x"] + t["h"]), list(t.values()), grads)
+    for name, one, other, value in zip(t, found, theirs, expected, strict=True):
+        ours, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
+        floor = torch.finfo(dtype).eps * value.square().mean().sqrt() / 2
+        assert ours <= 1.5 * plain_error + floor, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -278,12 +279,19 @@ def test_a_fused_sum_is_the_sum_that_is_quantized(
 
 
 @pytest.mark.parametrize("shape", [(2, 24), (2, 1, 24), (2, 5, 24), (24,)], ids=str)
-def test_modulated_rows(shape: tuple[int, ...]) -> None:
+def test_modulated_rows(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Alone, and of a gated sum, which the same kernel makes."""
     x, scale, shift = drawn(2, 5, 24), drawn(*shape, seed=3), drawn(*shape, seed=4)
-    q, found = fusednorm.layer_norm(x, (24,), None, None, 1e-5, scale=scale, shift=shift, out_dtype=E4M3)
+    call = partial(fusednorm.layer_norm, scale=scale, shift=shift, out_dtype=E4M3)
+    q, found = call(x, (24,), None, None, 1e-5)
     y = wide("layer_norm", x, None, None, scale=scale.double(), shift=shift.double())
     assert found.shape == (2, 5, 1)
     assert faults(q, found, y, 1e-5, True) == []
+    monkeypatch.delattr("fusednorm.quantization.before")
+    h, gate = drawn(2, 5, 24, seed=5), drawn(2, 24, seed=6)
+    *summed, s = call(x, (24,), pre_add=h, pre_gate=gate, return_sum=True)
+    torch.testing.assert_close(s, x + gate[:, None] * h)
+    assert all(torch.equal(one.float(), other.float()) for one, other in zip(summed, call(s, (24,)), strict=True))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu"])

@@ -585,10 +585,13 @@ def test_which_instances_fuse() -> None:
     assert fused.composed is None
     assert fused.instance == "cpu.rows"
     assert "fused      pre_add\n" in str(fused)
+    short, statistics = drawn(4, 300, 7, 7), (None, None, None, None, True)
+    composed = fusednorm.explain(fusednorm.batch_norm, short, *statistics, pre_add=drawn(4, 300), post_add=short)
+    assert composed.composed == "adds no number per sample and channel to blocks of channels"
+    assert "composed   pre_add, post_add by torch's operators: cpu.slabs adds no number" in str(composed)
     image = drawn(2, 6, 5)
-    composed = fusednorm.explain(fusednorm.group_norm, image, 3, pre_add=image, post_add=image)
-    assert composed.composed == "adds nothing where planes have 5 elements, which are taken in tiles"
-    assert "composed   pre_add, post_add by torch's operators: cpu.planes adds nothing where" in str(composed)
+    tiles = fusednorm.explain(fusednorm.group_norm, image, 3, pre_add=image, post_add=image)
+    assert (tiles.instance, tiles.composed) == ("cpu.planes", None)
     large = drawn(4, 6, 12, 12)
     planes = fusednorm.explain(fusednorm.group_norm, large, 3, pre_add=drawn(4, 6), pre_gate=drawn(4, 6))
     assert (planes.instance, planes.composed) == ("cpu.planes", None)
@@ -596,7 +599,7 @@ def test_which_instances_fuse() -> None:
     assert (last.instance, last.composed) == ("cpu.slabs", None)
     plain = fusednorm.explain(fusednorm.group_norm, image, 3)
     assert fused.bytes - fusednorm.explain(fusednorm.layer_norm, x, (40,)).bytes == 2 * x.nbytes
-    assert composed.bytes - plain.bytes == 2 * image.nbytes
+    assert tiles.bytes - plain.bytes == 2 * image.nbytes
 
 
 def test_an_instance_that_is_asked_for_runs_the_norm() -> None:

@@ -335,15 +335,24 @@ for config in (instances.columns_for, lambda problem: PositionsConfig(8, 4, 1)):
         y, s = fusednorm.rms_norm(p, (6,), eps=1e-5, channel_dim=1, pre_add=x, return_sum=True)
     far += [(y - right).abs().max().item(), (s - (x + p)).abs().max().item()]
 p = order(drawn(3, 6, 5, 7, seed=2))
-leaf = drawn(3, 6, 5, 7).requires_grad_()
+leaf = order(drawn(3, 6, 5, 7)).requires_grad_()
 with fusednorm.use_instance("triton.tiles"):
     y = fusednorm.batch_norm(leaf, mean, var, activation="relu", post_add=p)
-(slope,) = torch.autograd.grad(y.sum(), leaf)
+    (slope,) = torch.autograd.grad(y.sum(), leaf)
 far.append((slope - (y > 0) * (var + 1e-5).rsqrt()[:, None, None]).abs().max().item())
+x, h, n = channels_last(drawn(2, 6, 5, 7)), channels_last(drawn(2, 6, 5, 7, seed=1)), drawn(2, 6, seed=2)
+wide = n[:, :, None, None]
+for added, right in (({"pre_add": h, "pre_gate": n}, x + wide * h), ({"pre_add": n}, x + wide)):
+    with fusednorm.use_instance("triton.whole"):  # rows that are the positions of images
+        y, s = fusednorm.rms_norm(x, (6,), eps=1e-5, channel_dim=1, scale=n, return_sum=True, **added)
+    far += [(s - right).abs().max().item()]
+    right = right * (right.square().mean(1, keepdim=True) + 1e-5).rsqrt() * (1 + wide)
+    far += [(y - right).abs().max().item()]
 print(json.dumps([far, plans]))
 """
     )
     far, kinds = found
     assert [one for one in far if not one < 1e-5] == []  # a NaN is none that is below
     apart = ["NoneType", "HeldSumForward", *["TilesSumForward"] * 4, *["ColumnsSumForward"] * 2]
+    apart += ["TilesSumForward", "TilesSumBackward", "WholeSumForward", "NoneType"]
     assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,11 +102,16 @@ def named(problem: Problem, name: str) -> Instance:
 def default(problem: Problem, alone: bool = True) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem.
 
-    A call that is not ``alone``, since its launches become part of generated code or its sums are fused, gets none of
-    those that are for a norm alone.
+    A call that is not ``alone``, since its launches become part of generated code, gets none of those that are not for
+    that. Sums around a norm are fused by the instance that runs the norm, where it can.
     """
     if problem.constant:
         return reference.INSTANCE
+    if problem.added is not None and problem.quantized is None:
+        from fusednorm.backends.hopper import instances as hopper
+
+        on_gpu = alone and problem.device == "cuda"
+        return (hopper.choose(problem) if on_gpu else None) or default(replace(problem, added=None), alone=False)
     if problem.quantized is not None:
         return next(instance for instance in all_instances() if instance.supports(problem) is None)
     if problem.device == "cpu":
@@ -131,10 +136,11 @@ def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Cho
     the problem, the :func:`default`. A named instance has the tuned configuration where the file's choice is that
     instance. Raises as :func:`named` does.
     """
-    instance = None if name is None else named(problem, name)
+    plain = problem if problem.added is None else replace(problem, added=None)
+    instance = None if name is None else named(plain, name)
     file = tuned_file()
     if file is not None and problem.quantized is None:
-        found = file.find(problem, all_instances())
+        found = file.find(plain, all_instances())
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)
     return Choice(instance or default(problem, alone))
@@ -197,7 +203,7 @@ def backends() -> list[Backend]:
     from fusednorm.backends.triton import instances as triton
 
     return [
-        Backend("hopper", hopper.unavailable(), {"runs": "large forwards of channels_first, read once"}),
+        Backend("hopper", hopper.unavailable(), {"runs": "channels_first, read once"}),
         Backend("triton", triton.unavailable(), {"AMD": "compiled and interpreted in the tests, not run"}),
         Backend("cpu", reason, details),
         Backend("reference", None, {"runs": "any device, in plain torch"}),

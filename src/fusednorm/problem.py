@@ -194,6 +194,17 @@ def dense_layout(view: View, order: Order) -> Layout:
     return Layout(order, channels * spatial, 1, channels)
 
 
+def positions_follow(layout: Layout, view: View) -> bool:
+    """Whether the positions of channels_last follow one another through all samples."""
+    steps = view.samples > 1 and view.spatial > 1 and view.channels > 0
+    return not steps or layout.sample == view.spatial * layout.spatial
+
+
+def row_layout(layout: Layout, view: View) -> Layout:
+    """The layout of channels_last whose positions are seen as rows."""
+    return Layout("channels_last", layout.sample if view.spatial == 1 else layout.spatial, 1, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Gate:
     """How a gate lies against rows: ``rows`` of them share one, which has a number for each element or one for all, and
@@ -227,14 +238,18 @@ class Added:
         return sum(name != "pre_gate" for name in self.names) + self.keeps_sum + self.grad_sum
 
 
-def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int]) -> Gate | None:
+def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int], order: Order) -> Gate | None:
     """A gate in the shape of :func:`gate_shape`, against rows of one position per channel, or of a position whose
-    channels come last and have statistics of their own; None where no rows share it one after the other. Where there
-    are other positions, a gate is a number for each plane of them, or None."""
-    positions = norm.per_position and norm.channel_dim == -1
+    channels come last in memory and have statistics of their own; None where no rows share it one after the other.
+    Where there are other positions, a gate is a number for each plane of them, or None."""
+    positions = norm.per_position and order == "channels_last"
     if not norm.row_family and not positions and view_of(norm, shape).spatial != 1:
         planes = spread_shape(shape, norm.channel_axis)
         return Gate(1, 1, False) if all(one in (1, size) for one, size in zip(gate, planes, strict=True)) else None
+    if positions and norm.channel_dim == 1:
+        if gate[1] > 1 and prod(gate[2:]) > 1:  # its numbers lie channel by channel
+            return None
+        shape, gate = ((*each[:1], *each[2:], each[1]) for each in (shape, gate))
     split = len(shape) - norm.num_dims if norm.row_family else len(shape) - 1 if positions else 1
     outer, inner = gate[:split], gate[split:]
     shared = next((place for place in reversed(range(split)) if outer[place] != 1), -1) + 1
@@ -291,12 +306,17 @@ class Problem:
         return self.scale_dtype is not None or self.shift_dtype is not None
 
     @property
+    def of_positions(self) -> bool:
+        """Whether rows are positions of samples: channels_last, each position with statistics of its own."""
+        return self.norm.per_position and self.layout.order == "channels_last"
+
+    @property
     def numbered(self) -> bool:
         """Whether units that are no rows get a number for each sample and channel: a gate, or a pre_add of (N, C)."""
         added, view = self.added, self.view
         if added is None:
             return False
-        rows = self.layout.order == "channels_last" if self.norm.per_position else view.spatial == view.groups == 1
+        rows = self.of_positions if self.norm.per_position else view.spatial == view.groups == 1
         return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
 
     @property
@@ -393,8 +413,7 @@ class Problem:
         view, layouts = self.view, (self.layout, self.output_layout, self.grad_layout)
         if self.modulated or not self.norm.per_position or self.layout.order == "channels_first":
             return False
-        steps = view.samples > 1 and view.spatial > 1 and view.channels > 0
-        return not steps or all(one is None or one.sample == view.spatial * one.spatial for one in layouts)
+        return all(one is None or positions_follow(one, view) for one in layouts)
 
     @property
     def in_rows(self) -> Problem:
@@ -402,11 +421,8 @@ class Problem:
         view, norm = self.view, self.norm
         trailing = norm_of(norm.family, 1, 1, norm.eps, norm.activation, norm.training)
 
-        def row(layout: Layout | None) -> Layout | None:
-            step = 0 if layout is None else layout.sample if view.spatial == 1 else layout.spatial
-            return layout and Layout("channels_last", step, 1, 0)
-
-        layout, output, grad = map(row, (self.layout, self.output_layout, self.grad_layout))
+        layouts = (self.layout, self.output_layout, self.grad_layout)
+        layout, output, grad = (each and row_layout(each, view) for each in layouts)
         assert layout is not None
         rows = View(view.samples * view.spatial, 1, view.channels, 1)
         return replace(

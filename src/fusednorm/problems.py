@@ -20,6 +20,8 @@ from fusednorm.problem import (
     gate_of,
     gate_shape,
     layout_of,
+    positions_follow,
+    row_layout,
     rows_in_samples,
     view_of,
 )
@@ -130,7 +132,7 @@ def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: b
     gate, obstacle = None, _obstacle(problem, input, pre_add=sums.pre_add, post_add=sums.post_add)
     if sums.pre_gate is not None:
         shape = gate_shape(input.shape, norm.channel_axis, sums.pre_gate.shape)
-        gate = None if shape is None else gate_of(norm, input.shape, shape)
+        gate = None if shape is None else gate_of(norm, input.shape, shape, problem.layout.order)
         if sums.pre_gate.dtype == torch.float64 != input.dtype:
             obstacle = obstacle or "pre_gate is float64 and the input is not"
         elif gate is None:
@@ -172,17 +174,26 @@ def _added_layout(problem: Problem, input: Tensor, added: Tensor | None) -> Layo
         return None
     if input.numel() == 0:
         return problem.layout
-    return layout_of(problem.norm, input.shape, added.stride(), input.stride(), problem.layout.order)
+    shape, strides, like = input.shape, added.stride(), input.stride()
+    if problem.made_of is None:
+        return layout_of(problem.norm, shape, strides, like, problem.layout.order)
+    norm = problem.called
+    if not norm.row_family:
+        layout, view = layout_of(norm, shape, strides, like, problem.layout.order), view_of(norm, shape)
+        return row_layout(layout, view) if layout and positions_follow(layout, view) else None
+    found = rows_in_samples(norm, shape, (like, problem.output_strides, strides))
+    if found is None or found[0][:2] != (problem.view.samples, problem.view.spatial):
+        return None
+    return layout_of(problem.norm, found[0], found[1][2], found[1][0], problem.layout.order)
 
 
 def _obstacle(problem: Problem, input: Tensor, **added: Tensor | None) -> str | None:
     """Why no kernel can add these tensors, or None."""
     if problem.copies:
         return f"the strides of {' and '.join(problem.copies)} fit no memory order"
-    if problem.made_of is not None:
-        return "each position has statistics of its own"
     for name, tensor in added.items():
-        if tensor is not None and name == "pre_add" and problem.view.spatial != 1 and tensor.shape != input.shape:
+        numbers = tensor is not None and name == "pre_add" and tensor.shape != input.shape
+        if numbers and problem.view.spatial != 1 and not problem.of_positions:
             continue  # a number per sample and channel, in any dtype and order
         if tensor is not None and _added_layout(problem, input, tensor) is None:
             return f"{name} has not the input's shape, dtype and memory order"

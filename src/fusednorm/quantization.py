@@ -29,7 +29,7 @@ from fusednorm.formats import Quantized
 from fusednorm.gate import batched, plain, straight_forward
 from fusednorm.inductor import prepare
 from fusednorm.library import library
-from fusednorm.modulation import in_samples, in_shape
+from fusednorm.modulation import in_samples, in_shape, sums_in_samples
 from fusednorm.norm import Norm, norm_of, traced_norm
 from fusednorm.op_arguments import forward_norm
 from fusednorm.operands import Operands, Results, Sums
@@ -97,16 +97,18 @@ def _summed(
 def _modulated(
     norm: Norm, operands: Operands, sums: Sums | None, quantized: Quantized, out_scale: Tensor | None
 ) -> Results:
-    """With a scale or a shift: as a norm over the channels of samples and positions, behind torch's sum."""
-    s, num_dims = operands.input, norm.num_dims
-    if sums is not None and sums.pre_add is not None:
-        s = before(norm, s, sums.pre_add, sums.pre_gate)
-    seen = in_samples(norm.family, replace(operands, input=s), num_dims)
+    """With a scale or a shift: as a norm over the channels of samples and positions."""
+    input, num_dims = operands.input, norm.num_dims
+    seen = in_samples(norm.family, operands, num_dims)
+    around = sums and sums_in_samples(sums, input.shape, num_dims, seen.input.shape)
     make = traced_norm if torch.compiler.is_dynamo_compiling() else norm_of
-    results = _quantize(make(norm.family, 0, -1, norm.eps, norm.activation, True), seen, quantized, out_scale)
-    results.output, results.sum = in_shape(norm.family, results.output, s, num_dims), s
+    over = make(norm.family, 0, -1, norm.eps, norm.activation, True)
+    results = _summed(over, seen, around, quantized, out_scale)
+    results.output = in_shape(norm.family, results.output, input, num_dims)
+    if results.sum is not None:
+        results.sum = in_shape(norm.family, results.sum, input, num_dims)
     if results.scale is not None:
-        results.scale = results.scale.view(scale_shape(norm, s.shape))
+        results.scale = results.scale.view(scale_shape(norm, input.shape))
     return results
 
 

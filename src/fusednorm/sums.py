@@ -61,8 +61,6 @@ def fused(norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = F
     """The results of a forward of checked operands and sums that goes straight, where its instance fuses them."""
     tensors = (*operands.tensors(), sums.pre_add, sums.pre_gate, sums.post_add)
     differentiable = _grad_enabled() and any(each is not None and each.requires_grad for each in tensors)
-    if differentiable and operands.mean is not None:  # the saved statistics are those of the input
-        return None
     keeps_sum = sums.pre_add is not None and (sums.return_sum or differentiable)
     plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
     if plan is None:
@@ -149,11 +147,12 @@ class SummedNormalization(torch.autograd.Function):
         scale: Tensor | None,
         shift: Tensor | None,
         norm: Norm,
+        operands: Operands,
         sums: Sums,
         plan: SumForwardPlan,
         kept: list[Results],
     ) -> tuple[Tensor, Tensor | None]:
-        results = plan(Operands(input, weight, bias, scale, shift), sums, True)
+        results = plan(operands, sums, True)
         ctx.set_materialize_grads(False)
         ctx.norm, ctx.tuned = norm, tuned_file()
         s = input if results.sum is None else results.sum
@@ -201,7 +200,7 @@ class SummedNormalization(torch.autograd.Function):
             found.bias if needs[5] else None,
             found.scale if needs[6] else None,
             found.shift if needs[7] else None,
-            None, None, None, None,
+            None, None, None, None, None,
         )  # fmt: skip
 
 
@@ -264,8 +263,9 @@ def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForward
     kept: list[Results] = []
     o = operands
     y, s = SummedNormalization.apply(
-        o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, o.scale, o.shift, norm, sums, plan, kept
-    )
+        o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, o.scale, o.shift, norm, operands, sums,
+        plan, kept,
+    )  # fmt: skip
     return replace(kept[0], output=y, sum=s)
 
 
@@ -296,6 +296,9 @@ def _backward(
         # With post_add every kernel makes the gradient of s too.
         asked: Wanted = (True, *parameters)  # type: ignore[assignment]
         plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
+        if plan is None and post_add is not None and post_add.stride() != s.stride():
+            post_add = torch.empty_like(s).copy_(post_add)  # s is dense where the input and post_add were not
+            plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
         if plan is None and fits and post_add is not None:
             fits, plan = False, dispatch.sum_backward_plan(norm, native, asked, post_add, False)
         if plan is None and post_add is not None:
@@ -324,14 +327,17 @@ def _composed_backward(
 ) -> tuple[Gradients, Tensor | None]:
     """:func:`_backward` by torch's operators and the norm's own backward, differentiable in every tensor."""
     o, grad_output, dtype = operands, operands.grad_output, operands.input.dtype
-    if _grad_enabled():
+    if norm.training and _grad_enabled():
         # The saved statistics are constants to autograd, so the second derivative needs new ones.
         mean, rstd = reference.saved_statistics(norm, o.input)
         o = replace(o, mean=mean, rstd=rstd)
     if post_add is not None:
         assert norm.activation is not None
         derivative, bare = reference.DERIVATIVES[norm.activation.name], _without_activation(norm)
-        z = normalize(bare, Operands(o.input, *o.tensors()[4:]), False).output
+        if norm.training:
+            z = normalize(bare, Operands(o.input, *o.tensors()[4:]), False).output
+        else:
+            z = reference.saved_output(bare, o)
         dz = grad_output * derivative(z.to(compute_dtype(dtype)) + post_add, norm.activation.parameter)
         norm, grad_output = bare, dz.to(dtype)
         o = replace(o, grad_output=grad_output)

@@ -161,6 +161,18 @@ def forward(norm: Norm, operands: Operands, *, compute_dtype: torch.dtype | None
     )
 
 
+def saved_output(norm: Norm, operands: BackwardOperands) -> Tensor:
+    """z by the mean and rstd that a forward has saved, in the input's dtype, as a function of all other operands."""
+    input = operands.input
+    dtype, view = default_compute_dtype(input.dtype), seen(norm, input.shape)
+    x = to_view(norm, input, view).to(dtype)
+    if operands.mean is not None:
+        x = x - _per_statistic(norm, operands.mean, view, dtype)
+    gamma, beta, factor, offset = _factors(operands, view, dtype)
+    z = x * _per_statistic(norm, operands.rstd, view, dtype) * (gamma * factor) + (beta * factor + offset)
+    return from_view(norm, z, input.shape).to(input.dtype)
+
+
 def quantized_forward(norm: Norm, operands: Operands, quantized: Quantized, out_scale: Tensor | None) -> Results:
     """q = saturate(round(y (1 / scale))) of a float32 y, with the scale that is given or with those of the rows."""
     dtype = default_compute_dtype(operands.input.dtype)

@@ -102,8 +102,8 @@ def in_tiles(problem: Problem) -> bool:
 
 def tile(problem: Problem) -> tuple[int, int]:
     """How many planes make a tile, and how many units are taken together: 1 and 1 where planes do not touch."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout, problem.grad_layout)
-    if not in_tiles(problem) or any(layout and layout.channel != view.spatial for layout in layouts):
+    view = problem.view
+    if not in_tiles(problem) or any(layout and layout.channel != view.spatial for layout in problem.layouts):
         return 1, 1
     planes = SCRATCH // view.spatial
     return planes, planes if problem.norm.per_batch else max(1, planes // max(1, view.group_channels))

@@ -8,17 +8,23 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, in_tiles, summed_rows
+from fusednorm.backends.cpu.geometry import FEW_CHANNELS, ROWS_FLUSHED, SCRATCH, VECTOR, summed_rows
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
-from fusednorm.backends.cpu.plans.columns import ColumnsBackward, ColumnsForward
+from fusednorm.backends.cpu.plans.columns import (
+    ColumnsBackward,
+    ColumnsForward,
+    ColumnsSumBackward,
+    ColumnsSumForward,
+)
 from fusednorm.backends.cpu.plans.planes import (
     PlanesBackward,
     PlanesForward,
     PlanesSplitBackward,
     PlanesSplitForward,
+    PlanesSplitSumBackward,
+    PlanesSplitSumForward,
     PlanesSumBackward,
     PlanesSumForward,
-    PlanesSumGiven,
 )
 from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
@@ -46,7 +52,7 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
 ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
-ADDS_NO_GRADIENT = "adds no gradient of s, which torch does"
+NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
 
 
@@ -166,46 +172,38 @@ class PlanesInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.direction == "inference":
             return "there are no statistics to keep in cache; cpu.planes_split applies the given ones"
-        reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
-        return reason or self._cannot_add(problem)
-
-    @staticmethod
-    def _cannot_add(problem: Problem) -> str | None:
-        added, unit = problem.added, problem.view.numel // max(1, problem.num_statistics)
-        if added is None:
-            return None
-        if in_tiles(problem) or in_tiles(replace(problem, direction="backward")):
-            return f"adds nothing where planes have {problem.view.spatial} elements, which are taken in tiles"
-        if added.grad_sum:
-            return ADDS_NO_GRADIENT
-        return f"has no room for units of {unit} elements" if unit > KEPT_ELEMENTS else None
+        return _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[None]:
         return (None,)
 
     def plan(self, problem: Problem, config: None = None) -> Plan:
-        if problem.added is not None:
-            return PlanesSumBackward(problem) if problem.backward else PlanesSumForward(problem)
-        return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
+        if problem.added is None:
+            return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
+        if problem.view.numel > KEPT_ELEMENTS * max(1, problem.num_statistics):
+            return PLANES_SPLIT.plan(problem)  # s and dz of a unit are more than the cache holds
+        return PlanesSumBackward(problem) if problem.backward else PlanesSumForward(problem)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanesSplitInstance:
-    """channels_first: the statistics of all pieces, combined, then the results of all pieces."""
+    """channels_first: the statistics of all pieces, combined, then the results of all pieces, with the sums around the
+    norm."""
 
     name: str = "cpu.planes_split"
 
     def supports(self, problem: Problem) -> str | None:
-        given = problem.direction == "inference"
-        return _shared(problem) or _common(problem, adds=given) or _needs(problem, "channels_first")
+        return _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Pieces]:
         return _distinct(PIECES, lambda config: config.positions(problem))
 
     def plan(self, problem: Problem, config: Pieces | None = None) -> Plan:
-        make: Any = PlanesSplitBackward if problem.backward else PlanesSplitForward
-        if problem.added is not None:
-            make = PlanesSumGiven
+        make: Any
+        if problem.added is None:
+            make = PlanesSplitBackward if problem.backward else PlanesSplitForward
+        else:
+            make = PlanesSplitSumBackward if problem.backward else PlanesSplitSumForward
         return make(problem, *_pieces(problem, (config or PIECES[0]).positions(problem)))
 
 
@@ -230,14 +228,16 @@ def _cannot_in_slabs(problem: Problem) -> str | None:
     reason = _shared(problem) or _common(problem, adds=True) or _needs(problem, "channels_last")
     if reason is not None or problem.added is None:
         return reason
-    if problem.called.row_family:
-        return "adds nothing to rows, which cpu.rows takes"
-    return ADDS_NO_GRADIENT if problem.added.grad_sum else None
+    return "adds nothing to rows, which cpu.rows takes" if problem.called.row_family else None
 
 
-def _sums_in_slabs(problem: Problem, pieces: int, piece: int, whole: bool) -> Plan:
-    make = SlabsSumBackward if problem.backward else SlabsSumForward
-    return make(problem, pieces, piece, whole)
+def _in_slabs(problem: Problem, pieces: tuple[int, int], whole: bool, made_for: Problem | None = None) -> Plan:
+    make: Any
+    if problem.added is None:
+        make = SlabsBackward if problem.backward else SlabsForward
+    else:
+        make = SlabsSumBackward if problem.backward else SlabsSumForward
+    return make(problem, *pieces, whole, made_for)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,8 +252,10 @@ class SlabsInstance:
             return "there are no statistics to keep in cache; cpu.slabs_split applies the given ones"
         if problem.norm.per_batch:
             if _spread(problem) is None:
-                return "the statistics run over the samples, and planes do not make rows of several channels"
-            return _common(problem)
+                numbers = problem.numbered and _spread(replace(problem, added=None)) is not None
+                # cpu.planes could add them, but one short plane after the other takes twice as long as torch's sum.
+                return "adds no number per sample and channel to blocks of channels" if numbers else NO_BLOCKS
+            return _common(problem, adds=True)
         return _cannot_in_slabs(problem)
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
@@ -261,13 +263,11 @@ class SlabsInstance:
         return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
-        make, seen = SlabsBackward if problem.backward else SlabsForward, self._seen(problem)
+        seen = self._seen(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
-        if problem.added is not None:
-            return _sums_in_slabs(seen, *pieces, whole=True)
         # Few blocks of channels would leave threads idle: all slabs are taken at once.
         whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
-        return make(seen, *pieces, whole=whole, made_for=problem)
+        return _in_slabs(seen, pieces, whole, problem)
 
     @staticmethod
     def _seen(problem: Problem) -> Problem:
@@ -289,11 +289,7 @@ class SlabsSplitInstance:
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         problem = problem.folded
-        make = SlabsBackward if problem.backward else SlabsForward
-        pieces = _pieces(problem, (config or slabs_for(problem)).rows(problem))
-        if problem.added is not None:
-            return _sums_in_slabs(problem, *pieces, whole=False)
-        return make(problem, *pieces, whole=False)
+        return _in_slabs(problem, _pieces(problem, (config or slabs_for(problem)).rows(problem)), whole=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,8 +308,6 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        if problem.added is not None and problem.norm.per_position:
-            return "adds nothing where each position has statistics of its own"
         return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
@@ -326,14 +320,12 @@ class RowsInstance:
             return RowsQuantizedForward(problem)
         if not problem.backward:
             return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
-        if problem.added is not None:
-            rows = (config or SEGMENTS[0]).size(problem)
-            return RowsSumBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
-        if self._few(problem):
+        if problem.added is None and self._few(problem):
             pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
             return FewRowsBackward(problem, pieces, ROW_PIECE)
+        make = RowsBackward if problem.added is None else RowsSumBackward
         rows = (config or SEGMENTS[0]).size(problem)
-        return RowsBackward(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
+        return make(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
 
     @staticmethod
     def _few(problem: Problem) -> bool:
@@ -355,14 +347,15 @@ def _shared(problem: Problem) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ColumnsInstance:
-    """channels_first with statistics for each position: a block of positions from its statistics to its result."""
+    """channels_first with statistics for each position: a block of positions from its statistics to its result, with
+    the sums around the norm."""
 
     name: str = "cpu.columns"
 
     def supports(self, problem: Problem) -> str | None:
         if not problem.norm.per_position or not problem.norm.training:
             return "the statistics are not those of single positions"
-        return _common(problem) or _needs(problem, "channels_first")
+        return _common(problem, adds=True) or _needs(problem, "channels_first")
 
     def configs(self, problem: Problem) -> Sequence[Columns]:
         return _distinct(COLUMNS_OF, lambda config: config.positions(problem))
@@ -370,8 +363,9 @@ class ColumnsInstance:
     def plan(self, problem: Problem, config: Columns | None = None) -> Plan:
         pieces = _pieces(problem, (config or COLUMNS_OF[0]).positions(problem))
         if problem.backward:
-            return ColumnsBackward(problem, *pieces, tasks=MANY_SLABS)
-        return ColumnsForward(problem, *pieces)
+            make = ColumnsBackward if problem.added is None else ColumnsSumBackward
+            return make(problem, *pieces, MANY_SLABS)
+        return (ColumnsForward if problem.added is None else ColumnsSumForward)(problem, *pieces)
 
 
 ROWS, SLABS, SLABS_SPLIT = RowsInstance(), SlabsInstance(), SlabsSplitInstance()

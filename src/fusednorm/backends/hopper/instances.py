@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
-from fusednorm.backends.hopper.config import (
+from fusednorm.backends.hopper.config.columns import ColumnsConfig, columns_configs, columns_for
+from fusednorm.backends.hopper.config.resident import (
     VECTOR_BYTES,
     ResidentConfig,
     channel_vectors,
@@ -59,6 +61,26 @@ def processors() -> int:
     return count
 
 
+def _unsupported(problem: Problem) -> str | None:
+    """What no instance of this backend runs, or None."""
+    if problem.direction not in ("forward", "backward", "backward_data"):
+        return f"runs no {problem.direction}"
+    if problem.quantized is not None:
+        return "gives no output of 8 bits"
+    if problem.dtype == "float64":
+        return "computes in float32"
+    if problem.view.numel == 0:
+        return "there are no elements"
+    if problem.layout.order != "channels_first" or problem.view.spatial == 1:
+        return "needs channels_first"
+    return None
+
+
+def _elsewhere(problem: Problem) -> str | None:
+    """Why no kernel of this backend runs on the problem's device, or None."""
+    return unavailable() if problem.device == "cuda" else f"runs on cuda, the tensor is on {problem.device}"
+
+
 def _vectors(problem: Problem, count: int) -> bool:
     return count * DTYPE_BYTES[problem.dtype] % VECTOR_BYTES == 0
 
@@ -71,30 +93,23 @@ class ResidentInstance:
     name: str = "hopper.resident"
 
     def supports(self, problem: Problem) -> str | None:
-        view = problem.view
-        if problem.direction not in ("forward", "backward", "backward_data"):
-            return f"runs no {problem.direction}"
+        view, reason = problem.view, _unsupported(problem)
+        if reason is not None:
+            return reason
         if problem.norm.per_batch or problem.norm.per_position:
             return "the statistics are not those of single units"
-        if problem.added is not None or problem.quantized is not None:
-            return "adds nothing around the norm, and gives no output of 8 bits"
-        if problem.dtype == "float64":
-            return "computes in float32"
-        if view.numel == 0:
-            return "there are no elements"
         if not problem.norm.has_mean:
             return "takes norms with a mean"
-        if problem.layout.order != "channels_first" or view.spatial == 1:
-            return "needs channels_first"
+        added = problem.added
+        if added is not None and not (problem.backward and added.grad_sum and added.post_layout is None):
+            return "adds nothing around the norm but the gradient that its input has from elsewhere"
         for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
                 return "a channel is no whole number of vectors of 16 bytes in packed memory"
         if view.samples * view.groups * view.groups >= 1 << 31:
             return "too many groups"
-        if problem.device != "cuda":
-            return f"runs on cuda, the tensor is on {problem.device}"
-        reason = unavailable()
+        reason = _elsewhere(problem)
         if reason is None and resident_for(problem, processors()) is None:
             return "a unit does not fit the shared memory of the chip, or no tile divides a channel"
         return reason
@@ -103,16 +118,53 @@ class ResidentInstance:
         return configs(problem, processors())
 
     def plan(self, problem: Problem, config: ResidentConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans import ResidentBackward, ResidentForward
+        from fusednorm.backends.hopper.plans import resident as plans
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None
-        make = ResidentBackward if problem.backward else ResidentForward
+        make: Any = plans.ResidentForward
+        if problem.backward:
+            make = plans.ResidentBackward if problem.added is None else plans.ResidentSumBackward
         return make(problem, chosen, processors())
 
 
-RESIDENT = ResidentInstance()
-INSTANCES = (RESIDENT,)
+@dataclass(frozen=True, slots=True)
+class ColumnsInstance:
+    """channels_first with statistics for each position, forward and backward: all channels of a block's positions stay
+    in its shared memory."""
+
+    name: str = "hopper.columns"
+
+    def supports(self, problem: Problem) -> str | None:
+        reason = _unsupported(problem)
+        if reason is not None:
+            return reason
+        if not problem.norm.per_position:
+            return "the statistics are not those of single positions"
+        if problem.added is not None:
+            return "adds nothing around the norm"
+        if not _vectors(problem, problem.view.spatial):
+            return "a channel is no whole number of vectors of 16 bytes"
+        for layout in filter(None, problem.layouts):
+            if layout.spatial != 1 or not _vectors(problem, layout.sample) or not _vectors(problem, layout.channel):
+                return "channels do not begin at 16 bytes"
+        if columns_for(problem, processors()) is None:
+            return "the channels do not fit the shared memory of a multiprocessor"
+        return _elsewhere(problem)
+
+    def configs(self, problem: Problem) -> Sequence[ColumnsConfig]:
+        return columns_configs(problem, processors())
+
+    def plan(self, problem: Problem, config: ColumnsConfig | None = None) -> Plan:
+        from fusednorm.backends.hopper.plans.columns import ColumnsBackward, ColumnsForward
+
+        chosen = config or columns_for(problem, processors())
+        assert chosen is not None
+        return (ColumnsBackward if problem.backward else ColumnsForward)(problem, chosen)
+
+
+RESIDENT, COLUMNS = ResidentInstance(), ColumnsInstance()
+INSTANCES = (RESIDENT, COLUMNS)
 
 
 def choose(problem: Problem) -> Instance | None:
@@ -122,9 +174,11 @@ def choose(problem: Problem) -> Instance | None:
     the results of others: 8x128x256x256 in bf16 took 86 us, and 112 in two reads, its backward with relu 129 and 181.
     In a single wave nothing overlaps, and a second read, from the L2, is as fast. Arithmetic hides a second read too.
     """
+    if problem.norm.per_position:
+        return COLUMNS if COLUMNS.supports(problem) is None else None
     if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES or RESIDENT.supports(problem) is not None:
         return None
-    if triton.choose(problem) is not triton.TILES:
+    if triton.choose(replace(problem, added=None)) is not triton.TILES:
         return None
     config = resident_for(problem, processors())
     assert config is not None

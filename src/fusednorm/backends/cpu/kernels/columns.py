@@ -5,6 +5,9 @@ channels lies in the L2 cache. Every loop runs along the positions of one channe
 while the statistics and the sums of the positions are arrays. With a scale or shift, weight and bias are those of a
 sample, made as in rows.py. A block goes from its statistics to its output, or from its sums to its gradient. The
 parameters' gradients are summed over tasks of a few blocks, and these in their order.
+
+With sums around the norm a block of s goes to ``total`` first, and is normalized from there. The backward, whose x is
+s, keeps dz where an activation meets post_add, stores it too, and adds the gradient of s to dx.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
     BLOCKS,
     GAIN_DTYPE,
+    GATE_ROWS,
     GRAD_SAMPLE,
     GRAD_STEP,
     GROUP_CHANNELS,
@@ -28,10 +32,18 @@ from fusednorm.backends.cpu.geometry import (
     OUTPUT_STEP,
     PIECE,
     PIECES,
+    POST_SAMPLE,
+    POST_STEP,
+    PRE_SAMPLE,
+    PRE_STEP,
     RMS,
     SAMPLES,
     SPATIAL,
     SUMMED,
+    TOTAL_ROW,
+    TOTAL_SAMPLE,
+    TOTAL_STEP,
+    TOTAL_WORKER,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
@@ -41,6 +53,8 @@ from fusednorm.backends.cpu.kernels.elements import Element, element
 from fusednorm.backends.cpu.kernels.operands import narrow, number, widened
 from fusednorm.backends.cpu.kernels.rows import scaled
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, locate, pivot_finder, row_adder
+from fusednorm.backends.cpu.kernels.sums import sum_plane
+from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
 wide_scratch = element("float64").scratch
 
@@ -95,20 +109,34 @@ def _block_statistics(element: Element):
     return block_statistics
 
 
-def build_forward(element: Element, value, pullback):
-    """Tasks start to stop."""
-    load, read, store, T = element.load, element.read, element.store, element.compute
-    block_statistics, as_read, scratch = _block_statistics(element), widened(element), element.scratch
+@cache
+def _apply_channel(element: Element, value, adds_before: bool, adds_behind: bool):
+    load, load_post, read, store, T = element.load, element.load, element.read, element.store, element.compute
+    if adds_before:
+        load = element.load_total
 
     @exact
-    def apply_channel(x, i, y, j, n, centre, inverse, gain, offset, activation_parameter):
-        """y = value(weight xhat + bias)."""
+    def apply_channel(x, i, y, j, post, p, n, centre, inverse, gain, offset, activation_parameter):
+        """y = value(weight xhat + bias + post)."""
         alpha = T(activation_parameter)
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - read(centre, k), scaled(gain, read(inverse, k)), offset)
+                if adds_behind:
+                    z += load_post(post, p + k)
                 store(y, j + k, value(z, alpha))
+
+    return apply_channel
+
+
+def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
+    """Tasks start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add.
+    ``by_channel``: ``pre_gate`` has all that is added, a number for each channel of a sample."""
+    source = element._replace(load=element.load_total) if adds_before else element
+    block_statistics, as_read, scratch = _block_statistics(source), widened(element), element.scratch
+    apply_channel, sum_row = _apply_channel(element, value, adds_before, adds_behind), sum_plane(element, by_channel)
+    read = element.read
 
     @exact
     def publish(mean, rstd, unit, centre, inverse, n, rms):
@@ -119,8 +147,9 @@ def build_forward(element: Element, value, pullback):
                 mean[unit + k] = centre[k]
 
     def forward(
-        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, geometry, eps, activation_parameter, start, stop
-    ):
+        x, y, mean, rstd, weight, bias, wide_weight, wide_bias, total, pre_add, pre_gate, post_add, geometry, eps,
+        activation_parameter, worker, start, stop,
+    ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         channels, centre, inverse = geometry[GROUP_CHANNELS], scratch(), scratch()
@@ -128,33 +157,50 @@ def build_forward(element: Element, value, pullback):
         for block in range(start * geometry[BLOCKS], last):
             n, first, width = locate(geometry, block)
             place = n * geometry[MODULATION]
-            i = n * geometry[INPUT_SAMPLE] + first
+            whole, i, step = x, n * geometry[INPUT_SAMPLE] + first, geometry[INPUT_STEP]
             j = n * geometry[OUTPUT_SAMPLE] + first
-            block_statistics(x, i, geometry[INPUT_STEP], channels, width, geometry[RMS], eps, centre, inverse)
+            p = n * geometry[POST_SAMPLE] + first
+            if adds_before:
+                # A block that nobody keeps lies in the worker's own room, in rows of TOTAL_ROW.
+                t = worker * geometry[TOTAL_WORKER] if geometry[TOTAL_ROW] else n * geometry[TOTAL_SAMPLE] + first
+                row = geometry[TOTAL_ROW] + geometry[TOTAL_STEP]
+                pre = n * geometry[PRE_SAMPLE] + first
+                for c in range(channels):
+                    sum_row(
+                        x, i + c * step, pre_add, pre + c * geometry[PRE_STEP], pre_gate, n * channels + c,
+                        geometry[GATE_ROWS] > 0, total, t + c * row, width,
+                    )  # fmt: skip
+                whole, i, step = total, t, row
+            block_statistics(whole, i, step, channels, width, geometry[RMS], eps, centre, inverse)
             publish(mean, rstd, n * geometry[SPATIAL] + first, centre, inverse, width, geometry[RMS])
             for back in range(channels):  # the last channels first: they are still in the L1 cache
                 c = channels - 1 - back
                 apply_channel(
-                    x, i + c * geometry[INPUT_STEP], y, j + c * geometry[OUTPUT_STEP], width, centre, inverse,
-                    read(gains, place + c), read(offsets, place + c), activation_parameter,
+                    whole, i + c * step, y, j + c * geometry[OUTPUT_STEP], post_add, p + c * geometry[POST_STEP],
+                    width, centre, inverse, read(gains, place + c), read(offsets, place + c), activation_parameter,
                 )  # fmt: skip
 
     return forward
 
 
 @cache
-def _keep_channel(element: Element, pullback):
-    load, read, keep = element.load, element.read, element.keep
+def _keep_channel(element: Element, pullback, adds_behind: bool):
+    load, read, keep, store = element.load, element.read, element.keep, element.store
 
     @exact
-    def keep_channel(grad, g, x, i, kept, r, n, centre, inverse, gain, offset, alpha):
+    def keep_channel(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, inverse, gain, offset, alpha):
         """dz of one channel, put into ``kept`` from r on: the sums of its last positions are scalar code, in which no
-        exponential should be."""
+        exponential should be. With ``adds_behind`` z is z + post, and dz its gradient, which is stored too."""
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - read(centre, k), scaled(gain, read(inverse, k)), offset)
-                keep(kept, r + k, pullback(load(grad, g + k), z, alpha))
+                if adds_behind:
+                    z += load(post, p + k)
+                dz = pullback(load(grad, g + k), z, alpha)
+                keep(kept, r + k, dz)
+                if adds_behind:
+                    store(grad_post, o + k, dz)
 
     return keep_channel
 
@@ -182,19 +228,25 @@ def _channel_sums(element: Element, make):
 
 
 @cache
-def _gradient_channel(element: Element, make):
+def _gradient_channel(element: Element, make, adds_gradient: bool):
     load, read, store = element.load, element.read, element.store
 
     @exact
-    def gradient_channel(grad, g, x, i, dx, o, kept, r, n, centre, inverse, gain, offset, alpha, mean_p, mean_q):
-        """dx = rstd (weight dz - (P + xhat Q) / C)."""
+    def gradient_channel(
+        grad, g, x, i, dx, o, kept, r, n, centre, inverse, gain, offset, alpha, mean_p, mean_q, grad_total
+    ):
+        """dx = rstd (weight dz - (P + xhat Q) / C), and with ``adds_gradient`` the gradient of x itself, which lies as
+        x does."""
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
                 deviation, rstd = load(x, i + k) - read(centre, k), read(inverse, k)
                 xhat, z = deviation * rstd, normalized(deviation, scaled(gain, rstd), offset)
                 dz = make(grad, g + k, kept, r + k, z, alpha)
-                store(dx, o + k, rstd * (gain * dz - (read(mean_p, k) + xhat * read(mean_q, k))))
+                gradient = rstd * (gain * dz - (read(mean_p, k) + xhat * read(mean_q, k)))
+                if adds_gradient:
+                    gradient += load(grad_total, i + k)
+                store(dx, o + k, gradient)
 
     return gradient_channel
 
@@ -214,14 +266,18 @@ def blocks_of(geometry, task):
     return begin, min(begin + geometry[BLOCKS], (together + 1) * geometry[SUMMED])
 
 
-def build_backward(element: Element, value, pullback, accumulate=True, keeps=False):
+def build_backward(
+    element: Element, value, pullback, accumulate=True, keeps=False, adds_behind=False, adds_gradient=False
+):
     """The input's gradient, and with ``accumulate`` the sums of the parameters' in ``partials``, of tasks.
 
-    Where dz is kept, ``kept`` has room for a block per worker.
+    Where dz is kept, ``kept`` has room for a block per worker. With ``adds_behind`` it is the gradient of z + post_add,
+    and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
     """
     T, read, scratch, as_read = element.compute, element.read, element.scratch, widened(element)
-    make, keep_channel, flush = dz_of(element, pullback, keeps), _keep_channel(element, pullback), _flush(element)
-    channel_sums, gradient_channel = _channel_sums(element, make), _gradient_channel(element, make)
+    make, flush = dz_of(element, pullback, keeps), _flush(element)
+    keep_channel, channel_sums = _keep_channel(element, pullback, adds_behind), _channel_sums(element, make)
+    gradient_channel = _gradient_channel(element, make, adds_gradient)
 
     @exact
     def recall(operand, dtype, unit, n, values):
@@ -235,7 +291,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        partials, kept, geometry, activation_parameter, worker, start, stop,
+        partials, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
@@ -254,7 +310,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                 place = n * geometry[MODULATION]
                 unit = n * geometry[SPATIAL] + position
                 i, g = n * geometry[INPUT_SAMPLE] + position, n * geometry[GRAD_SAMPLE] + position
-                o = n * geometry[OUTPUT_SAMPLE] + position
+                o, behind = n * geometry[OUTPUT_SAMPLE] + position, n * geometry[POST_SAMPLE] + position
                 if geometry[RMS]:
                     for k in range(width):
                         centre[k] = T(0)
@@ -267,7 +323,10 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                     gain, offset = read(gains, place + c), read(offsets, place + c)
                     at_x, at_grad, r = i + c * geometry[INPUT_STEP], g + c * geometry[GRAD_STEP], slot + c * room
                     if keeps:
-                        keep_channel(grad, at_grad, x, at_x, kept, r, width, centre, inverse, gain, offset, alpha)
+                        keep_channel(
+                            grad, at_grad, x, at_x, kept, r, post_add, behind + c * geometry[POST_STEP],
+                            grad_post_add, o + c * geometry[OUTPUT_STEP], width, centre, inverse, gain, offset, alpha,
+                        )  # fmt: skip
                     p, q = channel_sums(
                         grad, at_grad, x, at_x, kept, r, width, centre, inverse, gain, offset, alpha, first, second
                     )
@@ -284,7 +343,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
                     gradient_channel(
                         grad, g + c * geometry[GRAD_STEP], x, i + c * geometry[INPUT_STEP],
                         dx, o + c * geometry[OUTPUT_STEP], kept, slot + c * room, width, centre, inverse,
-                        read(gains, place + c), read(offsets, place + c), alpha, first, second,
+                        read(gains, place + c), read(offsets, place + c), alpha, first, second, grad_total,
                     )  # fmt: skip
 
     return backward
@@ -332,10 +391,9 @@ def build_modulation_sums(element: Element, value, pullback):
 
 BUILDERS = {
     "forward": build_forward,
-    "backward": build_backward,
-    "backward_data": partial(build_backward, accumulate=False),
-    "backward_kept": partial(build_backward, keeps=True),
-    "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
+    **summed("forward", build_forward),
+    **backwards(build_backward),
+    **backwards(partial(build_backward, accumulate=False), "backward_data"),
     "modulation_sums": build_modulation_sums,
     "parameter_gradients": build_parameter_gradients,
 }

@@ -36,6 +36,7 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
+from fusednorm.backends.cpu.kernels.variants import backwards
 
 
 @exact
@@ -135,8 +136,9 @@ def _row_sums(element: Element, make):
 
 
 @cache
-def _gradient_row(element: Element, make):
-    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3.
+def _gradient_row(element: Element, make, adds_gradient: bool):
+    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3. With ``adds_gradient`` dx gets the
+    gradient of x itself, which lies as x does.
 
     With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
@@ -145,8 +147,9 @@ def _gradient_row(element: Element, make):
 
     @exact
     def gradient_row(
-        grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, activation_parameter, mean_p, mean_q, training
-    ):
+        grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, activation_parameter, mean_p, mean_q, training,
+        grad_total,
+    ):  # fmt: skip
         inverse = np.float64(rstd)
         a, b = T(gain * inverse), T(offset)
         c2, c3 = T(-inverse * mean_q), T(-inverse * mean_p)
@@ -157,11 +160,17 @@ def _gradient_row(element: Element, make):
                 for k in range(start, stop):
                     deviation = load(x, i + k) - centre
                     dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
-                    store(dx, o + k, a * dz + (c2 * (deviation * rstd) + c3))
+                    gradient = a * dz + (c2 * (deviation * rstd) + c3)
+                    if adds_gradient:
+                        gradient += load(grad_total, i + k)
+                    store(dx, o + k, gradient)
             else:
                 for k in range(start, stop):
                     z = normalized(load(x, i + k) - centre, a, b)
-                    store(dx, o + k, a * make(grad, g + k, keep, r + k, z, alpha))
+                    gradient = a * make(grad, g + k, keep, r + k, z, alpha)
+                    if adds_gradient:
+                        gradient += load(grad_total, i + k)
+                    store(dx, o + k, gradient)
 
     return gradient_row
 
@@ -184,19 +193,19 @@ def moments_of_units(element: Element):
     row_moments, column_moments = moments(element), strided_moments(element)
 
     @exact
-    def unit_moments(x, geometry, unit):
-        """Mean and M2 of a unit; rows that touch are read as one, and rows of one element each at their step."""
+    def unit_moments(x, origin, sample, step, geometry, unit):
+        """Mean and M2 of a unit of a tensor with these strides between samples and channels; rows that touch are read
+        as one, and rows of one element each at their step."""
         rows, length, rms = rows_per_unit(geometry), geometry[SPATIAL], geometry[RMS]
         if length == 1 and rows > 1:
             n, c = locate(geometry, unit, 0)
-            step = geometry[INPUT_SAMPLE] if geometry[PER_BATCH] else geometry[INPUT_STEP]
-            return column_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], step, rows, rms)
-        if not geometry[PER_BATCH] and geometry[INPUT_STEP] == length:
+            return column_moments(x, origin + n * sample + c * step, sample if geometry[PER_BATCH] else step, rows, rms)
+        if not geometry[PER_BATCH] and step == length:
             rows, length = 1, rows * length
         count, mean, m2 = 0, 0.0, 0.0
         for row in range(rows):
             n, c = locate(geometry, unit, row)
-            row_mean, row_m2 = row_moments(x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP], length, rms)
+            row_mean, row_m2 = row_moments(x, origin + n * sample + c * step, length, rms)
             count, mean, m2 = merge(count, mean, m2, length, row_mean, row_m2)
         return mean, m2
 
@@ -212,7 +221,7 @@ def build_forward(element: Element, value, pullback):
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
     ):
         for unit in range(start, stop):
-            centre, m2 = unit_moments(x, geometry, unit)
+            centre, m2 = unit_moments(x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP], geometry, unit)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
@@ -274,19 +283,19 @@ def build_apply(element: Element, value, pullback):
     return apply
 
 
-def build_backward(element: Element, value, pullback, keeps=False, adds_behind=False):
+def build_backward(element: Element, value, pullback, keeps=False, adds_behind=False, adds_gradient=False):
     """Units start to stop: p and q of each row, then the input's gradient.
 
     Where dz is kept, ``kept`` has room for a unit per worker. With ``adds_behind`` it is the gradient of z + post_add,
-    and is stored too.
+    and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
     """
     make, keep_row = dz_of(element, pullback, keeps), _keep_row(element, pullback, adds_behind)
-    row_sums, gradient_row = _row_sums(element, make), _gradient_row(element, make)
+    row_sums, gradient_row = _row_sums(element, make), _gradient_row(element, make, adds_gradient)
     channel_affine, saved = affine(element), saved_statistics(element)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
-        kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
+        kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
         slot = worker * rows_per_unit(geometry) * length
@@ -325,31 +334,39 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                     dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
                     kept, slot + row * length,
                     length, centre, inverse, gain, offset, activation_parameter, mean_p, total_q / count,
-                    geometry[TRAINING],
+                    geometry[TRAINING], grad_total,
                 )  # fmt: skip
 
     return backward
 
 
-def build_reduce(element: Element, value, pullback):
-    """p and q of pieces start to stop."""
-    make = dz_of(element, pullback, kept=False)
+def build_reduce(element: Element, value, pullback, adds_behind=False):
+    """p and q of pieces start to stop. With ``adds_behind`` dz is the gradient of z + post_add and is stored too, and
+    ``kept`` has room for a piece per worker."""
+    make, keep_row = dz_of(element, pullback, kept=adds_behind), _keep_row(element, pullback, True)
     row_sums, channel_affine, saved = _row_sums(element, make), affine(element), saved_statistics(element)
 
     def reduce(
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
-        geometry, activation_parameter, start, stop,
+        kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
+        slot = worker * geometry[PIECE] if adds_behind else 0
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
             centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
+            g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first
+            i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+            if adds_behind:
+                keep_row(
+                    grad, g, x, i, kept, slot, post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP] + first,
+                    grad_post_add, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first, length, centre,
+                    inverse, gain, offset, activation_parameter,
+                )  # fmt: skip
             partials[2 * task], partials[2 * task + 1] = row_sums(
-                grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
-                x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
-                partials, 0, length, centre, inverse, gain, offset, activation_parameter,
-            )  # fmt: skip
+                grad, g, x, i, kept, slot, length, centre, inverse, gain, offset, activation_parameter
+            )
 
     return reduce
 
@@ -379,26 +396,29 @@ def build_combine(element: Element, value, pullback):
     return combine
 
 
-def build_input_gradient(element: Element, value, pullback):
-    """The input's gradient of pieces start to stop."""
-    make = dz_of(element, pullback, kept=False)
-    gradient_row, channel_affine, saved = _gradient_row(element, make), affine(element), saved_statistics(element)
+def build_input_gradient(element: Element, value, pullback, adds_behind=False, adds_gradient=False):
+    """The input's gradient of pieces start to stop. With ``adds_behind``, for a kernel without an activation, dz is
+    there as the gradient of z + post_add; with ``adds_gradient`` dx gets ``grad_total``."""
+    gradient_row = _gradient_row(element, dz_of(element, pullback, kept=False), adds_gradient)
+    channel_affine, saved = affine(element), saved_statistics(element)
+    sample, step = (OUTPUT_SAMPLE, OUTPUT_STEP) if adds_behind else (GRAD_SAMPLE, GRAD_STEP)
 
     def input_gradient(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, totals,
-        geometry, activation_parameter, start, stop,
+        kept, grad_total, grad_post_add, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
+        dz = grad_post_add if adds_behind else grad
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
             centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             gradient_row(
-                grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP] + first,
+                dz, n * geometry[sample] + c * geometry[step] + first,
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                totals, 0, length, centre, inverse, gain, offset, activation_parameter,
-                totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING],
+                kept, 0, length, centre, inverse, gain, offset, activation_parameter,
+                totals[2 * unit], totals[2 * unit + 1], geometry[TRAINING], grad_total,
             )  # fmt: skip
 
     return input_gradient
@@ -409,10 +429,12 @@ BUILDERS = {
     "moments": build_moments,
     "statistics": build_statistics,
     "apply": build_apply,
-    "backward": build_backward,
-    "backward_kept": partial(build_backward, keeps=True),
-    "backward_behind": partial(build_backward, keeps=True, adds_behind=True),
+    **backwards(build_backward),
     "reduce": build_reduce,
+    "reduce_behind": partial(build_reduce, adds_behind=True),
     "combine": build_combine,
     "input_gradient": build_input_gradient,
+    "input_gradient_behind": partial(build_input_gradient, adds_behind=True),
+    "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
+    "input_gradient_behind_total": partial(build_input_gradient, adds_behind=True, adds_gradient=True),
 }

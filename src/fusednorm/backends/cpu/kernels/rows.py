@@ -45,7 +45,9 @@ from fusednorm.backends.cpu.geometry import (
     PIECE,
     PIECES,
     POST_SAMPLE,
+    POST_STEP,
     PRE_SAMPLE,
+    PRE_STEP,
     RMS,
     ROWS_FLUSHED,
     SCALE_DTYPE,
@@ -54,6 +56,7 @@ from fusednorm.backends.cpu.geometry import (
     SPATIAL,
     SUMMED,
     TOTAL_SAMPLE,
+    TOTAL_STEP,
     TOTAL_WORKER,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
@@ -65,6 +68,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
+from fusednorm.backends.cpu.kernels.variants import backwards, summed
 from fusednorm.formats import FORMATS
 
 
@@ -142,20 +146,23 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         # Read once: for all that the compiler knows, a row's store could change them.
         positions, modulation = geometry[SPATIAL], geometry[MODULATION]
         input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
-        output_sample, output_step, post_sample = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP], geometry[POST_SAMPLE]
+        output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
+        post_sample, post_step = geometry[POST_SAMPLE], geometry[POST_STEP]
         for n in range(start, stop):
             place = parameters_of(positions, modulation, n)
             for g in range(groups):
                 i = begin_of(positions, n, input_sample, input_step) + g * length
-                p = n * post_sample + g * length
+                p = begin_of(positions, n, post_sample, post_step) + g * length
                 source = x
                 if adds_before:
-                    t = n * geometry[TOTAL_SAMPLE] + worker * geometry[TOTAL_WORKER] + g * length
+                    t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + g * length
+                    t += worker * geometry[TOTAL_WORKER]
+                    pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + g * length
                     q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
                     q += g * length if geometry[GATE_PER_ELEMENT] else 0
                     add(
-                        x, i, pre_add, n * geometry[PRE_SAMPLE] + g * length, pre_gate, q, geometry[GATE_ROWS] > 0,
-                        geometry[GATE_PER_ELEMENT], total, t, length,
+                        x, i, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
+                        length,
                     )  # fmt: skip
                     source, i = total, t
                 centre, m2 = row_moments(source, i, length, rms)
@@ -292,9 +299,10 @@ def build_backward(
                     o = begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
                     first, total_p, total_q = place + channel, 0.0, 0.0
                     if keeps:
+                        p = begin_of(geometry[SPATIAL], n, geometry[POST_SAMPLE], geometry[POST_STEP]) + channel
                         keep_group(
-                            grad, g, x, i, kept, slot, post_add, n * geometry[POST_SAMPLE] + channel, grad_post_add,
-                            o, length, centre, inverse, gains, offsets, first, alpha,
+                            grad, g, x, i, kept, slot, post_add, p, grad_post_add, o, length, centre, inverse, gains,
+                            offsets, first, alpha,
                         )  # fmt: skip
                     for k in range(0, length, CHUNK):
                         chunk_p, chunk_q = group_sums(
@@ -525,23 +533,9 @@ QUANTIZING = {
 BUILDERS = {
     **QUANTIZING,
     "forward": build_forward,
-    "forward_before": partial(build_forward, adds_before=True),
-    "forward_behind": partial(build_forward, adds_behind=True),
-    "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
-    "backward": build_backward,
-    "backward_data": partial(build_backward, accumulate=False),
-    "backward_kept": partial(build_backward, keeps=True),
-    "backward_data_kept": partial(build_backward, accumulate=False, keeps=True),
-    "backward_total": partial(build_backward, adds_gradient=True),
-    "backward_data_total": partial(build_backward, accumulate=False, adds_gradient=True),
-    "backward_kept_total": partial(build_backward, keeps=True, adds_gradient=True),
-    "backward_data_kept_total": partial(build_backward, accumulate=False, keeps=True, adds_gradient=True),
-    "backward_behind": partial(build_backward, keeps=True, adds_behind=True),
-    "backward_data_behind": partial(build_backward, accumulate=False, keeps=True, adds_behind=True),
-    "backward_behind_total": partial(build_backward, keeps=True, adds_behind=True, adds_gradient=True),
-    "backward_data_behind_total": partial(
-        build_backward, accumulate=False, keeps=True, adds_behind=True, adds_gradient=True
-    ),
+    **summed("forward", build_forward, by_channel=False),
+    **backwards(build_backward),
+    **backwards(partial(build_backward, accumulate=False), "backward_data"),
     "reduce": build_reduce,
     "columns": build_columns,
     "columns_data": partial(build_columns, accumulate=False),

@@ -33,6 +33,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of, slab_moments
 from fusednorm.backends.cpu.kernels.slabs_backward import gradient_slab
 from fusednorm.backends.cpu.kernels.sums import add_row
+from fusednorm.backends.cpu.kernels.variants import summed
 
 
 @cache
@@ -197,13 +198,14 @@ def build_reduce(element: Element, value, pullback):
     return reduce
 
 
-def build_input_gradient(element: Element, value, pullback):
-    """The input's gradient of slabs start to stop, from dz; for a kernel without an activation."""
-    of_slab = gradient_slab(element, pullback, OUTPUT_SAMPLE, OUTPUT_STEP)
+def build_input_gradient(element: Element, value, pullback, adds_gradient=False):
+    """The input's gradient of slabs start to stop, from dz; for a kernel without an activation. With ``adds_gradient``
+    ``grad_total`` is added to it."""
+    of_slab = gradient_slab(element, pullback, OUTPUT_SAMPLE, OUTPUT_STEP, adds_gradient)
 
-    def input_gradient(grad_post_add, x, dx, coefficients, geometry, activation_parameter, start, stop):
+    def input_gradient(grad_post_add, x, dx, coefficients, grad_total, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            of_slab(grad_post_add, x, dx, coefficients, geometry, activation_parameter, task)
+            of_slab(grad_post_add, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
 
     return input_gradient
 
@@ -211,13 +213,12 @@ def build_input_gradient(element: Element, value, pullback):
 BUILDERS = {
     "moments_before": build_moments,
     "moments_by_channel": partial(build_moments, by_channel=True),
-    "apply_before": partial(build_apply, adds_before=True),
-    "apply_behind": partial(build_apply, adds_behind=True),
-    "apply_before_behind": partial(build_apply, adds_before=True, adds_behind=True),
+    **summed("apply", build_apply, by_channel=False),
     "given_before": build_given,
     "given_before_behind": partial(build_given, adds_behind=True),
     "given_by_channel": partial(build_given, by_channel=True),
     "given_by_channel_behind": partial(build_given, adds_behind=True, by_channel=True),
     "reduce": build_reduce,
     "input_gradient": build_input_gradient,
+    "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
 }

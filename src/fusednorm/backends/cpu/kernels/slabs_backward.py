@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 
@@ -162,13 +162,15 @@ def _unit_gradient(element: Element):
 
 
 @cache
-def gradient_slab(element: Element, pullback, sample: int = GRAD_SAMPLE, step: int = GRAD_STEP):
+def gradient_slab(
+    element: Element, pullback, sample: int = GRAD_SAMPLE, step: int = GRAD_STEP, adds_gradient: bool = False
+):
     """dx of one slab. ``sample`` and ``step`` are the fields of the geometry that say where the gradient's samples and
-    positions lie."""
+    positions lie. With ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
     load, read, store, T = element.load, element.read, element.store, element.compute
 
     @exact
-    def gradient_of_slab(grad, x, dx, coefficients, geometry, activation_parameter, task):
+    def gradient_of_slab(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, task):
         n, first, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         k = n * COEFFICIENTS * plane
@@ -187,12 +189,18 @@ def gradient_slab(element: Element, pullback, sample: int = GRAD_SAMPLE, step: i
                         z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
                         xhat = deviation * read(coefficients, k + 3 * plane + c)
                         c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
-                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3))
+                        gradient = a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3)
+                        if adds_gradient:
+                            gradient += load(grad_total, i + c)
+                        store(dx, o + c, gradient)
                 else:  # 0 times an infinite xhat would be NaN
                     for c in range(start, stop):
                         deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
                         z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                        store(dx, o + c, a * pullback(load(grad, g + c), z, alpha))
+                        gradient = a * pullback(load(grad, g + c), z, alpha)
+                        if adds_gradient:
+                            gradient += load(grad_total, i + c)
+                        store(dx, o + c, gradient)
 
     return gradient_of_slab
 
@@ -301,13 +309,13 @@ def build_shared_gradients(element: Element, value, pullback):
     return shared_gradients
 
 
-def build_input_gradient(element: Element, value, pullback):
-    """The input's gradient of slabs start to stop."""
-    of_slab = gradient_slab(element, pullback)
+def build_input_gradient(element: Element, value, pullback, adds_gradient=False):
+    """The input's gradient of slabs start to stop, with ``adds_gradient`` to which ``grad_total`` is added."""
+    of_slab = gradient_slab(element, pullback, adds_gradient=adds_gradient)
 
-    def input_gradient(grad, x, dx, coefficients, geometry, activation_parameter, start, stop):
+    def input_gradient(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
-            of_slab(grad, x, dx, coefficients, geometry, activation_parameter, task)
+            of_slab(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
 
     return input_gradient
 
@@ -319,4 +327,5 @@ BUILDERS = {
     "gradient_coefficients": build_gradient_coefficients,
     "shared_gradients": build_shared_gradients,
     "input_gradient": build_input_gradient,
+    "input_gradient_total": partial(build_input_gradient, adds_gradient=True),
 }

@@ -28,6 +28,7 @@ from fusednorm.backends.cpu.kernels.device import exact, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments
 from fusednorm.backends.cpu.kernels.planes import locate, locate_piece, rows_per_unit
+from fusednorm.backends.cpu.kernels.variants import summed
 
 
 @cache
@@ -51,18 +52,23 @@ def add_row(element: Element):
 
 
 @cache
-def _shift_row(element: Element):
-    load, put, T = element.load, element.put_total, element.compute
+def sum_plane(element: Element, by_channel: bool):
+    """s of a row of one channel of one sample, whose gate is number q. ``by_channel``: that number is what is added."""
+    load, read, put, T, add = element.load, element.read, element.put_total, element.compute, add_row(element)
 
     @exact
-    def shift_row(x, i, number, total, t, n):
-        """total = x + number, rounded to the input's dtype."""
+    def shift(x, i, pre, p, numbers, q, gated, total, t, n):
+        number = T(read(numbers, q))
         for part in range(2):
             start, stop = span(part, n)
             for k in range(start, stop):
-                put(total, t + k, load(x, i + k) + T(number))
+                put(total, t + k, load(x, i + k) + number)
 
-    return shift_row
+    @exact
+    def gate(x, i, pre, p, gates, q, gated, total, t, n):
+        add(x, i, pre, p, gates, q, gated, False, total, t, n)
+
+    return shift if by_channel else gate
 
 
 @cache
@@ -93,7 +99,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     plane."""
     source = element._replace(load=element.load_total) if adds_before else element
     row_moments, keep, channel_affine = moments(source), publish(element), affine(element)
-    add, shift_row, read = add_row(element), _shift_row(element), element.read
+    sum_row = sum_plane(element, by_channel)
     apply_row = _apply_row(element, value, adds_before, adds_behind)
 
     def forward(
@@ -109,12 +115,8 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                 whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                 if adds_before:
                     t = first + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP]
-                    if by_channel:
-                        shift_row(x, i, read(pre_gate, n * channels + c), total, t, length)
-                    else:
-                        p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP]
-                        gated = geometry[GATE_ROWS] > 0
-                        add(x, i, pre_add, p, pre_gate, n * channels + c, gated, False, total, t, length)
+                    p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP]
+                    sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
                     whole, i = total, t
                 row_mean, row_m2 = row_moments(whole, i, length, geometry[RMS])
                 count, centre, m2 = merge(count, centre, m2, length, row_mean, row_m2)
@@ -135,12 +137,34 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     return forward
 
 
-def build_given(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
-    """The output of pieces start to stop of channels_first by statistics that were given, with s as in a forward."""
-    add, shift_row, channel_affine, read = add_row(element), _shift_row(element), affine(element), element.read
+def build_moments(element: Element, value, pullback, by_channel=False):
+    """s of pieces start to stop, and their statistics (mean, M2)."""
+    piece_moments = moments(element._replace(load=element.load_total))
+    sum_row = sum_plane(element, by_channel)
+
+    def moments_of_pieces(x, total, pre_add, pre_gate, partials, geometry, start, stop):
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        for task in range(start, stop):
+            unit, row, first, length = locate_piece(geometry, task)
+            n, c = locate(geometry, unit, row)
+            i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+            p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+            t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
+            sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
+            partials[2 * task], partials[2 * task + 1] = piece_moments(total, t, length, geometry[RMS])
+
+    return moments_of_pieces
+
+
+def build_apply(
+    element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False, makes_sum=False
+):
+    """The output of pieces start to stop of channels_first by finished statistics; with ``makes_sum`` of s that is made
+    first, as in a forward."""
+    sum_row, channel_affine = sum_plane(element, by_channel), affine(element)
     apply_row = _apply_row(element, value, adds_before, adds_behind)
 
-    def given(
+    def apply(
         x, y, stats, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, activation_parameter,
         start, stop,
     ):  # fmt: skip
@@ -151,12 +175,9 @@ def build_given(element: Element, value, pullback, adds_before=False, adds_behin
             whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
             if adds_before:
                 t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
-                if by_channel:
-                    shift_row(x, i, read(pre_gate, n * channels + c), total, t, length)
-                else:
+                if makes_sum:
                     p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
-                    gated = geometry[GATE_ROWS] > 0
-                    add(x, i, pre_add, p, pre_gate, n * channels + c, gated, False, total, t, length)
+                    sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
                 whole, i = total, t
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             apply_row(
@@ -165,18 +186,13 @@ def build_given(element: Element, value, pullback, adds_before=False, adds_behin
                 length, stats[2 * unit], stats[2 * unit + 1], gain, offset, activation_parameter,
             )  # fmt: skip
 
-    return given
+    return apply
 
 
 BUILDERS = {
-    "forward_before": partial(build_forward, adds_before=True),
-    "forward_behind": partial(build_forward, adds_behind=True),
-    "forward_before_behind": partial(build_forward, adds_before=True, adds_behind=True),
-    "forward_by_channel": partial(build_forward, adds_before=True, by_channel=True),
-    "forward_by_channel_behind": partial(build_forward, adds_before=True, adds_behind=True, by_channel=True),
-    "given_before": partial(build_given, adds_before=True),
-    "given_behind": partial(build_given, adds_behind=True),
-    "given_before_behind": partial(build_given, adds_before=True, adds_behind=True),
-    "given_by_channel": partial(build_given, adds_before=True, by_channel=True),
-    "given_by_channel_behind": partial(build_given, adds_before=True, adds_behind=True, by_channel=True),
+    **summed("forward", build_forward),
+    "moments_before": build_moments,
+    "moments_by_channel": partial(build_moments, by_channel=True),
+    **summed("apply", build_apply, by_channel=False),
+    **summed("given", partial(build_apply, makes_sum=True)),
 }

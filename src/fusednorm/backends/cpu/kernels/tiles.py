@@ -2,17 +2,19 @@
 
 A loop over each plane would start for little work, and leave most of its elements to scalar code. Here every loop over
 elements runs over a tile: many planes that touch, whose coefficients are first spread over arrays, an entry per
-element. So vector code runs across the ends of planes. Units shorter than a tile are taken together.
+element. So vector code runs across the ends of planes. Units shorter than a tile are taken together. The sums around a
+norm are made tile by tile too: s of the units that are taken together goes to ``total`` before their statistics.
 """
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
+    GATE_ROWS,
     GRAD_SAMPLE,
     GRAD_STEP,
     GROUP_CHANNELS,
@@ -22,6 +24,10 @@ from fusednorm.backends.cpu.geometry import (
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PER_BATCH,
+    POST_SAMPLE,
+    POST_STEP,
+    PRE_SAMPLE,
+    PRE_STEP,
     RMS,
     SAMPLES,
     SCALE_DTYPE,
@@ -29,6 +35,9 @@ from fusednorm.backends.cpu.geometry import (
     SPATIAL,
     TILE_PLANES,
     TILE_UNITS,
+    TOTAL_SAMPLE,
+    TOTAL_STEP,
+    TOTAL_WORKER,
     TRAINING,
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
@@ -39,6 +48,7 @@ from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
+from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
 
 @exact
@@ -144,38 +154,74 @@ def _two_sums(element: Element):
 
 
 @cache
-def _apply_tile(element: Element, value):
-    load, read, store = element.load, element.read, element.store
+def _sum_tile(element: Element, by_channel: bool):
+    """s of a tile, rounded to the input's dtype. ``by_channel``: the gate has all that is added, a number for each
+    plane."""
+    load, read, put, T, spread = element.load, element.read, element.put_total, element.compute, _spread(element)
 
     @exact
-    def apply_tile(x, i, y, j, n, means, gains, offsets, alpha):
-        """y = value(A (x - mean) rstd + B)."""
+    def sum_tile(x, i, pre, p, gates, q, gated, total, t, planes, length, numbers):
+        for plane in range(planes if gated else 0):
+            spread(numbers, plane * length, length, T(gates[q + plane]))
+        if by_channel:
+            for k in range(planes * length):
+                put(total, t + k, load(x, i + k) + read(numbers, k))
+        elif gated:
+            for k in range(planes * length):
+                put(total, t + k, load(x, i + k) + read(numbers, k) * load(pre, p + k))
+        else:
+            for k in range(planes * length):
+                put(total, t + k, load(x, i + k) + load(pre, p + k))
+
+    return sum_tile
+
+
+@cache
+def _apply_tile(element: Element, value, adds_before: bool, adds_behind: bool):
+    load, load_post, read, store = element.load, element.load, element.read, element.store
+    if adds_before:
+        load = element.load_total
+
+    @exact
+    def apply_tile(x, i, y, j, post, p, n, means, gains, offsets, alpha):
+        """y = value(A (x - mean) rstd + B + post)."""
         for k in range(n):
             z = normalized(load(x, i + k) - read(means, k), read(gains, k), read(offsets, k))
+            if adds_behind:
+                z += load_post(post, p + k)
             store(y, j + k, value(z, alpha))
 
     return apply_tile
 
 
 @cache
-def _tile_products(element: Element, pullback):
-    load, read, keep = element.load, element.read, element.keep
+def _tile_products(element: Element, pullback, adds_behind: bool):
+    load, read, keep, store = element.load, element.read, element.keep, element.store
 
     @exact
-    def tile_products(grad, g, x, i, n, means, gains, offsets, rstds, dzs, r, products, alpha):
-        """dz, put into ``dzs`` from r on, and dz xhat."""
+    def tile_products(
+        grad, g, x, i, post, p, grad_post, o, n, means, gains, offsets, rstds, dzs, r, products, alpha
+    ):  # fmt: skip
+        """dz, put into ``dzs`` from r on, and dz xhat. With ``adds_behind`` z is z + post, and dz its gradient, which
+        is stored too."""
         for k in range(n):
             deviation = load(x, i + k) - read(means, k)
-            dz = pullback(load(grad, g + k), normalized(deviation, read(gains, k), read(offsets, k)), alpha)
+            z = normalized(deviation, read(gains, k), read(offsets, k))
+            if adds_behind:
+                z += load(post, p + k)
+            dz = pullback(load(grad, g + k), z, alpha)
             keep(dzs, r + k, dz)
             keep(products, k, dz * (deviation * read(rstds, k)))
+            if adds_behind:
+                store(grad_post, o + k, dz)
 
     return tile_products
 
 
 @cache
-def _gradient_tile(element: Element, pullback, keeps: bool):
-    """dx = rstd (A dz - (P + xhat Q) / K), as a dz + c2 xhat + c3; dz is computed again, or what was kept of it.
+def _gradient_tile(element: Element, pullback, keeps: bool, adds_gradient: bool):
+    """dx = rstd (A dz - (P + xhat Q) / K), as a dz + c2 xhat + c3; dz is computed again, or what was kept of it. With
+    ``adds_gradient`` dx gets the gradient of x itself, which lies as x does.
 
     With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
@@ -183,17 +229,25 @@ def _gradient_tile(element: Element, pullback, keeps: bool):
     load, read, store, make = element.load, element.read, element.store, dz_of(element, pullback, keeps)
 
     @exact
-    def gradient_tile(grad, g, x, i, dx, o, n, means, gains, offsets, rstds, c2s, c3s, dzs, r, alpha, training):
+    def gradient_tile(
+        grad, g, x, i, dx, o, n, means, gains, offsets, rstds, c2s, c3s, dzs, r, alpha, training, grad_total
+    ):  # fmt: skip
         if training:
             for k in range(n):
                 deviation, a = load(x, i + k) - read(means, k), read(gains, k)
                 dz = make(grad, g + k, dzs, r + k, normalized(deviation, a, read(offsets, k)), alpha)
-                store(dx, o + k, a * dz + (read(c2s, k) * (deviation * read(rstds, k)) + read(c3s, k)))
+                gradient = a * dz + (read(c2s, k) * (deviation * read(rstds, k)) + read(c3s, k))
+                if adds_gradient:
+                    gradient += load(grad_total, i + k)
+                store(dx, o + k, gradient)
         else:
             for k in range(n):
                 a = read(gains, k)
                 z = normalized(load(x, i + k) - read(means, k), a, read(offsets, k))
-                store(dx, o + k, a * make(grad, g + k, dzs, r + k, z, alpha))
+                gradient = a * make(grad, g + k, dzs, r + k, z, alpha)
+                if adds_gradient:
+                    gradient += load(grad_total, i + k)
+                store(dx, o + k, gradient)
 
     return gradient_tile
 
@@ -247,36 +301,56 @@ def _short_moments(element: Element):
     return spread_deviations, short_moments
 
 
-def build_forward(element: Element, value, pullback):
-    """Units start to stop, from statistics to output."""
-    unit_moments, keep, apply_tile = moments_of_units(element), publish(element), _apply_tile(element, value)
+def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
+    """Units start to stop, from statistics to output; with ``adds_before`` of s, and with ``adds_behind`` of z +
+    post_add. ``by_channel``: ``pre_gate`` has all that is added before, a number for a plane."""
+    source = element._replace(load=element.load_total) if adds_before else element
+    unit_moments, keep = moments_of_units(source), publish(element)
+    sum_tile, apply_tile = _sum_tile(element, by_channel), _apply_tile(element, value, adds_before, adds_behind)
     tile_coefficients, scratch, T = _tile_coefficients(element), element.scratch, element.compute
-    spread_deviations, short_moments = _short_moments(element)
+    spread_deviations, short_moments = _short_moments(source)
 
     def forward(
-        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
-    ):
+        x, y, mean, rstd, variance, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, eps,
+        activation_parameter, worker, start, stop,
+    ):  # fmt: skip
         unit_means, unit_rstds = scratch(), scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
         size = geometry[GROUP_CHANNELS] * length
         short = not geometry[PER_BATCH] and geometry[TILE_UNITS] > 1 and size <= FEWEST
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        whole, origin, sample, step = x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
         unit = start
         while unit < stop:
             last = last_unit(geometry, unit, stop)
             c0, c1 = channels_of(geometry, unit, last)
             n0, n1 = samples_of(geometry, unit)
+            tiles = (c1 - c0 + most - 1) // most
+            if adds_before:
+                whole, sample, step = total, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]
+                if geometry[TOTAL_WORKER]:  # nobody keeps s: the units lie in the worker's own room
+                    sample, step = (c1 - c0) * length, length
+                    origin = worker * geometry[TOTAL_WORKER] - n0 * sample - c0 * step
+                for n in range(n0, n1):
+                    for tile in range(tiles):
+                        c = c0 + tile * most
+                        sum_tile(
+                            x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
+                            pre_add, n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP], pre_gate, n * channels + c,
+                            by_channel or geometry[GATE_ROWS] > 0, total, origin + n * sample + c * step,
+                            min(most, c1 - c), length, means,
+                        )  # fmt: skip
             if short:
-                i = n0 * geometry[INPUT_SAMPLE] + c0 * geometry[INPUT_STEP]
-                spread_deviations(x, i, size, last - unit, geometry[RMS], means, gains, offsets)
+                i = origin + n0 * sample + c0 * step
+                spread_deviations(whole, i, size, last - unit, geometry[RMS], means, gains, offsets)
             for u in range(unit, last):
                 if short:
                     centre, m2 = short_moments(u - unit, size, geometry[RMS], means, gains, offsets)
                 else:
-                    centre, m2 = unit_moments(x, geometry, u)
+                    centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
                 centre, inverse = keep(mean, rstd, variance, geometry, eps, u, centre, m2)
                 unit_means[u - unit], unit_rstds[u - unit] = T(centre), T(inverse)
-            tiles = (c1 - c0 + most - 1) // most
             for n in range(n0, n1):
                 for tile in range(tiles):
                     c = c0 + tile * most
@@ -285,20 +359,25 @@ def build_forward(element: Element, value, pullback):
                         unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
                         means, gains, offsets, rstds,
                     )  # fmt: skip
-                    i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                     j = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]
-                    apply_tile(x, i, y, j, planes * length, means, gains, offsets, alpha)
+                    p = n * geometry[POST_SAMPLE] + c * geometry[POST_STEP]
+                    apply_tile(
+                        whole, origin + n * sample + c * step, y, j, post_add, p, planes * length, means, gains,
+                        offsets, alpha,
+                    )  # fmt: skip
             unit = last
 
     return forward
 
 
-def build_backward(element: Element, value, pullback, keeps=False):
+def build_backward(element: Element, value, pullback, keeps=False, adds_behind=False, adds_gradient=False):
     """Units start to stop: p and q of each plane, then the input's gradient.
 
-    Where dz is kept, ``kept`` has room for the units of a tile per worker.
+    Where dz is kept, ``kept`` has room for the units of a tile per worker. With ``adds_behind`` it is the gradient of
+    z + post_add, and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
     """
-    tile_products, gradient_tile = _tile_products(element, pullback), _gradient_tile(element, pullback, keeps)
+    tile_products = _tile_products(element, pullback, adds_behind)
+    gradient_tile = _gradient_tile(element, pullback, keeps, adds_gradient)
     two_sums, tile_coefficients, saved = _two_sums(element), _tile_coefficients(element), saved_statistics(element)
     plane_affine, scratch, spread, T = _plane_affine(element), element.scratch, _spread(element), element.compute
 
@@ -342,7 +421,7 @@ def build_backward(element: Element, value, pullback, keeps=False):
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
-        totals, kept, geometry, activation_parameter, worker, start, stop,
+        totals, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
@@ -372,8 +451,10 @@ def build_backward(element: Element, value, pullback, keeps=False):
                     i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                     r = slot + ((n - n0) * (c1 - c0) + c - c0) * length if keeps else 0
                     tile_products(
-                        grad, g, x, i, planes * length, means, gains, offsets, rstds, dzs, r, second_work, alpha
-                    )
+                        grad, g, x, i, post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP], grad_post_add,
+                        n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP], planes * length, means, gains, offsets,
+                        rstds, dzs, r, second_work, alpha,
+                    )  # fmt: skip
                     tile_sums(sums, geometry, n, c, planes, dzs, r, second_work)
                 add_totals(sums, totals, weight, bias, scale, shift, geometry, n, c0, c1, unit)
             for n in range(n0, n1 if geometry[WANT_INPUT_GRAD] else n0):
@@ -392,7 +473,7 @@ def build_backward(element: Element, value, pullback, keeps=False):
                     r = slot + ((n - n0) * (c1 - c0) + c - c0) * length
                     gradient_tile(
                         grad, g, x, i, dx, o, planes * length, means, gains, offsets, rstds, first_work, second_work,
-                        kept, r, alpha, geometry[TRAINING],
+                        kept, r, alpha, geometry[TRAINING], grad_total,
                     )  # fmt: skip
             unit = last
 
@@ -401,6 +482,6 @@ def build_backward(element: Element, value, pullback, keeps=False):
 
 BUILDERS = {
     "forward": build_forward,
-    "backward": build_backward,
-    "backward_kept": partial(build_backward, keeps=True),
+    **summed("forward", build_forward),
+    **backwards(build_backward),
 }

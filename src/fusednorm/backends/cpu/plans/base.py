@@ -282,6 +282,10 @@ class BackwardPlan(Plan):
         activation = self.problem.norm.activation
         return activation is not None and activation.derivative_flops > COSTLY_FLOPS and elements <= KEPT_ELEMENTS
 
+    def variant(self, keeps: bool) -> str:
+        """What is behind the name of a kernel that takes dz through both passes."""
+        return "_kept" if keeps else ""
+
     def parameter_loops(self) -> list[Loop]:
         """The loop, if any, that makes the parameters' gradients from p and q per (n, c)."""
         if not self.sums_parameters:

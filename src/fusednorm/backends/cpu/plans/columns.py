@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import BLOCKS, PIECES, SUMMED
+from fusednorm.backends.cpu.geometry import BLOCKS, PIECE, PIECES, SUMMED
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.plans.rows import modulation_loops, widen_parameters
+from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -18,6 +19,19 @@ class ColumnsForward(ForwardPlan):
         self.geometry[BLOCKS] = 1
         loops, self.constant_operands = widen_parameters(self)
         return [*loops, self.loop(self.kernel("forward"), self.tasks, self.tensor_bytes)]
+
+
+class ColumnsSumForward(NumbersOfPlanes, SumForward):
+    """The same of s, a block of which is made first."""
+
+    module = "columns"
+
+    def loops(self) -> list[Loop]:
+        self.geometry[BLOCKS] = 1
+        loops, self.constant_operands = widen_parameters(self)
+        width = int(self.geometry[PIECE])
+        self.place_total(self.channels * width, width)
+        return [*loops, self.loop(self.kernel("forward" + self.variant()), self.tasks, 2 * self.tensor_bytes)]
 
 
 class ColumnsBackward(BackwardPlan):
@@ -39,7 +53,7 @@ class ColumnsBackward(BackwardPlan):
         keeps = self.keeps(elements)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * elements if keeps else 0
         name = "backward" if self.sums_parameters else "backward_data"
-        backward = self.kernel(f"{name}_kept" if keeps else name)
+        backward = self.kernel(name + self.variant(keeps))
         loops.append(self.loop(backward, tasks, 2 * self.tensor_bytes))
         if self.sums_parameters:
             self.reserve(partials=2 * tasks * self.channels)
@@ -51,3 +65,7 @@ class ColumnsBackward(BackwardPlan):
                 loops.append(self.loop(finish, self.channels, work))
         self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
+
+
+class ColumnsSumBackward(SumBackward, ColumnsBackward):
+    """Keeps dz where an activation meets z + post_add, and adds the gradient of s to dx."""

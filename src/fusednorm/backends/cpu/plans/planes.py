@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import TILE_UNITS, in_tiles
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, in_tiles
+from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -22,38 +22,23 @@ class PlanesForward(ForwardPlan):
         return [self.loop(kernel, self.num_statistics, self.tensor_bytes)]
 
 
+def _together(plan: Plan) -> int:
+    """The elements of the units that a kernel takes together, with sums no more than what lies in cache."""
+    unit = plan.problem.view.numel // max(1, plan.num_statistics)
+    if plan.problem.added is not None:
+        plan.geometry[TILE_UNITS] = max(1, min(int(plan.geometry[TILE_UNITS]), KEPT_ELEMENTS // max(1, unit)))
+    return unit * int(plan.geometry[TILE_UNITS])
+
+
 class PlanesSumForward(NumbersOfPlanes, SumForward):
+    """The same of s, a unit of which is made first, or of a tile of short planes those that are taken together."""
+
     module = "sums"
 
     def loops(self) -> list[Loop]:
-        self.place_total(self.problem.view.numel // max(1, self.num_statistics))
-        kernel = self.kernel("forward" + self.variant())
+        self.place_total(_together(self))
+        kernel = self.kernel("forward" + self.variant(), module="tiles" if in_tiles(self.problem) else "sums")
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
-
-
-class PlanesSumGiven(NumbersOfPlanes, SumForward):
-    """By given statistics, in pieces."""
-
-    module = "sums"
-    always_keeps = True
-
-    def loops(self) -> list[Loop]:
-        self.place_total(0)
-        kernel = self.kernel("given" + self.variant())
-        return [self.loop(kernel, self.tasks * self.channels, 2 * self.tensor_bytes)]
-
-
-class PlanesSumBackward(SumBackward):
-    """Keeps dz of each unit, which is the gradient of z + post_add."""
-
-    module = "planes"
-
-    def loops(self) -> list[Loop]:
-        together = self.problem.view.numel // max(1, self.num_statistics)
-        self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together
-        kernel = self.kernel("backward_behind")
-        return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
 
 
 class PlanesSplitForward(ForwardPlan):
@@ -61,28 +46,57 @@ class PlanesSplitForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         tasks = self.tasks * self.channels
-        apply = self.loop(self.kernel("apply"), tasks, 2 * self.tensor_bytes)
+        apply = self.loop(self.apply(), tasks, 2 * self.tensor_bytes)
         if self.given:
             return [apply]
         self.reserve(partials=2 * tasks, stats=2 * self.num_statistics)
         return [
-            self.loop(self.kernel("moments", activated=False), tasks, self.tensor_bytes),
+            self.loop(self.moments(), tasks, self.tensor_bytes),
             self.loop(self.kernel("statistics", activated=False), self.num_statistics, 16 * tasks),
             apply,
         ]
+
+    def moments(self) -> int:
+        return self.kernel("moments", activated=False)
+
+    def apply(self) -> int:
+        return self.kernel("apply")
+
+
+class PlanesSplitSumForward(NumbersOfPlanes, SumForward, PlanesSplitForward):
+    """The same with sums; s goes to memory with its statistics, or with the output where these are given."""
+
+    always_keeps = True
+
+    def loops(self) -> list[Loop]:
+        self.place_total(0)
+        return super().loops()
+
+    def moments(self) -> int:
+        if not self.adds_before:
+            return super().moments()
+        return self.kernel("moments" + self.variant().removesuffix("_behind"), activated=False, module="sums")
+
+    def apply(self) -> int:
+        makes_sum = self.given and self.adds_before
+        variant = self.variant() if makes_sum else self.variant().replace("by_channel", "before")
+        return self.kernel(("given" if makes_sum else "apply") + variant, module="sums")
 
 
 class PlanesBackward(BackwardPlan):
     module = "planes"
 
     def loops(self) -> list[Loop]:
-        together = self.problem.view.numel // max(1, self.num_statistics) * int(self.geometry[TILE_UNITS])
-        module = _module(self.problem)
+        together, module = _together(self), _module(self.problem)
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together if keeps else 0
-        kernel = self.kernel("backward_kept" if keeps else "backward", module=module)
+        kernel = self.kernel("backward" + self.variant(keeps), module=module)
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
+
+
+class PlanesSumBackward(SumBackward, PlanesBackward):
+    """Keeps dz of each unit where an activation meets z + post_add, and adds the gradient of s to dx."""
 
 
 class PlanesSplitBackward(BackwardPlan):
@@ -92,9 +106,33 @@ class PlanesSplitBackward(BackwardPlan):
         tasks = self.tasks * self.channels
         self.reserve(partials=2 * tasks, sums=2 * self.samples * self.channels, totals=2 * self.num_statistics)
         loops = [
-            self.loop(self.kernel("reduce"), tasks, 2 * self.tensor_bytes),
+            self.loop(self.reduce(), tasks, 2 * self.tensor_bytes),
             self.loop(self.kernel("combine", activated=False), self.num_statistics, 16 * tasks),
         ]
         if self.wants_input:
-            loops.append(self.loop(self.kernel("input_gradient"), tasks, 2 * self.tensor_bytes))
+            loops.append(self.loop(self.input_gradient(), tasks, 2 * self.tensor_bytes))
         return [*loops, *self.parameter_loops()]
+
+    def reduce(self) -> int:
+        return self.kernel("reduce")
+
+    def input_gradient(self) -> int:
+        return self.kernel("input_gradient")
+
+
+class PlanesSplitSumBackward(SumBackward, PlanesSplitBackward):
+    """The same where an activation meets z + post_add: dz goes to memory as its gradient, and is read from there; and
+    with the gradient of s."""
+
+    def loops(self) -> list[Loop]:
+        loops = super().loops()
+        self.reserve(kept=0)  # behind all else
+        if self.added.post_layout is not None:
+            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * int(self.geometry[PIECE])
+        return loops
+
+    def reduce(self) -> int:
+        return self.kernel("reduce" if self.added.post_layout is None else "reduce_behind")
+
+    def input_gradient(self) -> int:
+        return self.kernel("input_gradient" + self.variant(keeps=False), activated=self.added.post_layout is None)

@@ -54,10 +54,6 @@ class RowsForward(ForwardPlan):
 class RowsBackward(BackwardPlan):
     module = "rows"
 
-    def variant(self, keeps: bool) -> str:
-        """What is behind the name of the kernel."""
-        return "_kept" if keeps else ""
-
     def loops(self) -> list[Loop]:
         rows, summed = summed_rows(self.problem)
         self.geometry[SUMMED] = summed
@@ -89,18 +85,12 @@ class RowsSumForward(SumForward):
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = widen_parameters(self)
         self.place_total(self.channels)
-        return [*widening, self.loop(self.kernel("forward" + self.variant()), self.samples, 2 * self.tensor_bytes)]
+        rows, _ = summed_rows(self.problem)
+        return [*widening, self.loop(self.kernel("forward" + self.variant()), rows, 2 * self.tensor_bytes)]
 
 
 class RowsSumBackward(SumBackward, RowsBackward):
     """Keeps dz where an activation meets z + post_add, and adds the gradient of s to dx."""
-
-    def keeps(self, elements: int) -> bool:
-        return self.added.post_layout is not None or super().keeps(elements)
-
-    def variant(self, keeps: bool) -> str:
-        kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
-        return kept + ("_total" if self.added.grad_sum else "")
 
 
 class FewRowsBackward(BackwardPlan):

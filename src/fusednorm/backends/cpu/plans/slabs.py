@@ -66,9 +66,6 @@ class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
 
     always_keeps = True
 
-    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
-        super().__init__(problem, pieces, piece, whole)
-
     def loops(self) -> list[Loop]:
         self.place_total(0)
         return super().loops()
@@ -124,13 +121,14 @@ class SlabsBackward(BackwardPlan):
 
 
 class SlabsSumBackward(SumBackward, SlabsBackward):
-    """The same where an activation meets z + post_add: dz goes to memory as its gradient, and is read from there."""
-
-    def __init__(self, problem: Problem, pieces: int, piece: int, whole: bool) -> None:
-        super().__init__(problem, pieces, piece, whole)
+    """The same where an activation meets z + post_add: dz goes to memory as its gradient, and is read from there; and
+    with the gradient of s."""
 
     def reduce(self) -> int:
-        return self.kernel("reduce", module="slab_sums")
+        return super().reduce() if self.added.post_layout is None else self.kernel("reduce", module="slab_sums")
 
     def input_gradient(self) -> int:
-        return self.kernel("input_gradient", activated=False, module="slab_sums")
+        name = "input_gradient_total" if self.added.grad_sum else "input_gradient"
+        if self.added.post_layout is None:
+            return self.kernel(name)
+        return self.kernel(name, activated=False, module="slab_sums")

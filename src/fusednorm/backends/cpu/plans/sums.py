@@ -75,15 +75,16 @@ class SumForward(ForwardPlan):
         before = "_by_channel" if by_channel else "_before" if self.adds_before else ""
         return before + ("_behind" if "post_add" in self.added.names else "")
 
-    def place_total(self, elements: int) -> None:
-        """Where s lies: as the output does, or, where nobody keeps it, in so many elements of each worker's own."""
+    def place_total(self, elements: int, row: int | None = None) -> None:
+        """Where s lies: as the output does, or, where nobody keeps it, in so many elements of each worker's own, in
+        rows of planes, or of so many elements."""
         if self.keeps_sum:
             place_sum(self)
         elif self.adds_before:
             size = DTYPE_BYTES[self.problem.dtype]
             self.room_per_thread = -(-elements * size // 8) * 8
             self.geometry[TOTAL_WORKER] = self.room_per_thread // size
-            self.geometry[TOTAL_ROW] = self.problem.view.spatial
+            self.geometry[TOTAL_ROW] = self.problem.view.spatial if row is None else row
             self.reserve(total=0)  # behind all else
 
     def numbers(self, sums: Sums) -> Tensor | None:
@@ -144,6 +145,13 @@ class SumBackward(BackwardPlan):
         assert problem.added is not None
         self.added = problem.added
         super().__init__(problem, *order)
+
+    def keeps(self, elements: int) -> bool:
+        return self.added.post_layout is not None or super().keeps(elements)
+
+    def variant(self, keeps: bool) -> str:
+        kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
+        return kept + ("_total" if self.added.grad_sum else "")
 
     def __call__(  # type: ignore[override]
         self,

@@ -16,6 +16,13 @@ def tile_layout(repeats, each, warps):
     return gl.BlockedLayout([repeats, 1, each], [1, 32, 1], [1, warps, 1], [2, 1, 0])
 
 
+@triton.constexpr_function
+def columns_layout(lanes, each, warps):
+    """The layout of a step (channels, lanes, words or elements): a thread has ``each`` neighbours, 16 bytes of memory,
+    of every channel that is so many channels behind its first one as all threads have at a time."""
+    return gl.BlockedLayout([1, 1, each], [32 // lanes, lanes, 1], [warps, 1, 1], [2, 1, 0])
+
+
 @gluon.jit
 def offsets_of_words(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr):
     """The places of a tile's words in memory, counted from its first one."""

@@ -3,7 +3,8 @@
 Waves, chunks and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
 wave sums dz and dz xhat of each tile, which lies in one channel: p and q, which another launch makes the parameters'
 gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of the unit,
-and stores dx = rstd (A dz - (P + xhat Q) / K).
+and stores dx = rstd (A dz - (P + xhat Q) / K). Where the input is a sum, it adds the gradient that this has from
+elsewhere.
 """
 
 from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
@@ -50,6 +51,7 @@ def begin_copies(
 )  # fmt: skip
 def resident_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_packets,
+    p_grad_sum,
     length, D, groups, x_sample, dy_sample, dx_sample, units, parts, waves, step_unit, step_part,
     magic_groups: gl.uint32, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
     activation_parameter: gl.float64,
@@ -65,6 +67,8 @@ def resident_backward(
     p_dy = p_dy.to(gl.pointer_type(gl.int32), bitcast=True)
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
     p_dx = p_dx.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_grad_sum is not None:
+        p_grad_sum = p_grad_sum.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
@@ -146,10 +150,15 @@ def resident_backward(
                 first = (stored_part * TILES + place) * TILE
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                if p_grad_sum is not None:
+                    o_more = (sample.to(gl.int64) * x_sample + group.to(gl.int64) * length + first) * 4 + o_words
+                    b_more = gl.load(p_grad_sum + o_more, mask=o_words < (length - first) * 4, other=0)
                 gain *= rstd
                 b_centred = b_x - mean
                 b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain, offset), alpha)
                 b_dx = gl.fma(b_dz, gain, -gl.fma(b_centred * rstd, scaled_q, scaled_p))
+                if p_grad_sum is not None:
+                    b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)
                 if place < TILES - 1:
                     within = gl.minimum(quotient(stored_part * TILES + place + 1, magic_channel), D - 1)

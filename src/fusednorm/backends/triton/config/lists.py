@@ -84,7 +84,7 @@ def positions_configs(problem: Problem, default: PositionsConfig) -> tuple[Posit
     channels, positions = power_of_two(problem.view.channels), power_of_two(problem.view.spatial)
     found = (
         PositionsConfig(width, depth, warps)
-        for depth in dict.fromkeys((default.channels, channels, max(1, channels // 2), max(1, channels // 4)))
+        for depth in dict.fromkeys((default.channels, min(64, channels), min(32, channels), channels))
         for width, warps in product(_powers(min(8, positions), min(128, positions)), WARPS)
         if width * depth <= MOST_ELEMENTS // 2 and 8 <= _thread_elements(problem, width * depth, warps) <= 32
     )

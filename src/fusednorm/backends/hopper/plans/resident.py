@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusednorm.backends.hopper.config import ResidentConfig, channel_vectors, spread
+from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.triton import instances as triton
+from fusednorm.backends.hopper.plans.base import Narrower, T, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
+from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
-
-logger = logging.getLogger(__name__)
-
-
-T = TypeVar("T")
 
 
 def magic(divisor: int) -> int:
@@ -32,24 +26,17 @@ def magic(divisor: int) -> int:
     return -(-(1 << 31) // divisor)
 
 
-def name_of(problem: Problem) -> str | None:
-    """The name of the activation, or None."""
-    return None if problem.norm.activation is None else problem.norm.activation.name
+class Resident(Narrower):
+    """What both directions share: the kernel's constants. A call whose blocks cannot all run at the same time, since
+    other programs share the GPU, runs on the other instance too."""
 
-
-class Resident:
-    """What both directions share: where the problem goes where this plan cannot run, and the kernel's constants.
-
-    A call whose tensors do not begin at 16 bytes, or whose blocks cannot all run at the same time, since other programs
-    share the GPU, runs on the Triton instance that the problem would have without this backend.
-    """
+    name = "hopper.resident"
 
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         place = spread(problem, config, processors)
         assert place is not None
-        self.problem, self.config, self.place = problem, config, place
-        self.refused, self.instance = False, triton.choose(problem)
-        self.reasons: set[str] = set()
+        super().__init__(problem)
+        self.config, self.place, self.refused = config, place, False
         self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
         self.each = 16 // DTYPE_BYTES[problem.dtype]
 
@@ -74,34 +61,17 @@ class Resident:
         launch.options[REGISTERS] = self.config.registers
         return launch
 
-    @cached_property
-    def other(self) -> Any:
-        return self.instance.plan(self.problem)
-
     def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
-        """The result of a call on these tensors, or None where another instance has to run it."""
-        together = 0
-        for tensor in tensors:
-            together |= 0 if tensor is None else tensor.data_ptr()
         if self.refused:
             return None
-        if together & 15:
-            self.passes_on("tensors do not begin at 16 bytes")
-            return None
         try:
-            return call()
+            return super().runs(call, *tensors)
         except RuntimeError as error:
             if TOO_MANY_BLOCKS not in str(error):
                 raise
         self.refused = True
         self.passes_on(f"{self.place.blocks} blocks cannot run at the same time here")
         return None
-
-    def passes_on(self, reason: str) -> None:
-        """Say why another instance runs, once for each reason."""
-        if reason not in self.reasons:
-            self.reasons.add(reason)
-            logger.warning("hopper.resident: %s; %s runs", reason, self.instance.name)
 
 
 class ResidentForward(Resident, ForwardPlan):
@@ -184,7 +154,28 @@ class ResidentBackward(Resident, BackwardPlan):
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         partials = self.workspace(2 * self.partials.total) if any(wanted) else None
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        self.launch(*data, dx, *parameters, *saved, partials, packets)
+        grad_output, input, *around = data
+        grad_sum = around[1] if around else None
+        self.launch(grad_output, input, dx, *parameters, *saved, partials, packets, grad_sum)
         if partials is not None:
             combine = self.combinations.get(wanted) or self.combination(*wanted)
             combine(partials, parameters, None, grads)
+
+
+class ResidentSumBackward(SumBackward, ResidentBackward):
+    """The same where the input is a sum, which has a gradient from elsewhere."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        operands: BackwardOperands,
+        wanted: Wanted,
+        post_add: Tensor | None,
+        grad_sum: Tensor | None,
+        out: Tensor | None = None,
+        post_out: Tensor | None = None,
+    ) -> tuple[Gradients, Tensor | None]:
+        arguments = operands, wanted, post_add, grad_sum, out, post_out
+        tensors = operands.input, operands.grad_output, grad_sum, out
+        found = self.runs(lambda: SumBackward.__call__(self, *arguments), *tensors)
+        gradients: tuple[Gradients, Tensor | None] = self.other(*arguments) if found is None else found
+        return gradients

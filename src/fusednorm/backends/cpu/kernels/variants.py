@@ -1,0 +1,35 @@
+"""The kernels that one builder makes: what stands behind their names, and what that says to the builder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+Builders = dict[str, Callable[..., Any]]
+
+
+def summed(name: str, build: Callable[..., Any], by_channel: bool = True) -> Builders:
+    """The forwards with sums around the norm: before it, behind it, or both; before it a number ``by_channel`` too."""
+    before = ["", "_before", "_by_channel"] if by_channel else ["", "_before"]
+    return {
+        name + first + second: partial(
+            build, adds_before=bool(first), adds_behind=bool(second),
+            **({"by_channel": True} if first == "_by_channel" else {}),
+        )
+        for first in before
+        for second in ("", "_behind")
+        if first or second
+    }  # fmt: skip
+
+
+def backwards(build: Callable[..., Any], name: str = "backward") -> Builders:
+    """Those that keep dz between two passes, also as the gradient of z + post_add, and those that add the gradient of s
+    to dx."""
+    return {
+        name + kept + total: partial(
+            build, keeps=bool(kept), adds_behind=kept == "_behind", adds_gradient=bool(total)
+        )
+        for kept in ("", "_kept", "_behind")
+        for total in ("", "_total")
+    }  # fmt: skip

@@ -1,0 +1,1 @@
+"""The configurations of the instances, and their choice: pure functions of the problem."""

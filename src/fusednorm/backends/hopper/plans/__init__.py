@@ -1,0 +1,1 @@
+"""What an instance makes of a problem: base.py, then one file per instance."""

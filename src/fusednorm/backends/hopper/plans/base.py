@@ -1,0 +1,54 @@
+"""What the plans of this backend share: calls that another instance has to run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from fusednorm.backends.triton import instances as triton
+from fusednorm.problem import Problem
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def name_of(problem: Problem) -> str | None:
+    """The name of the activation, or None."""
+    return None if problem.norm.activation is None else problem.norm.activation.name
+
+
+class Narrower:
+    """A plan that takes fewer calls than its problem has: a call whose tensors do not begin at 16 bytes runs on the
+    Triton instance that the problem would have without this backend."""
+
+    name: str
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem, self.instance = problem, triton.choose(replace(problem, added=None))
+        self.reasons: set[str] = set()
+
+    @cached_property
+    def other(self) -> Any:
+        return self.instance.plan(self.problem)
+
+    def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
+        """The result of a call on these tensors, or None where the other instance has to run it."""
+        together = 0
+        for tensor in tensors:
+            together |= 0 if tensor is None else tensor.data_ptr()
+        if together & 15:
+            self.passes_on("tensors do not begin at 16 bytes")
+            return None
+        return call()
+
+    def passes_on(self, reason: str) -> None:
+        """Say why another instance runs, once for each reason."""
+        if reason not in self.reasons:
+            self.reasons.add(reason)
+            logger.warning("%s: %s; %s runs", self.name, reason, self.instance.name)
