@@ -12,6 +12,7 @@ from fusednorm.convert import rewriting
 from fusednorm.convert.classes import Target, become, is_norm, is_ours, original_of, restore, target_of
 from fusednorm.convert.folding import Fold, Folding
 from fusednorm.convert.report import Entry, Report
+from fusednorm.convert.source import Edit
 from fusednorm.convert.tree import Tree, check_model
 from fusednorm.equivalents import qualified_name
 
@@ -84,7 +85,18 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
         _convert(norm, target)
     for fold in folding.folds:
         _fold(fold)
-    return Report(tuple(converted), tuple(fused), tuple(left + folding.left))
+    for sum_fold in folding.sums:
+        _edit(sum_fold.block, sum_fold.edits)
+    summed = [
+        Entry(tree.path(fold.norm), f"{text}, before the activation, {fold.seen}")
+        for fold in folding.folds
+        for text in fold.sums
+    ]
+    summed += [
+        Entry(tree.path(each.norm), f"{each.text}, before the norm, the code of {type(each.block).__name__}")
+        for each in folding.sums
+    ]
+    return Report(tuple(converted), tuple(fused), tuple(left + folding.left), tuple(summed))
 
 
 def revert_(model: nn.Module) -> None:
@@ -107,8 +119,8 @@ def revert_(model: nn.Module) -> None:
     check_model("revert_", model)
     tree = Tree(model)
     for module in list(tree.modules()):
-        kind, drops = rewriting.origin(type(module))
-        if drops:
+        kind, edits = rewriting.origin(type(module))
+        if edits:
             module.__class__ = kind
         original = original_of(module)
         if isinstance(original, nn.Module):
@@ -140,5 +152,9 @@ def _fold(fold: Fold) -> None:
         become(stand_in, nn.Identity, act)
         setattr(parent, key, stand_in)
     elif fold.block is not None:
-        kind, dropped = rewriting.origin(type(fold.block))
-        fold.block.__class__ = rewriting.without(kind, dropped | fold.drops)
+        _edit(fold.block, fold.edits)
+
+
+def _edit(block: nn.Module, edits: frozenset[Edit]) -> None:
+    kind, before = rewriting.origin(type(block))
+    block.__class__ = rewriting.edited(kind, before | edits)
