@@ -171,9 +171,10 @@ class SumsApart(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.act = nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True)
+        self.conv, self.act = nn.Conv2d(8, 8, 1), nn.ReLU()
         self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
         self.norm5, self.norm6, self.norm7 = (nn.GroupNorm(4, 8) for _ in range(3))
+        self.norm8, self.norm9 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.norm1(x)
@@ -189,16 +190,20 @@ class SumsApart(nn.Module):
             return y
         y += x
         y = F.relu(y)
-        y = self.norm4(self.conv(y))
-        y += y.mean()
-        y = F.relu(y)
+        z = self.conv(y)
+        w = self.norm4(z)
+        z = self.act(z)
+        w += z
+        w = F.relu(w)
         y = F.relu(self.norm5(y) + z) + F.silu(self.norm5(z))
         y = y + z
         w = self.norm6(y)
         z = 2 * y
         z += w  # in place
         z = self.norm7(z)
-        return y + z
+        w = self.norm8(y)
+        w = self.conv(y) * F.relu(w + z)
+        return F.relu(self.conv(y) + self.norm9(self.conv(y))) + w
 
 
 class Inner(nn.Module):

@@ -57,7 +57,8 @@ def _in_expression(method: Method, taker: ast.Call, norm: str, facts: Facts) -> 
         if not method.applies(call, norm) or _uses(method, term, norm):
             continue
         assert isinstance(call, ast.Call)
-        if isinstance(term, ast.Name) or _is_new(method, call.args[0], None, facts):
+        # The norm's argument is evaluated before the term, whichever comes first in the sum.
+        if isinstance(term, ast.Name) or (place == 0 and _makes_new(method, call.args[0], facts)):
             edits = {method.edit("leave out", call), method.edit("sum behind", total, norm, place)}
             yield Behind(call, ast.unparse(total), taker, frozenset(edits))
 
@@ -68,55 +69,76 @@ def _in_statements(method: Method, statements: list[ast.stmt], norm: str, facts:
         if variable is None or not method.applies(call, norm) or variable in method.function.__code__.co_cellvars:
             continue
         assert isinstance(call, ast.Call)
-        is_new = _is_new(method, call.args[0], statements[place - 1] if place else None, facts)
-        never: list[ast.stmt] = []
-        for position in range(place + 1, len(statements)):
-            following = statements[position]
-            total, term, input_is, taker = _sum_of(following, variable)
-            if total is not None:
-                if taker is None and position + 1 < len(statements):
-                    taker = taker_of(method, statements[position + 1], variable)
-                waits = position > place + 1 or not isinstance(term, ast.Name)
-                if taker is not None and not _uses(method, term, norm) and (is_new or not waits):
-                    edits = {method.edit("leave out", call), method.edit("sum behind", total, norm, input_is)}
-                    edits |= {method.edit("never", each) for each in never}
-                    yield Behind(call, ast.unparse(total), taker, frozenset(edits))
-                break
-            if _touches(following, variable) or _uses(method, following, norm):
-                if not _never_runs(method, following, facts):
-                    break
-                never.append(following)
+        found, passed = _next_sum(statements[place + 1 :], variable)
+        if found is None or _uses(method, found.term, norm):
+            continue
+        never = [each for each in passed if _touches(each, variable) or _uses(method, each, norm)]
+        if not all(_never_runs(method, each, facts) for each in never):
+            continue
+        if (passed or not found.at_once) and not _is_new(method, statements[: place + 1], facts):
+            continue
+        after = statements[place + len(passed) + 2 :]
+        taker = found.taker or (taker_of(method, after[0], variable) if after else None)
+        if taker is not None:
+            edits = {method.edit("leave out", call), method.edit("sum behind", found.node, norm, found.input_is)}
+            edits |= {method.edit("never", each) for each in never}
+            yield Behind(call, ast.unparse(found.node), taker, frozenset(edits))
 
 
-Sum = tuple[ast.BinOp | ast.AugAssign | None, ast.expr | None, int, ast.Call | None]
+@dataclass(frozen=True)
+class Sum:
+    """A sum of a variable whose value is gone then: its other term, the variable's place in it, the call in the same
+    statement that takes it, and whether it is made before anything else in its statement is evaluated."""
+
+    node: ast.BinOp | ast.AugAssign
+    term: ast.expr
+    input_is: int
+    taker: ast.Call | None
+    at_once: bool
 
 
-def _sum_of(statement: ast.stmt, variable: str) -> Sum:
-    """The sum that a statement makes of a variable whose value is gone then: the sum, its other term, the place of the
-    variable in it, and the call in this statement that takes the sum."""
-    if isinstance(statement, ast.AugAssign) and isinstance(statement.op, ast.Add):
-        if _is_name(statement.target, variable) and not _names(statement.value, variable):
-            return statement, statement.value, 0, None
-        return None, None, 0, None
+def _next_sum(statements: list[ast.stmt], variable: str) -> tuple[Sum | None, list[ast.stmt]]:
+    """The first sum that a statement makes of a variable, and the statements before."""
+    for place, statement in enumerate(statements):
+        found = _sum_of(statement, variable)
+        if found is not None:
+            return found, statements[:place]
+    return None, []
+
+
+def _sum_of(statement: ast.stmt, variable: str) -> Sum | None:
+    if isinstance(statement, ast.AugAssign):
+        if not isinstance(statement.op, ast.Add) or not _is_name(statement.target, variable):
+            return None
+        term = statement.value
+        return None if _names(term, variable) else Sum(statement, term, 0, None, isinstance(term, ast.Name))
     name, value = left_in(statement, variable)
-    if name == variable and value is not None and len(_names(value, variable)) == 1:
-        for node in ast.walk(value):
-            if not _is_sum(node) or not (_is_name(node.left, variable) or _is_name(node.right, variable)):
-                continue
-            takers = [each for each in ast.walk(value) if isinstance(each, ast.Call) and argument(each) is node]
-            if takers or (node is value and not isinstance(statement, ast.Return)):
-                place = int(_is_name(node.right, variable))
-                return node, (node.right, node.left)[place], place, takers[0] if takers else None
-    return None, None, 0, None
+    if name != variable or value is None or len(_names(value, variable)) != 1:
+        return None
+    for node in ast.walk(value):
+        if not _is_sum(node) or not (_is_name(node.left, variable) or _is_name(node.right, variable)):
+            continue
+        place = int(_is_name(node.right, variable))
+        term = (node.right, node.left)[place]
+        taker = next((each for each in ast.walk(value) if isinstance(each, ast.Call) and argument(each) is node), None)
+        if taker is not None or (node is value and not isinstance(statement, ast.Return)):
+            return Sum(node, term, place, taker, value in (node, taker) and isinstance(term, ast.Name))
+    return None
 
 
-def _is_new(method: Method, value: ast.expr, before: ast.stmt | None, facts: Facts) -> bool:
-    """Whether a value is the result of a module that makes tensors, directly or by the statement before."""
-    if isinstance(value, ast.Name) and before is not None:
-        name, made = assignment(before)
-        if name != value.id or made is None:
-            return False
-        value = made
+def _is_new(method: Method, statements: list[ast.stmt], facts: Facts) -> bool:
+    """Whether nothing else holds what a norm takes: the last statement calls the norm, of a module's result or of the
+    variable that the statement before leaves one in and that the norm's result replaces."""
+    variable, call = assignment(statements[-1])
+    assert isinstance(call, ast.Call)
+    value: ast.expr | None = call.args[0]
+    if isinstance(value, ast.Name) and len(statements) > 1:
+        name, made = assignment(statements[-2])
+        value = made if name == value.id == variable else None
+    return _makes_new(method, value, facts)
+
+
+def _makes_new(method: Method, value: ast.expr | None, facts: Facts) -> bool:
     if not isinstance(value, ast.Call) or not method.is_self(value.func):
         return False
     assert isinstance(value.func, ast.Attribute)
@@ -188,6 +210,6 @@ def _in_two_statements(
     if isinstance(before, ast.If) and len(before.body) == 1 and not before.orelse:
         edits.add(method.edit("otherwise", before, norm))
         before = before.body[0]
-    total, _, place, taker = _sum_of(before, variable)
-    if isinstance(total, ast.BinOp) and taker is None:
-        yield ast.unparse(total), frozenset({*edits, method.edit("sum before", total, norm, place)})
+    found = _sum_of(before, variable)
+    if found is not None and isinstance(found.node, ast.BinOp) and found.taker is None:
+        yield ast.unparse(found.node), frozenset({*edits, method.edit("sum before", found.node, norm, found.input_is)})
