@@ -1,4 +1,4 @@
-"""A model's own norms become fusednorm's, in place and back, with the activations behind them fused in."""
+"""A model's own norms become fusednorm's, in place and back, with activations and sums around them fused in."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ Filter = Callable[[str, nn.Module], bool]
 
 
 def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | None = None) -> Report:
-    """Make a model's norms fusednorm's, in place, and fuse the activations behind them.
+    """Make a model's norms fusednorm's, in place, and fuse the activations behind them and the sums around them.
 
     torch's GroupNorm, LayerNorm, RMSNorm, BatchNorm and InstanceNorm change their class, and so do subclasses that only
     rename or cast. Modules, parameters, buffers and hooks stay the same objects, so that optimizers, tied weights and
     the keys of the state_dict stay. Other subclasses are left alone.
 
-    An activation is fused where nothing else can see the norm's own result: the next module of an ``nn.Sequential``, a
-    call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity then
-    stands in for its module, or, where others share the module or there is none, the block gets a class of the same
-    name whose code leaves that call out. Norms with hooks on their output, activations with hooks, and norms used at
-    several places stay apart. What is not seen is code that reaches past a module's own forward: a call of
-    ``model.block.norm`` from outside, or a hook that is registered later, gets the activated result; exclude such a
-    norm by ``filter_fn`` or use ``activations=False``.
+    An activation is fused where nothing else can see the norm's own result: the next module of an ``nn.Sequential``,
+    a call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity
+    then stands in for its module, or, where others share the module or there is none, the block gets a class of the
+    same name whose code leaves that call out. So do sums before a norm, and between a norm and its activation, where
+    the code of a class shows them (:mod:`fusednorm.convert.sum_code`). Norms with hooks on their output, activations
+    with hooks, and norms used at several places stay apart. What is not seen is code that reaches past a module's own
+    forward: a call of ``model.block.norm`` from outside, or a hook that is registered later, gets the activated
+    result; exclude such a norm by ``filter_fn`` or use ``activations=False``.
 
     Args:
         model: a module, before it is compiled or wrapped for distributed training.
-        activations: False converts the norms only.
+        activations: False converts the norms only, and fuses neither activations nor sums.
         filter_fn: ``filter_fn(path, norm)`` says for each path to a norm whether it is to be converted; a norm with
             several paths is converted if all of them are.
 

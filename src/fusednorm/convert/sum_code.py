@@ -210,6 +210,7 @@ def _in_two_statements(
     if isinstance(before, ast.If) and len(before.body) == 1 and not before.orelse:
         edits.add(method.edit("otherwise", before, norm))
         before = before.body[0]
-    found = _sum_of(before, variable)
-    if found is not None and isinstance(found.node, ast.BinOp) and found.taker is None:
-        yield ast.unparse(found.node), frozenset({*edits, method.edit("sum before", found.node, norm, found.input_is)})
+    name, total = assignment(before)
+    if name == variable and _is_sum(total):
+        edits.add(method.edit("sum before", total, norm, int(_is_name(total.right, variable))))
+        yield ast.unparse(total), frozenset(edits)
