@@ -324,6 +324,16 @@ def test_whatever_torch_adds(term: Any) -> None:
     assert_same(sums.sum_before(rows, x, term), F.layer_norm(x + term, (6,)))
 
 
+def test_a_sum_that_fits_no_call_compiles_once() -> None:
+    norm = fusednorm.nn.GroupNorm(4, 8, activation="relu")
+    x, term = torch.randn(IMAGE), torch.randn(8, 1, 1)
+    compiled = torch.compile(lambda x, term: sums.sum_behind(norm, x, term), fullgraph=True, backend="aot_eager")
+    for stance in ("default", "fail_on_recompile"):
+        with torch.compiler.set_stance(stance):
+            assert_same(compiled(x, term), F.relu(F.group_norm(x, 4) + term))
+    assert norm.activation == Activation("relu")
+
+
 def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 

@@ -23,9 +23,7 @@ def sum_behind(norm: Any, input: Any, term: Any, in_place: bool = False) -> Any:
     """phi(norm(input) + term), with the activation of the norm; ``in_place`` keeps the shape and dtype of the first."""
     if _traced(input, term) or _fits(input, term, term):
         return norm(input, post_add=term)
-    bare = copy.copy(norm)  # the same parameters, buffers and hooks
-    bare.activation = None
-    total = bare(input)
+    total = _without_activation(norm, input)
     if in_place:
         total += term
     else:
@@ -40,6 +38,17 @@ def sum_before(norm: Any, input: Any, term: Any) -> Any:
         if _fits(input, term, term if numbers is None else input):
             return norm(input, pre_add=term if numbers is None else numbers)
     return norm(input + term)
+
+
+def _without_activation(norm: Any, input: Any) -> Any:
+    """norm(input), by the module itself where Dynamo traces it, which cannot copy it, and else by a copy with the same
+    parameters, buffers and hooks, since other threads may call the module."""
+    activation = norm.activation
+    bare = norm if torch.compiler.is_dynamo_compiling() else copy.copy(norm)
+    bare.activation = None
+    result = bare(input)
+    bare.activation = activation
+    return result
 
 
 def _traced(*terms: Any) -> bool:
