@@ -2,21 +2,30 @@
 
     python benchmarks/packages.py --output benchmarks/results/packages-cpu.json
 
-Architectures have their real sizes and random weights. Each run has a process of its own, whose peak of memory is then
-its own too. The error is the length of the difference to the unconverted model in float64, as a part of the result's
-length. The converted model's may be twice the unconverted one's, and in a training step 0.005 more: where a rounding
-switches one ReLU on or off, a gradient moves by a part of a thousand. A package that is not installed is named and left
-out. It ends with exit code 1 if a converted model is wrong.
+Each model runs eagerly and under torch.compile's default mode. Architectures have their real sizes and random weights,
+and each run has a process of its own. "peak MB" is what a step needs beyond what the process holds between steps;
+"once" is what the first step leaves there: libraries, compilers and compiled code. Compiled kernels of fusednorm come
+from its cache on disk where they are there, code of torch.compile from none.
+
+The error is the length of the difference to the unconverted eager model in float64, as a part of the result's length.
+The converted model's may be twice the unconverted one's in the same mode, and in a training step 0.005 more: where a
+rounding switches one ReLU on or off, a gradient moves by a part of a thousand. A package that is not installed, and a
+model that torch.compile itself cannot take, are named and left out. It ends with exit code 1 if a converted model is
+wrong.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import json
 import multiprocessing
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,14 +36,22 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import fusednorm
+from fusednorm.backends.cpu.memory import empty_cache
 from fusednorm.bench.models.measuring import FACTOR, ROUNDINGS, relative_error
 from fusednorm.bench.provenance import this_machine
+from fusednorm.bench.runner import first_line
 from fusednorm.bench.tables import Table, in_ms, in_times
+from fusednorm.private.torch_names import fresh_compiler_cache
 
 Inputs = tuple[Any, ...]
 TRAINING, INFERENCE = "training step", "inference"
 #: What errors may have beyond a multiple of the unconverted model's.
 FLOOR = {TRAINING: 5e-3, INFERENCE: ROUNDINGS * torch.finfo(torch.float32).eps}
+
+
+class Mode(StrEnum):
+    EAGER = "eager"
+    COMPILED = "compiled"
 
 
 @dataclass(frozen=True)
@@ -130,10 +147,11 @@ MODELS: dict[str, Model] = {
 
 @dataclass(frozen=True)
 class Measured:
-    """The least time of a step, the peak of memory beyond what the process held before, and the report of convert_."""
+    """The least time of a step, the memory that a step needs and that the first one leaves, and convert_'s report."""
 
     ms: float
     peak_mb: float
+    once_mb: float
     results: list[Tensor]
     report: str = ""
 
@@ -159,7 +177,7 @@ def placed(value: Any, device: str, dtype: torch.dtype) -> Any:
     return value.to(device, dtype if value.is_floating_point() else value.dtype)
 
 
-def measure(name: str, convert: bool, device: str, dtype: torch.dtype, runs: int, threads: int) -> Measured:
+def measure(name: str, mode: Mode, convert: bool, device: str, dtype: torch.dtype, runs: int, threads: int) -> Measured:
     """Build, convert and run a model; for a process of its own."""
     if threads:
         torch.set_num_threads(threads)
@@ -173,29 +191,48 @@ def measure(name: str, convert: bool, device: str, dtype: torch.dtype, runs: int
     report = str(fusednorm.convert_(network)) if convert else ""
     network = network.to(device, dtype)
     inputs = tuple(placed(one, device, dtype) for one in inputs)
-    before, seconds = _held(device), []
-    for _ in range(1 + runs):  # the first compiles or loads kernels
+    called = torch.compile(network) if mode is Mode.COMPILED else network
+    before = _held(device)
+    with fresh_compiler_cache() if mode is Mode.COMPILED else nullcontext():
+        step(called, inputs, model.training)  # compiles or loads kernels
+    network.zero_grad()
+    between = _held(device)
+    _forget_peak(device)
+    seconds, results = [], []
+    for _ in range(runs):
+        results.clear()
         begin = time.perf_counter()
-        results = step(network, inputs, model.training)
+        results += step(called, inputs, model.training)
         if device == "cuda":
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)
+    peak = _peak(device)
     results = [one.detach().to("cpu", torch.float64 if dtype == torch.float64 else torch.float32) for one in results]
-    least = min(seconds[1:], default=seconds[0])
-    return Measured(1e3 * least, _peak(device) - before, results, report)
+    return Measured(1e3 * min(seconds), peak - between, between - before, results, report)
 
 
 def _held(device: str) -> float:
+    """MB in use, without what allocators keep for later."""
+    gc.collect()
     if device == "cuda":
         return torch.cuda.memory_allocated() / 1e6
+    empty_cache()
+    ctypes.CDLL(None).malloc_trim(0)
     return _memory("VmRSS")
 
 
 def _memory(what: str) -> float:
-    """MB of the process, of those that Linux counts. getrusage's maximum would be the parent's where that had more."""
+    """MB of the process, of those that Linux counts."""
     status = Path("/proc/self/status").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in status if line.startswith(f"{what}:"))
     return int(kilobytes) * 1024 / 1e6
+
+
+def _forget_peak(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _peak(device: str) -> float:
@@ -206,16 +243,19 @@ def _peak(device: str) -> float:
 
 @dataclass(frozen=True)
 class Row:
-    """One model: milliseconds, peak of memory and error before and after conversion, and what was converted."""
+    """One model in one mode: time, memory and error before and after conversion, and what was converted."""
 
     model: str
     package: str
     direction: str
+    mode: str
     dtype: str
     ms_before: float
     ms_after: float
     peak_mb_before: float
     peak_mb_after: float
+    once_mb_before: float
+    once_mb_after: float
     error_before: float
     error_after: float
     converted: str
@@ -225,42 +265,61 @@ class Row:
         return self.error_after <= FACTOR * self.error_before + FLOOR[self.direction]
 
 
-def run(name: str, device: str, dtype: torch.dtype, runs: int, threads: int) -> tuple[Row, str]:
-    """The row of a model, and the report of its conversion."""
-    context = multiprocessing.get_context("spawn")
+def in_a_process(*arguments: Any) -> Measured:
+    """:func:`measure` in a process that has measured nothing before."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(measure, *arguments).result()
 
-    def in_a_process(*arguments: Any) -> Measured:
-        with ProcessPoolExecutor(1, context) as process:
-            return process.submit(measure, name, *arguments).result()
 
-    exact = in_a_process(False, "cpu", torch.float64, 0, threads)
-    plain, ours = (in_a_process(convert, device, dtype, runs, threads) for convert in (False, True))
-    expected = [one.double() for one in exact.results]
-    errors = [relative_error([one.double() for one in each.results], expected) for each in (plain, ours)]
+def run(name: str, modes: list[Mode], device: str, runs: int, threads: int, console: Console) -> list[Row]:
+    """The rows of a model, one for each mode that torch.compile can take."""
     model = MODELS[name]
-    row = Row(
-        name, model.package, TRAINING if model.training else INFERENCE, str(dtype).removeprefix("torch."),
-        plain.ms, ours.ms, plain.peak_mb, ours.peak_mb, *errors, ours.report.splitlines()[0],
-    )  # fmt: skip
-    return row, ours.report
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    expected = in_a_process(name, Mode.EAGER, False, "cpu", torch.float64, 1, threads).results
+    rows = []
+    for mode in modes:
+        try:
+            plain = in_a_process(name, mode, False, device, dtype, runs, threads)
+        except Exception as error:  # whatever torch.compile raises
+            if mode is Mode.EAGER:
+                raise
+            console.print(f"{name}: torch.compile cannot take it: {first_line(error)}")
+            continue
+        ours = in_a_process(name, mode, True, device, dtype, runs, threads)
+        errors = [relative_error([one.double() for one in each.results], expected) for each in (plain, ours)]
+        row = Row(
+            name, model.package, TRAINING if model.training else INFERENCE, mode, str(dtype).removeprefix("torch."),
+            plain.ms, ours.ms, plain.peak_mb, ours.peak_mb, plain.once_mb, ours.once_mb, *errors,
+            ours.report.splitlines()[0],
+        )  # fmt: skip
+        if not rows:
+            print(f"{name}\n{ours.report}\n")
+        console.print(f"{name}, {mode}: {row.ms_before:.1f} ms before, {row.ms_after:.1f} after")
+        rows.append(row)
+    return rows
 
 
 def table_of(rows: list[Row], title: str) -> Table:
-    words = ("model", "package", "direction", "dtype", "converted")
+    words = ("model", "package", "direction", "mode", "dtype", "converted")
     lines = tuple(
         (
-            row.model, row.package, row.direction, row.dtype, in_ms(row.ms_before), in_ms(row.ms_after),
+            row.model, row.package, row.direction, row.mode, row.dtype, in_ms(row.ms_before), in_ms(row.ms_after),
             in_times(row.ms_before / row.ms_after), f"{row.peak_mb_before:.0f}", f"{row.peak_mb_after:.0f}",
-            f"{row.error_before:.1e}", f"{row.error_after:.1e}", row.converted,
+            f"{row.once_mb_before:.0f}", f"{row.once_mb_after:.0f}", f"{row.error_before:.1e}",
+            f"{row.error_after:.1e}", row.converted,
         )
         for row in rows
     )  # fmt: skip
-    header = (*words[:4], "ms before", "after", "ratio", "peak MB before", "after", "error before", "after", words[4])
+    header = (
+        *words[:5], "ms before", "after", "ratio", "peak MB before", "after", "once MB before", "after",
+        "error before", "after", words[5],
+    )  # fmt: skip
     return Table(title, header, lines, words)
 
 
 def main(
     match: Annotated[str, typer.Option(help="Only models whose name contains this.")] = "",
+    mode: Annotated[list[Mode] | None, typer.Option(help="Repeatable; both by default.")] = None,
     runs: Annotated[int, typer.Option(min=1, help="Steps of each model, of which the fastest counts.")] = 5,
     device: Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU where torch has one.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="CPU threads; 0 leaves torch's choice.")] = 0,
@@ -269,25 +328,21 @@ def main(
     """Measure models of other packages before and after convert_."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
     console = Console()
-    rows = []
+    rows: list[Row] = []
     for name, model in MODELS.items():
         if match not in name:
             continue
         if find_spec(model.package) is None:
             console.print(f"{name}: {model.package} is not installed")
             continue
-        row, report = run(name, device, dtype, runs, threads)
-        rows.append(row)
-        print(f"{name}\n{report}\n")
-        console.print(f"{name}: {row.ms_before:.1f} ms before, {row.ms_after:.1f} after")
+        rows += run(name, mode or list(Mode), device, runs, threads, console)
         if output is not None:
             machine = this_machine(device, "")
             output.write_text(json.dumps({"machine": asdict(machine), "rows": [asdict(one) for one in rows]}, indent=1))
     print(table_of(rows, "").to_markdown())
     if not all(row.right for row in rows):
-        console.print("FAILED: " + ", ".join(row.model for row in rows if not row.right))
+        console.print("FAILED: " + ", ".join(f"{row.model} {row.mode}" for row in rows if not row.right))
         raise typer.Exit(1)
 
 

@@ -62,6 +62,10 @@ def fused(report: fusednorm.Report) -> dict[str, str]:
     return {entry.path: entry.reason for entry in report.fused}
 
 
+def summed(report: fusednorm.Report) -> dict[str, str]:
+    return {entry.path: entry.reason for entry in report.summed}
+
+
 def left(report: fusednorm.Report) -> dict[str, str]:
     return {entry.path: entry.reason for entry in report.left}
 
@@ -133,6 +137,75 @@ class Seen(nn.Module):
         return lambda x: function(function(x))
 
 
+class Sums(nn.Module):
+    """Sums behind norms and before them, each in another form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 1)
+        self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
+        self.norm5, self.norm6, self.norm7 = nn.GroupNorm(4, 8), nn.BatchNorm2d(8), nn.GroupNorm(2, 8)
+
+    def forward(self, x: Tensor, condition: bool = True) -> Tensor:
+        y = self.norm1(self.conv(x))
+        y += self.conv(x)
+        y = F.relu(y)
+        z = self.norm2(y)
+        z = F.silu(x + z)
+        z = torch.tanh(self.norm3(z) + x)
+        y = self.norm4(y)
+        y = y + z
+        y = F.leaky_relu(y, 0.1)
+        y = self.norm5(x + y)
+        if condition:
+            y = y + x[:, :, :1, :1]
+        y = self.norm6(y)
+        y = y.sigmoid() + 1.0
+        y = y + 0.5
+        y = self.norm7(y)
+        return y
+
+
+class SumsApart(nn.Module):
+    """Sums that stay beside their norms: something else sees what goes in or comes out, or may change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(8, 8, 1), nn.ReLU()
+        self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
+        self.norm5, self.norm6, self.norm7 = (nn.GroupNorm(4, 8) for _ in range(3))
+        self.norm8, self.norm9 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = self.norm1(x)
+        x = self.act(self.conv(x))  # could change what norm1 has seen
+        z += x
+        z = F.silu(z)
+        y = self.norm2(self.conv(z))
+        z = z + y.mean()
+        y += z
+        y = F.relu(y)
+        y = self.norm3(self.conv(y))
+        if y.dim() == 2:
+            return y
+        y += x
+        y = F.relu(y)
+        z = self.conv(y)
+        w = self.norm4(z)
+        z = self.act(z)
+        w += z
+        w = F.relu(w)
+        y = F.relu(self.norm5(y) + z) + F.silu(self.norm5(z))
+        y = y + z
+        w = self.norm6(y)
+        z = 2 * y
+        z += w  # in place
+        z = self.norm7(z)
+        w = self.norm8(y)
+        w = self.conv(y) * F.relu(w + z)
+        return F.relu(self.conv(y) + self.norm9(self.conv(y))) + w
+
+
 class Inner(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +275,8 @@ class ResnetBlock2D(nn.Module):
         temb = self.nonlinearity(temb)
         temb = self.time_emb_proj(temb)[:, :, None, None]
         if self.time_embedding_norm == "default":
-            hidden_states = hidden_states + temb
+            if temb is not None:
+                hidden_states = hidden_states + temb
             hidden_states = self.norm2(hidden_states)
         elif self.time_embedding_norm == "scale_shift":
             time_scale, time_shift = torch.chunk(temb, 2, dim=1)
@@ -243,6 +317,12 @@ class Bottleneck(nn.Module):
         self.conv2, self.bn2 = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
         self.drop_block, self.act2 = nn.Identity(), nn.ReLU(inplace=True)
         self.conv3, self.bn3, self.act3 = nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.se: nn.Module | None = None
+        self.downsample = nn.Conv2d(8, 8, 1)
+
+    def zero_init_last(self) -> None:
+        if getattr(self.bn3, "weight", None) is not None:
+            nn.init.zeros_(self.bn3.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x
@@ -255,6 +335,10 @@ class Bottleneck(nn.Module):
         x = self.act2(x)
         x = self.conv3(x)
         x = self.bn3(x)
+        if self.se is not None:
+            x = self.se(x)
+        if self.downsample is not None:
+            shortcut = self.downsample(shortcut)
         x += shortcut
         x = self.act3(x)
         return x
@@ -336,6 +420,30 @@ class ADN(nn.Sequential):
         layers = {"A": nn.LeakyReLU(0.1), "D": nn.Dropout(0.2), "N": nn.InstanceNorm2d(8)}
         for item in ordering:
             self.add_module(item, layers[item])
+
+
+@named("monai.networks.blocks.dynunet_block.UnetResBlock")
+class UnetResBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2, self.conv3 = (nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)) for _ in range(3))
+        self.lrelu = nn.LeakyReLU(0.01, inplace=True)
+        self.norm1, self.norm2, self.norm3 = (nn.InstanceNorm2d(8, affine=True) for _ in range(3))
+
+    def forward(self, inp: Tensor) -> Tensor:
+        residual = inp
+        out = self.conv1(inp)
+        out = self.norm1(out)
+        out = self.lrelu(out)
+        out = self.conv2(out)
+        out = self.norm2(out)
+        if hasattr(self, "conv3"):
+            residual = self.conv3(residual)
+        if hasattr(self, "norm3"):
+            residual = self.norm3(residual)
+        out += residual
+        out = self.lrelu(out)
+        return out
 
 
 @named("monai.networks.blocks.dynunet_block.UnetBasicBlock")

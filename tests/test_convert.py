@@ -25,6 +25,7 @@ from convert_support import (
     left,
 )
 from torch import fx, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import parametrizations
 
 import fusednorm
@@ -141,6 +142,18 @@ def test_hooks_of_a_norm_stay() -> None:
     report = converted(model, torch.randn(IMAGE))
     assert "hooks of the norm see its output" in left(report)["0"]
     assert list(fused(report)) == ["2"]
+
+
+def test_hooks_for_all_modules_see_what_they_saw() -> None:
+    model, seen = nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU(), Net()), []
+    handle = register_module_forward_hook(lambda module, inputs, output: seen.append(output))
+    try:
+        report = fusednorm.convert_(model)
+    finally:
+        handle.remove()
+    assert not report.fused
+    assert not seen
+    assert "hooks for all modules see the norm's output" in left(report)["0"]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +347,7 @@ class Net(nn.Module):
 def test_copies_and_pickles_of_a_converted_model() -> None:
     model, x = Net().eval(), torch.randn(2, 3, 6, 7)
     report = fusednorm.convert_(model)
-    assert len(report.fused) == 8
+    assert (len(report.fused), len(report.summed)) == (10, 3)
     expected = model(x)
     buffer = io.BytesIO()
     torch.save(model, buffer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,17 +20,22 @@ from convert_support import (
     Outer,
     ResnetBlock2D,
     Seen,
+    Sums,
+    SumsApart,
     UnetBasicBlock,
+    UnetResBlock,
     Untraceable,
     converted,
     fused,
     left,
+    summed,
 )
 from torch import nn
 
 import fusednorm
 from fusednorm.activations import FORMULAS, Activation
-from fusednorm.convert import code, rewriting
+from fusednorm.convert import rewriting, sums
+from fusednorm.convert.source import Edit, Place
 from fusednorm.equivalents import FUNCTIONS, NAMED_MODULES, function_activation, module_activation
 
 IMAGE = (2, 8, 5, 6)
@@ -131,12 +136,12 @@ def test_monais_adn(ordering: str, reason: str | None) -> None:
 # --- the code of a class ---
 
 
-def test_a_shared_activation_stays_behind_the_sum() -> None:
+def test_a_shared_activation_goes_into_both_norms() -> None:
     model = Block()
-    assert fused(converted(model, torch.randn(IMAGE))) == {"bn1": "relu, the code of Block"}
+    report = converted(model, torch.randn(IMAGE))
+    assert fused(report) == {"bn1": "relu, the code of Block", "bn2": "relu, the code of Block"}
     assert type(model.relu) is nn.ReLU
     assert (type(model).__name__, isinstance(model, Block)) == ("Block", True)
-    assert model.bn2.activation is None
 
 
 def test_functions_in_the_code() -> None:
@@ -156,15 +161,17 @@ def test_a_class_is_rewritten_once_and_names_its_lines() -> None:
     fusednorm.convert_(first)
     fusednorm.convert_(second)
     assert type(first) is type(second)
-    (drop,) = rewriting.origin(type(first))[1]
-    assert (drop.method, drop.text) == ("forward", "self.relu(out)")
+    places = [edit.place for edit in rewriting.origin(type(first))[1]]
+    assert {place.method for place in places} == {"forward"}
+    texts = ["out += identity", "self.bn2(out)", "self.relu(out)", "self.relu(out)"]
+    assert sorted(place.text for place in places) == texts
     assert type(first).forward.__code__.co_firstlineno == Block.forward.__code__.co_firstlineno
 
 
 def test_a_source_that_changed_is_an_error_when_a_copy_is_made() -> None:
-    drop = code.Drop("forward", 3, 14, "self.relu(other)")
+    edit = Edit(Place("forward", 3, 14, "self.relu(other)"), "leave out")
     with pytest.raises(RuntimeError, match=r"cannot be loaded.*Block.forward has no self.relu\(other\) at its place"):
-        rewriting._make(Block, frozenset({drop}))
+        rewriting._make(Block, frozenset({edit}))
 
 
 def without_source() -> nn.Module:
@@ -246,6 +253,98 @@ def test_norms_of_one_block_folded_in_two_conversions() -> None:
     assert type(model) is Functional
 
 
+# --- sums ---
+
+
+@pytest.fixture(params=[0, 1 << 30], ids=["one call", "beside the norm"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a sum that the code leaves to the norm is computed."""
+    monkeypatch.setattr(sums, "LEAST_BYTES", request.param)
+
+
+@pytest.mark.usefixtures("size")
+def test_sums_in_every_form() -> None:
+    behind, before = "before the activation, the code of Sums", "before the norm, the code of Sums"
+    assert summed(converted(Sums(), torch.randn(IMAGE))) == {
+        "norm1": f"y += self.conv(x), {behind}",
+        "norm2": f"x + z, {behind}",
+        "norm3": f"self.norm3(z) + x, {behind}",
+        "norm4": f"y + z, {behind}",
+        "norm5": f"x + y, {before}",
+        "norm6": f"y + x[:, :, :1, :1], {before}",
+        "norm7": f"y + 0.5, {before}",
+    }
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize(("block", "norm"), [(Block, "bn2"), (Bottleneck, "bn3"), (UnetResBlock, "norm2")])
+def test_shortcuts_of_torchvision_timm_and_monai(block: Callable[[], nn.Module], norm: str) -> None:
+    report = converted(block(), torch.randn(IMAGE))
+    assert list(summed(report)) == [norm]
+    assert norm in fused(report)
+
+
+def test_sums_that_stay_beside_their_norms() -> None:
+    assert not summed(converted(SumsApart(), torch.randn(IMAGE)))
+
+
+def test_a_branch_that_was_not_taken_raises_later() -> None:
+    model = Bottleneck()
+    fusednorm.convert_(model)
+    model.se = nn.Identity()
+    with pytest.raises(RuntimeError, match=r"self.se was None when the model was converted; revert_ the model"):
+        model(torch.randn(IMAGE))
+
+
+def test_hooks_see_the_sum_before_a_norm() -> None:
+    model = Sums()
+    model.norm5.register_forward_pre_hook(lambda module, inputs: None)
+    assert list(summed(fusednorm.convert_(model))) == ["norm1", "norm2", "norm3", "norm4", "norm6", "norm7"]
+
+
+TERMS: list[Any] = [
+    torch.randn(IMAGE),
+    torch.randn(8, 1, 1),
+    torch.randn(2, 8, 1, 1),
+    torch.randn(IMAGE, dtype=torch.float64),
+    torch.ones(IMAGE, dtype=torch.int64),
+    0.5,
+]
+
+
+@pytest.mark.usefixtures("size")
+@pytest.mark.parametrize("term", TERMS, ids=["alike", "broadcast", "channels", "float64", "int64", "number"])
+def test_whatever_torch_adds(term: Any) -> None:
+    x, norm = torch.randn(IMAGE), fusednorm.nn.GroupNorm(4, 8, activation="relu")
+    z = F.group_norm(x, 4)
+    assert_same(sums.sum_behind(norm, x, term), F.relu(z + term))
+    assert_same(sums.sum_behind(norm, x, term, True), F.relu(z + term).to(x.dtype))
+    assert_same(sums.sum_before(norm, x, term), F.relu(F.group_norm(x + term, 4)))
+    rows = fusednorm.nn.LayerNorm(6)
+    assert_same(sums.sum_before(rows, x, term), F.layer_norm(x + term, (6,)))
+
+
+def test_a_sum_that_fits_no_call_compiles_once() -> None:
+    norm = fusednorm.nn.GroupNorm(4, 8, activation="relu")
+    x, term = torch.randn(IMAGE), torch.randn(8, 1, 1)
+    compiled = torch.compile(lambda x, term: sums.sum_behind(norm, x, term), fullgraph=True, backend="aot_eager")
+    for stance in ("default", "fail_on_recompile"):
+        with torch.compiler.set_stance(stance):
+            assert_same(compiled(x, term), F.relu(F.group_norm(x, 4) + term))
+    assert norm.activation == Activation("relu")
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_trace_of_a_block_with_sums() -> None:
+    model, x = Sums().eval(), torch.randn(IMAGE)
+    expected = model(x)
+    fusednorm.convert_(model)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model, {"condition": True})(x), expected, rtol=1e-4, atol=1e-4)
+
+
 # --- as in other packages ---
 
 
@@ -263,14 +362,17 @@ class Resnet(nn.Module):
 @pytest.mark.parametrize(("kind", "norms"), [("default", ["norm1", "norm2"]), ("scale_shift", ["norm1"])])
 def test_diffusers_resnet_block(kind: str, norms: list[str]) -> None:
     model = Resnet(kind)
-    assert list(fused(converted(model, torch.randn(IMAGE)))) == [f"block.{norm}" for norm in norms]
+    report = converted(model, torch.randn(IMAGE))
+    assert list(fused(report)) == [f"block.{norm}" for norm in norms]
+    text = "hidden_states + temb, before the norm, the code of ResnetBlock2D"
+    assert summed(report) == ({"block.norm2": text} if kind == "default" else {})
     assert type(model.block.nonlinearity) is nn.SiLU
 
 
 def test_diffusers_heads_timms_bottlenecks_and_monais_blocks() -> None:
     x = torch.randn(IMAGE)
     assert list(fused(converted(Decoder(), x))) == ["conv_norm_out"]
-    assert list(fused(converted(Bottleneck(), x))) == ["bn1", "bn2"]
+    assert list(fused(converted(Bottleneck(), x))) == ["bn1", "bn2", "bn3"]
     assert list(fused(converted(UnetBasicBlock(), x))) == ["norm1", "norm2"]
 
 

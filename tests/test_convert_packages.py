@@ -12,13 +12,15 @@ import torch
 from torch import Tensor, nn
 
 import fusednorm
+from fusednorm.convert import sums
 
 CHANNELS = {"block_out_channels": (32, 64), "norm_num_groups": 8, "layers_per_block": 1}
 
 
 @pytest.fixture(autouse=True)
-def reference() -> Iterator[None]:
+def reference(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
+    monkeypatch.setattr(sums, "LEAST_BYTES", 0)
     with fusednorm.use_instance("reference"):
         yield
 
@@ -27,12 +29,13 @@ def output_of(result: Any) -> Tensor:
     return result if isinstance(result, Tensor) else result[0]
 
 
-def check(model: nn.Module, *inputs: Tensor, norms: int, activations: int, left: int = 0) -> None:
-    """As many norms and activations as these are taken, and outputs and gradients stay."""
+def check(model: nn.Module, *inputs: Tensor, norms: int, activations: int, added: int = 0, left: int = 0) -> None:
+    """As many norms, activations and sums as these are taken, and outputs and gradients stay."""
     model = model.double()
     before = copy.deepcopy(model)
     report = fusednorm.convert_(model)
-    assert (len(report.converted), len(report.fused), len(report.left)) == (norms, activations, left), str(report)
+    found = [len(each) for each in (report.converted, report.fused, report.summed, report.left)]
+    assert found == [norms, activations, added, left], str(report)
     assert list(model.state_dict()) == list(before.state_dict())
     results = []
     for each in (before, model, pickle.loads(pickle.dumps(model))):
@@ -46,26 +49,27 @@ def check(model: nn.Module, *inputs: Tensor, norms: int, activations: int, left:
 
 
 @pytest.mark.parametrize(
-    ("name", "norms", "activations"),
-    [("resnet50", 53, 33), ("resnet50_gn", 53, 33), ("resnetv2_50", 49, 49), ("convnext_tiny", 23, 0)],
+    ("name", "norms", "activations", "added"),
+    [("resnet50", 53, 49, 16), ("resnet50_gn", 53, 49, 16), ("resnetv2_50", 49, 49, 0), ("convnext_tiny", 23, 0, 0)],
 )
-def test_timm(name: str, norms: int, activations: int) -> None:
+def test_timm(name: str, norms: int, activations: int, added: int) -> None:
     timm = pytest.importorskip("timm", exc_type=ImportError)
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    check(timm.create_model(name), x, norms=norms, activations=activations)
+    check(timm.create_model(name), x, norms=norms, activations=activations, added=added)
 
 
 @pytest.mark.parametrize(
-    ("name", "norms", "activations"), [("resnet18", 20, 9), ("mobilenet_v3_small", 34, 23), ("densenet121", 121, 120)]
+    ("name", "norms", "activations", "added"),
+    [("resnet18", 20, 17, 8), ("mobilenet_v3_small", 34, 23, 0), ("densenet121", 121, 120, 0)],
 )
-def test_torchvision(name: str, norms: int, activations: int) -> None:
+def test_torchvision(name: str, norms: int, activations: int, added: int) -> None:
     models = pytest.importorskip("torchvision.models", exc_type=ImportError)
     x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
-    check(getattr(models, name)(weights=None).eval(), x, norms=norms, activations=activations)
+    check(getattr(models, name)(weights=None).eval(), x, norms=norms, activations=activations, added=added)
 
 
-@pytest.mark.parametrize(("kind", "activations"), [("default", 17), ("scale_shift", 9)])
-def test_diffusers_unet(kind: str, activations: int) -> None:
+@pytest.mark.parametrize(("kind", "activations", "added"), [("default", 17, 8), ("scale_shift", 9, 0)])
+def test_diffusers_unet(kind: str, activations: int, added: int) -> None:
     diffusers = pytest.importorskip("diffusers", exc_type=ImportError)
     model = diffusers.UNet2DConditionModel(
         sample_size=16,
@@ -77,7 +81,7 @@ def test_diffusers_unet(kind: str, activations: int) -> None:
         **CHANNELS,
     )
     inputs = torch.randn(1, 4, 16, 16).double(), torch.tensor([3]), torch.randn(1, 5, 16).double()
-    check(_Returning(model), *inputs, norms=33, activations=activations)
+    check(_Returning(model), *inputs, norms=33, activations=activations, added=added)
 
 
 class _Returning(nn.Module):
@@ -96,11 +100,11 @@ def test_diffusers_autoencoder() -> None:
     model = diffusers.AutoencoderKL(
         down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2, **CHANNELS
     )
-    check(_Returning(model), torch.randn(1, 3, 32, 32).double(), norms=24, activations=18)
+    check(_Returning(model), torch.randn(1, 3, 32, 32).double(), norms=24, activations=18, added=0)
 
 
-@pytest.mark.parametrize(("residual", "norms", "activations"), [(False, 10, 10), (True, 13, 7)])
-def test_monai(residual: bool, norms: int, activations: int) -> None:
+@pytest.mark.parametrize(("residual", "norms", "activations", "added"), [(False, 10, 10, 0), (True, 13, 10, 3)])
+def test_monai(residual: bool, norms: int, activations: int, added: int) -> None:
     nets = pytest.importorskip("monai.networks.nets", exc_type=ImportError)
     model = nets.DynUNet(3, 1, 2, [3, 3, 3], [1, 2, 2], [2, 2], res_block=residual)
-    check(model, torch.randn(1, 1, 16, 16, 16).double(), norms=norms, activations=activations)
+    check(model, torch.randn(1, 1, 16, 16, 16).double(), norms=norms, activations=activations, added=added)

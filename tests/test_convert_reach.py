@@ -270,7 +270,7 @@ def test_a_part_that_shares_a_fold_with_the_rest_is_not_reverted(make: Any, part
     model, x = make(), torch.randn(IMAGE)
     fusednorm.convert_(model)
     expected = model(x)
-    with pytest.raises(ValueError, match="'the model' shares an activation with a module outside of this model"):
+    with pytest.raises(ValueError, match="'the model' shares what convert_ fused with a module outside of this model"):
         fusednorm.revert_(list(model.children())[part])
     torch.testing.assert_close(model(x), expected, rtol=0, atol=0)
     fusednorm.revert_(copy.deepcopy(nn.ModuleList([model, copy.deepcopy(model)])))

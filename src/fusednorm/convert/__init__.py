@@ -1,4 +1,4 @@
-"""A model's own norms become fusednorm's, in place and back, with the activations behind them fused in."""
+"""A model's own norms become fusednorm's, in place and back, with activations and sums around them fused in."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fusednorm.convert.classes import Target, become, is_norm, is_ours, original
 from fusednorm.convert.folding import Fold, Folding
 from fusednorm.convert.pairs import check_whole, forget, remember
 from fusednorm.convert.report import Entry, Report
+from fusednorm.convert.source import Edit
 from fusednorm.convert.tree import Tree, check_model
 from fusednorm.equivalents import qualified_name
 
@@ -22,23 +23,25 @@ Filter = Callable[[str, nn.Module], bool]
 
 
 def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | None = None) -> Report:
-    """Make a model's norms fusednorm's, in place, and fuse the activations behind them.
+    """Make a model's norms fusednorm's, in place, and fuse the activations behind them and the sums around them.
 
     torch's GroupNorm, LayerNorm, RMSNorm, BatchNorm and InstanceNorm change their class, and so do subclasses that only
     rename or cast. Modules, parameters, buffers and hooks stay the same objects, so that optimizers, tied weights and
     the keys of the state_dict stay. Other subclasses are left alone.
 
-    An activation is fused where nothing else can see the norm's own result: the next module of an ``nn.Sequential``, a
-    call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity then
-    stands in for its module, or, where others share the module or there is none, the block gets a class of the same
-    name whose code leaves that call out. Norms with hooks on their output, activations with hooks, and norms used at
-    several places, or called by other code of the model's forward (:mod:`fusednorm.convert.reach`), stay apart. What is
-    not seen is code outside of it: a call of ``model.block.norm``, a method that no forward calls, or a hook that is
-    registered later, gets the activated result; exclude such a norm by ``filter_fn`` or use ``activations=False``.
+    An activation is fused where nothing else can see the norm's own result: the next module of an ``nn.Sequential``,
+    a call in the code of a class (:mod:`fusednorm.convert.code`), the only user in a trace of torch.fx. An Identity
+    then stands in for its module, or, where others share the module or there is none, the block gets a class of the
+    same name whose code leaves that call out. So do sums before a norm, and between a norm and its activation, where
+    the code of a class shows them (:mod:`fusednorm.convert.sum_code`). Norms with hooks on their output, activations
+    with hooks, and norms used at several places, or called by other code of the model's forward
+    (:mod:`fusednorm.convert.reach`), stay apart. What is not seen is code outside of it: a call of
+    ``model.block.norm``, a method that no forward calls, or a hook that is registered later, gets the activated result;
+    exclude such a norm by ``filter_fn`` or use ``activations=False``.
 
     Args:
         model: a module, before it is compiled or wrapped for distributed training.
-        activations: False converts the norms only.
+        activations: False converts the norms only, and fuses neither activations nor sums.
         filter_fn: ``filter_fn(path, norm)`` says for each path to a norm whether it is to be converted; a norm with
             several paths is converted if all of them are.
 
@@ -89,7 +92,19 @@ def convert_(model: nn.Module, *, activations: bool = True, filter_fn: Filter | 
         _convert(norm, target)
     for fold in folding.folds:
         _fold(fold)
-    return Report(tuple(converted), tuple(fused), tuple(left + folding.left))
+    for sum_fold in folding.sums:
+        _edit(sum_fold.block, sum_fold.edits)
+        remember(sum_fold.norm, sum_fold.block)
+    summed = [
+        Entry(tree.path(fold.norm), f"{text}, before the activation, {fold.seen}")
+        for fold in folding.folds
+        for text in fold.sums
+    ]
+    summed += [
+        Entry(tree.path(each.norm), f"{each.text}, before the norm, the code of {type(each.block).__name__}")
+        for each in folding.sums
+    ]
+    return Report(tuple(converted), tuple(fused), tuple(left + folding.left), tuple(summed))
 
 
 def revert_(model: nn.Module) -> None:
@@ -117,8 +132,8 @@ def revert_(model: nn.Module) -> None:
     check_whole(tree)
     for module in list(tree.modules()):
         forget(module)
-        kind, drops = rewriting.origin(type(module))
-        if drops:
+        kind, edits = rewriting.origin(type(module))
+        if edits:
             module.__class__ = kind
         original = original_of(module)
         if isinstance(original, nn.Module):
@@ -162,7 +177,11 @@ def _fold(fold: Fold) -> None:
         become(partner, nn.Identity, act)
         setattr(parent, key, partner)
     elif fold.block is not None:
-        kind, dropped = rewriting.origin(type(fold.block))
-        fold.block.__class__ = rewriting.without(kind, dropped | fold.drops)
+        _edit(fold.block, fold.edits)
     assert partner is not None
     remember(fold.norm, partner)
+
+
+def _edit(block: nn.Module, edits: frozenset[Edit]) -> None:
+    kind, before = rewriting.origin(type(block))
+    block.__class__ = rewriting.edited(kind, before | edits)

@@ -1,4 +1,4 @@
-"""Which activations go into which norms: in nn.Sequential, by the code of a class, and by a trace."""
+"""Which activations and sums go into which norms: in nn.Sequential, by the code of a class, and by a trace."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from torch import nn
 
 from fusednorm.activations import Activation
 from fusednorm.convert import code, rewriting, tracing
-from fusednorm.convert.adapters import branch_is_known
+from fusednorm.convert.adapters import branch_is_known, sum_runs
 from fusednorm.convert.reach import Caller, callers_of
 from fusednorm.convert.report import Entry
+from fusednorm.convert.source import Edit, Facts
 from fusednorm.convert.tree import Tree
 from fusednorm.equivalents import is_activation, module_activation
-from fusednorm.private.torch_names import has_own_hooks, watches_output
+from fusednorm.private.torch_names import has_hooks, has_own_hooks, watches_output
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class Fold:
     """An activation that a norm takes in, and where that is seen.
 
     An Identity stands in for the activation module at ``place``; where there is no such module, or others use it too,
-    ``block`` gets a class that leaves ``drops`` out of its code.
+    or ``sums`` stand between them, ``block`` gets a class whose code has the ``edits``.
     """
 
     norm: nn.Module
@@ -29,7 +30,18 @@ class Fold:
     seen: str
     place: tuple[nn.Module, str] | None = None
     block: nn.Module | None = None
-    drops: frozenset[code.Drop] = frozenset()
+    edits: frozenset[Edit] = frozenset()
+    sums: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class SumFold:
+    """A sum before a norm that the norm takes in, by ``edits`` of the block's code."""
+
+    norm: nn.Module
+    text: str
+    block: nn.Module
+    edits: frozenset[Edit]
 
 
 @dataclass
@@ -39,6 +51,7 @@ class Folding:
     tree: Tree
     norms: dict[int, nn.Module]
     folds: list[Fold] = field(default_factory=list)
+    sums: list[SumFold] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
     callers: dict[int, list[Caller]] = field(default_factory=dict)
     doubted: set[int] = field(default_factory=set)
@@ -50,7 +63,8 @@ class Folding:
                 self._in_sequential(block)
             elif not type(block).__module__.startswith("torch."):
                 self._in_code(block)
-        self._in_traces()
+        if not _watched_globally():  # which a trace would call
+            self._in_traces()
         for key in self.doubted:
             if not self._is_settled(self.norms[key]):
                 caller = self.callers[key][0]
@@ -90,45 +104,55 @@ class Folding:
                 self._leave(norm, "a dropout stands between it and the activation")
 
     def _in_code(self, block: nn.Module) -> None:
+        for key, norm in self.tree.children(block).items():
+            if id(norm) in self.norms:
+                self._activation_in_code(block, key, norm)
+                self._sums_in_code(block, key, norm)
+
+    def _activation_in_code(self, block: nn.Module, key: str, norm: nn.Module) -> None:
         children = self.tree.children(block)
-        kind, dropped = rewriting.origin(type(block))
-        for key, norm in children.items():
-            if id(norm) not in self.norms:
-                continue
-            found = code.follower(
-                kind,
-                key,
-                lambda name: name in children and _is_identity(children[name]),
-                branch_is_known(block, key),
-            )
-            if found is None:
-                continue
-            if isinstance(found, str):
-                self._leave(norm, found)
-                continue
-            act = children.get(found.child) if found.child is not None else None
-            if act is not None and not _may_act(act):
-                continue  # the norm goes into some other module
-            if act is None and found.function is None:
-                continue  # the child is None, or no module
-            if self._is_doubted(norm):
-                continue
-            seen = f"the code of {kind.__name__}"
-            if act is not None and found.alone and len(self.tree.places(act)) == 1:
-                self._replace(norm, act, seen)
-                continue
-            activation = found.function if act is None else module_activation(act)
-            reason = self._obstacle(norm, act)
-            if "forward" in vars(block):
-                reason = f"the forward of {kind.__name__} was replaced in the module itself"
-            try:
-                rewriting.without(kind, dropped | found.drops)
-            except rewriting.CannotRewriteError as error:
-                reason = reason or str(error)
-            if reason is not None or activation is None:
-                self._leave(norm, reason or "")
-            else:
-                self.folds.append(Fold(norm, activation, seen, block=block, drops=found.drops))
+        kind, _ = rewriting.origin(type(block))
+        found = code.follower(kind, key, self._facts(block, key))
+        if found is None:
+            return
+        if isinstance(found, str):
+            self._leave(norm, found)
+            return
+        act = children.get(found.child) if found.child is not None else None
+        if act is not None and not _may_act(act):
+            return  # the norm goes into some other module
+        if act is None and found.function is None:
+            return  # the child is None, or no module
+        if self._is_doubted(norm):
+            return
+        seen = f"the code of {kind.__name__}"
+        if act is not None and found.alone and len(self.tree.places(act)) == 1:
+            self._replace(norm, act, seen)
+            return
+        activation = found.function if act is None else module_activation(act)
+        reason = self._obstacle(norm, act) or _cannot_edit(block, found.edits)
+        if reason is not None or activation is None:
+            self._leave(norm, reason or "")
+        else:
+            self.folds.append(Fold(norm, activation, seen, block=block, edits=found.edits, sums=found.sums))
+
+    def _sums_in_code(self, block: nn.Module, key: str, norm: nn.Module) -> None:
+        if _watched_globally() or has_own_hooks(norm) or not sum_runs(block, key):
+            return
+        if any(fold.norm is norm and fold.sums for fold in self.folds):
+            return
+        for text, edits in code.sums_into(rewriting.origin(type(block))[0], key):
+            if _cannot_edit(block, edits) is None:
+                self.sums.append(SumFold(norm, text, block, edits))
+
+    def _facts(self, block: nn.Module, key: str) -> Facts:
+        children = self.tree.children(block)
+        return Facts(
+            lambda name: name in children and _is_identity(children[name]),
+            lambda name: getattr(block, name, block) is None,
+            lambda name: name in children and _makes_new(children[name]),
+            branch_is_known(block, key),
+        )
 
     def _replace(self, norm: nn.Module, act: nn.Module, seen: str) -> None:
         """Fold an activation module, for which an Identity stands in."""
@@ -147,6 +171,8 @@ class Folding:
         places = len(self.tree.places(norm))
         if places > 1:
             return f"the norm is used at {places} places"
+        if _watched_globally():
+            return "hooks for all modules see the norm's output, which the activation would change"
         if watches_output(norm):
             return "hooks of the norm see its output, which the activation would change"
         if act is None:
@@ -159,6 +185,33 @@ class Folding:
 
     def _leave(self, norm: nn.Module, reason: str) -> None:
         self.left.append(Entry(self.tree.path(norm), f"not fused: {reason}"))
+
+
+def _watched_globally() -> bool:
+    """Whether torch runs hooks around every module: register_module_forward_hook and the like."""
+    return has_hooks(nn.Identity())
+
+
+def _cannot_edit(block: nn.Module, edits: frozenset[Edit]) -> str | None:
+    """Why the code of a block cannot be edited."""
+    kind, before = rewriting.origin(type(block))
+    if "forward" in vars(block):
+        return f"the forward of {kind.__name__} was replaced in the module itself"
+    try:
+        rewriting.edited(kind, before | edits)
+    except rewriting.CannotRewriteError as error:
+        return str(error)
+    return None
+
+
+def _makes_new(module: nn.Module) -> bool:
+    """Whether a module's result is a tensor that nothing else holds."""
+    if has_own_hooks(module):
+        return False
+    if type(module).forward is nn.Sequential.forward:
+        children = [child for child in module.children() if not _is_identity(child)]
+        return bool(children) and _makes_new(children[-1])
+    return isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear))
 
 
 def _may_act(module: nn.Module) -> bool:

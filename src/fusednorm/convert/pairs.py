@@ -17,8 +17,8 @@ _FOLDS = "_fusednorm_folds"
 
 
 def remember(norm: nn.Module, partner: nn.Module) -> None:
-    """Note a fold in the norm and in its partner: the Identity in the activation's place, or the block that left the
-    activation out of its code."""
+    """Note a fold in the norm and in its partner: the Identity in the activation's place, or the block whose
+    code leaves the activation, or a sum, to the norm."""
     token = uuid.uuid4().hex
     for module in (norm, partner):
         vars(module)[_FOLDS] = (*_folds(module), token)
@@ -36,8 +36,8 @@ def check_whole(tree: Tree) -> None:
     for module in tree.modules():
         if not norms.symmetric_difference(partners).isdisjoint(_folds(module)):
             raise ValueError(
-                f"revert_: {tree.path(module) or 'the model'!r} shares an activation with a module outside of this "
-                "model; revert the model that convert_ was called with"
+                f"revert_: {tree.path(module) or 'the model'!r} shares what convert_ fused with a module outside of "
+                "this model; revert the model that convert_ was called with"
             )
 
 

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from fusednorm.convert.code import Method, mentions, methods_of
 from fusednorm.convert.rewriting import origin
+from fusednorm.convert.source import Method, mentions, methods_of
 from fusednorm.convert.tree import Tree
 
 Modules = dict[int, nn.Module]

@@ -9,6 +9,10 @@ a reference to the storage of each output beside the user's references. The next
 counts of references to see whether the user's are gone; a finalizer cannot tell, since a Ctrl-C that arrives in a
 finalizer is lost. A block serves its exact size alone, because torch.save writes whole storages and torch cannot shrink
 a storage in place.
+
+Fresh memory is taken in exchange for dead blocks of other sizes. So the blocks together hold about as much as the
+outputs that lived at one time. A decoder of images of 256 by 256 then keeps 33 MB instead of 126 MB, and takes 5 of its
+19 large outputs from fresh memory; training steps of ResNet-50 and of a U-Net of volumes take none from there.
 """
 
 from __future__ import annotations
@@ -162,6 +166,16 @@ def _take(size: int) -> torch.UntypedStorage | None:
     return None
 
 
+def _make_room(size: int) -> None:
+    """Free the memory of dead outputs of other sizes, the oldest first, before fresh memory of this size is taken."""
+    idle = _idle_counts()
+    for block in tuple(_blocks):
+        if size <= 0:
+            return
+        if block.counts() == idle and _forget(block):
+            size -= block.size
+
+
 def _keep(storage: torch.UntypedStorage) -> None:
     _blocks.append(Block(storage))
     while sum(block.size for block in tuple(_blocks)) > limit():
@@ -199,6 +213,7 @@ def empty_strided(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtyp
     keeps = size <= limit() and _idle_counts() is not None
     storage = _take(size) if keeps else None
     if storage is None:
+        _make_room(size)
         tensor = torch.empty_strided(shape, strides, dtype=dtype, device="cpu")
         _ask_for_huge_pages(tensor.data_ptr(), size)
     else:
