@@ -145,6 +145,7 @@ class Sums(nn.Module):
         self.conv = nn.Conv2d(8, 8, 1)
         self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
         self.norm5, self.norm6, self.norm7 = nn.GroupNorm(4, 8), nn.BatchNorm2d(8), nn.GroupNorm(2, 8)
+        self.norm8 = nn.GroupNorm(2, 8)
 
     def forward(self, x: Tensor, condition: bool = True) -> Tensor:
         y = self.norm1(self.conv(x))
@@ -163,7 +164,10 @@ class Sums(nn.Module):
         y = y.sigmoid() + 1.0
         y = y + 0.5
         y = self.norm7(y)
-        return y
+        y = y + z
+        y = self.norm8(y)  # takes one of both sums
+        y += x
+        return F.relu(y)
 
 
 class SumsApart(nn.Module):
@@ -174,7 +178,8 @@ class SumsApart(nn.Module):
         self.conv, self.act = nn.Conv2d(8, 8, 1), nn.ReLU()
         self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
         self.norm5, self.norm6, self.norm7 = (nn.GroupNorm(4, 8) for _ in range(3))
-        self.norm8, self.norm9 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
+        self.norm8, self.norm9, self.norm10, self.norm11 = (nn.GroupNorm(4, 8) for _ in range(4))
+        self.norm12, self.norm13 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
 
     def forward(self, x: Tensor) -> Tensor:
         z = self.norm1(x)
@@ -186,8 +191,8 @@ class SumsApart(nn.Module):
         y += z
         y = F.relu(y)
         y = self.norm3(self.conv(y))
-        if y.dim() == 2:
-            return y
+        if x.dim() == 2:
+            return x
         y += x
         y = F.relu(y)
         z = self.conv(y)
@@ -203,7 +208,21 @@ class SumsApart(nn.Module):
         z = self.norm7(z)
         w = self.norm8(y)
         w = self.conv(y) * F.relu(w + z)
-        return F.relu(self.conv(y) + self.norm9(self.conv(y))) + w
+        y = F.relu(self.conv(y) + self.norm9(self.conv(y)))
+        w = self.norm10(self.act(y))  # which may hand its input on
+        z = self.act(y)
+        w += z
+        w = F.relu(w)
+        y = self.norm11(self.conv(y))
+        y += y.mean()
+        y = F.relu(y)
+        w = self.norm12(w)
+        w = F.relu(w + y) * w
+        y = self.norm13(self.conv(y))
+        if self.conv is not None:
+            y = self.conv(y)
+        y += w
+        return F.relu(y)
 
 
 class Inner(nn.Module):

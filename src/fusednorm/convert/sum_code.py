@@ -212,5 +212,5 @@ def _in_two_statements(
         before = before.body[0]
     name, total = assignment(before)
     if name == variable and _is_sum(total):
-        edits.add(method.edit("sum before", total, norm, int(_is_name(total.right, variable))))
+        edits.add(method.edit("sum before", total, norm))
         yield ast.unparse(total), frozenset(edits)

@@ -61,7 +61,7 @@ def _fits(input: Any, term: Any, spread: Any) -> bool:
         return False
     if spread.shape != input.shape or term.dtype != input.dtype or term.device != input.device:
         return False
-    return torch.compiler.is_compiling() or input.nbytes >= LEAST_BYTES
+    return torch.compiler.is_compiling() or input.nbytes >= LEAST_BYTES  # a graph needs no guard on the size
 
 
 def _numbers_of_channels(norm: nn.Module, input: Any, term: Any) -> Tensor | None:
