@@ -108,10 +108,13 @@ def default(problem: Problem, alone: bool = True) -> Instance:
     if problem.constant:
         return reference.INSTANCE
     if problem.added is not None and problem.quantized is None:
-        from fusednorm.backends.hopper import instances as hopper
+        if alone and problem.device == "cuda":
+            from fusednorm.backends.hopper import instances as hopper
 
-        on_gpu = alone and problem.device == "cuda"
-        return (hopper.choose(problem) if on_gpu else None) or default(replace(problem, added=None), alone=False)
+            found = hopper.choose(problem)
+            if found is not None:
+                return found
+        return default(replace(problem, added=None), alone=False)
     if problem.quantized is not None:
         return next(instance for instance in all_instances() if instance.supports(problem) is None)
     if problem.device == "cpu":

@@ -109,7 +109,7 @@ def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradient
 
 
 def _sum_plan(key: tuple[object, ...], problem: Problem) -> Any:
-    """The plan, kept, of the instance that runs the problem without its sums; None where that does not fuse them."""
+    """The plan, kept, of the instance that the problem gets; None where that does not fuse its sums."""
     choice = choose(problem if problem.quantized is None else replace(problem, added=None), forced())
     plan = None
     if choice.instance.supports(problem) is None:

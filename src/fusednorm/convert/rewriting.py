@@ -30,7 +30,7 @@ def origin(kind: type) -> tuple[type, frozenset[Edit]]:
 
 
 def is_made(kind: type) -> bool:
-    """Whether :func:`without` made a class."""
+    """Whether :func:`edited` made a class."""
     return _ORIGIN in vars(kind)
 
 
