@@ -305,6 +305,43 @@ def test_under_torch_compile() -> None:
             torch.testing.assert_close(one, other)
 
 
+# --- rows across memory ---
+
+
+@pytest.mark.parametrize("modulated", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_that_lie_across_memory_are_channels_of_positions(family: str, modulated: bool) -> None:
+    """Tokens of an image, flattened and transposed without a copy: the numbers of a row are as far apart as an image's
+    channels."""
+    shape, channels = (2, 24, 5, 7), 24
+    image, weight = drawn(*shape), drawn(channels, seed=1)
+    tokens = image.flatten(2).transpose(1, 2)
+    grad_output = drawn(*tokens.shape, seed=2)
+    keywords = {name: drawn(2, channels, seed=place + 3) for place, name in enumerate(("scale", "shift")) if modulated}
+    call: Any = getattr(fusednorm, family)
+    for x in (tokens, image.permute(0, 2, 3, 1)):
+        found = fusednorm.explain(call, x, (channels,), weight, **keywords)
+        assert (found.instance, found.copies) == ("cpu.columns", ())
+        results = []
+        for each in (x, x.contiguous()):
+            leaves = [one.detach().requires_grad_() for one in (each, weight, *keywords.values())]
+            options = dict(zip(keywords, leaves[2:], strict=True))
+            y = call(leaves[0], (channels,), leaves[1], **options)
+            assert y.stride() == each.stride()
+            gradients = grad_output.view(x.shape), torch.empty_like(x).copy_(grad_output.view(x.shape))
+            results += [(y, *torch.autograd.grad(y, leaves, one, retain_graph=True)) for one in gradients]
+        for one in results[1:]:
+            torch.testing.assert_close(one, results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_a_shortcut_behind_rows_that_fit_no_memory_order() -> None:
+    """The output is no view of another tensor, to which autograd would not let the shortcut be added."""
+    whole = drawn(2, 24, 98)
+    rows, shortcut = whole[:, :, ::2].transpose(1, 2).requires_grad_(), drawn(2, 49, 24, seed=1)
+    y = fusednorm.layer_norm(rows, (24,), post_add=shortcut)
+    torch.testing.assert_close(y, F.layer_norm(rows, (24,)) + shortcut)
+
+
 # --- calls ---
 
 

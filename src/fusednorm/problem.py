@@ -186,6 +186,26 @@ def rows_in_samples(
     return None
 
 
+def rows_across(
+    norm: Norm, shape: Sequence[int], tensors: Sequence[Sequence[int]]
+) -> tuple[tuple[int, int, int], list[tuple[int, int, int]]] | None:
+    """The rows of a norm of trailing dimensions as channels of positions, where in every tensor the elements of a row
+    lie apart and neighbouring rows side by side: the shape (samples, elements, positions), and each tensor's strides
+    in it; None elsewhere.
+
+    Tokens of an image are such rows: (N, C, H, W) as (N, H W, C), by a flatten and a transpose without a copy.
+    """
+    split = len(shape) - norm.num_dims
+    parts = slice(0, 1), slice(split, None), slice(1, split)
+    samples, elements, positions = (prod(shape[part]) for part in parts)
+    if split < 2 or elements < 2 or positions < 2:
+        return None
+    found = [tuple(_collapse(shape[part], strides[part]) for part in parts) for strides in tensors]
+    if any(None in steps or steps[1] < 2 or steps[2] != 1 for steps in found):  # type: ignore[operator]
+        return None
+    return (samples, elements, positions), found  # type: ignore[return-value]
+
+
 def dense_layout(view: View, order: Order) -> Layout:
     """The layout of a dense tensor in the given order."""
     channels, spatial = view.channels, view.spatial

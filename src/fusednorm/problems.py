@@ -22,6 +22,7 @@ from fusednorm.problem import (
     layout_of,
     positions_follow,
     row_layout,
+    rows_across,
     rows_in_samples,
     view_of,
 )
@@ -110,19 +111,21 @@ def _seen(
     output: tuple[int, ...],
     grad: tuple[int, ...] | None,
 ) -> _Seen:
-    """The call itself, or its rows as positions of samples where their strides are two."""
+    """The call itself, or its rows as positions of samples: where these lie across the rows of memory, or where their
+    strides are two."""
     if not norm.row_family or 0 in shape:
         return _Seen(norm, shape, input, output, grad)
     given = [input, output] if grad is None else [input, output, grad]
     for tensors in (given, given[:2]):  # a gradient whose strides do not fit is copied
-        if all(layout_of(norm, shape, strides) is not None for strides in tensors):
-            break
-        found = rows_in_samples(norm, shape, tensors)
+        channel_dim, found = 1, rows_across(norm, shape, tensors)
+        if found is None:
+            if all(layout_of(norm, shape, strides) is not None for strides in tensors):
+                break
+            channel_dim, found = -1, rows_in_samples(norm, shape, tensors)
         if found is not None:
-            (samples, positions, elements), steps = found
-            seen = norm_of(norm.family, 0, -1, norm.eps, norm.activation, norm.training)
-            gradient = steps[2] if len(steps) > 2 else None
-            return _Seen(seen, (samples, positions, elements), steps[0], steps[1], gradient)
+            sizes, steps = found
+            seen = norm_of(norm.family, 0, channel_dim, norm.eps, norm.activation, norm.training)
+            return _Seen(seen, sizes, steps[0], steps[1], steps[2] if len(steps) > 2 else None)
     return _Seen(norm, shape, input, output, grad)
 
 

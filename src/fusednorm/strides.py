@@ -53,8 +53,10 @@ def _memory_order(input: torch.Tensor, order: str, channel_dim: int) -> tuple[in
 
 
 def _empty_in_order(input: torch.Tensor, order: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    empty = torch.empty([input.shape[axis] for axis in order], dtype=dtype, device=input.device)
-    return empty.permute([order.index(axis) for axis in range(input.dim())])
+    """An unwritten tensor of its own, not a view, which autograd would not let anyone change in place."""
+    packed = packed_strides([input.shape[axis] for axis in order])
+    strides = [packed[order.index(axis)] for axis in range(input.dim())]
+    return torch.empty_strided(input.shape, strides, dtype=dtype, device=input.device)
 
 
 def empty_output(norm: Norm, input: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
