@@ -20,6 +20,8 @@ import ctypes
 import gc
 import json
 import multiprocessing
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -347,7 +349,8 @@ def main(
             continue
         rows += run(name, mode or list(Mode), device, runs, rounds, threads, console)
         if output is not None:
-            machine = this_machine(device, "")
+            command = shlex.join(["python", "benchmarks/packages.py", *sys.argv[1:]])
+            machine = replace(this_machine(device, ""), command=command)
             output.write_text(json.dumps({"machine": asdict(machine), "rows": [asdict(one) for one in rows]}, indent=1))
     print(table_of(rows, "").to_markdown())
     if not all(row.right for row in rows):

@@ -6,8 +6,11 @@ behind it shows. A comment ``<!-- not run: why -->`` right before a block leaves
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import json
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
@@ -163,8 +166,22 @@ def test_the_table_of_what_runs_where_is_current() -> None:
     assert support_table.renewed(page.read_text()) == page.read_text(), "run python tests/support_table.py"
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu", "forms"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "models", "forms"])
 def test_figures_are_those_of_the_kept_results(kind: str) -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob(f"{kind}-*.json"))
     tables = report_markdown([read_report(path.read_text()) for path in files])
     assert tables.rstrip() in (ROOT / "benchmarks" / "README.md").read_text()
+
+
+def test_figures_of_other_packages_models_are_those_of_the_kept_results() -> None:
+    spec = importlib.util.spec_from_file_location("packages", ROOT / "benchmarks" / "packages.py")
+    assert spec is not None
+    assert spec.loader is not None
+    packages = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = packages  # its dataclasses look for their module
+    spec.loader.exec_module(packages)
+    kept = json.loads((ROOT / "benchmarks" / "results" / "packages-cpu.json").read_text())
+    table = packages.table_of([packages.Row(**row) for row in kept["rows"]], "").to_markdown()
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    assert table.strip() in text
+    assert kept["machine"]["command"] in text
