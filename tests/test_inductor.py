@@ -55,7 +55,7 @@ EXPECTED = {
     "float64": [["held_forward"], ["held_backward", "combine"]],
     "convolutions": [ROWS, BACK_LAST],
     "gradient of a sum": [ROWS, BACK_LAST],
-    "transposed": [[], ["held_backward", "combine"]],
+    "transposed": [[], ["positions_backward", "combine"]],
     "twice": [[*PLANES, *PLANES]],
     "max_autotune": [PLANES, BACK],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -116,17 +117,24 @@ def _seen(
     if not norm.row_family or 0 in shape:
         return _Seen(norm, shape, input, output, grad)
     given = [input, output] if grad is None else [input, output, grad]
-    for tensors in (given, given[:2]):  # a gradient whose strides do not fit is copied
-        channel_dim, found = 1, rows_across(norm, shape, tensors)
-        if found is None:
-            if all(layout_of(norm, shape, strides) is not None for strides in tensors):
-                break
-            channel_dim, found = -1, rows_in_samples(norm, shape, tensors)
+    several = given, given[:2]  # a gradient whose strides do not fit is copied
+    for tensors in several:
+        found = rows_across(norm, shape, tensors)
         if found is not None:
-            sizes, steps = found
-            seen = norm_of(norm.family, 0, channel_dim, norm.eps, norm.activation, norm.training)
-            return _Seen(seen, sizes, steps[0], steps[1], steps[2] if len(steps) > 2 else None)
+            return _seen_as(norm, 1, *found)
+    for tensors in several:
+        if all(layout_of(norm, shape, strides) is not None for strides in tensors):
+            break
+        found = rows_in_samples(norm, shape, tensors)
+        if found is not None:
+            return _seen_as(norm, -1, *found)
     return _Seen(norm, shape, input, output, grad)
+
+
+def _seen_as(norm: Norm, channel_dim: int, shape: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> _Seen:
+    """Rows as positions of samples, whose channels have this dimension."""
+    seen = norm_of(norm.family, 0, channel_dim, norm.eps, norm.activation, norm.training)
+    return _Seen(seen, shape, strides[0], strides[1], strides[2] if len(strides) > 2 else None)
 
 
 def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> Problem:
