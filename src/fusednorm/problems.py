@@ -116,8 +116,8 @@ def _seen(
     strides are two."""
     if not norm.row_family or 0 in shape:
         return _Seen(norm, shape, input, output, grad)
-    given = [input, output] if grad is None else [input, output, grad]
-    several = given, given[:2]  # a gradient whose strides do not fit is copied
+    # A gradient whose strides do not fit is copied.
+    several = [[input, output]] if grad is None else [[input, output, grad], [input, output]]
     for tensors in several:
         found = rows_across(norm, shape, tensors)
         if found is not None:

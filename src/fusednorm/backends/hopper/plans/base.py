@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from fusednorm.backends.triton import instances as triton
+from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import Problem
 
 logger = logging.getLogger(__name__)
@@ -52,3 +54,32 @@ class Narrower:
         if reason not in self.reasons:
             self.reasons.add(reason)
             logger.warning("%s: %s; %s runs", self.name, reason, self.instance.name)
+
+
+class NarrowerForward(Narrower, ForwardPlan):
+    """A forward that takes fewer calls."""
+
+    keeps_statistics = False
+
+    def __call__(
+        self,
+        operands: Operands,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        mean_out: Tensor | None = None,
+        rstd_out: Tensor | None = None,
+    ) -> Results:
+        arguments = operands, statistics, out, mean_out, rstd_out
+        found = self.runs(lambda: ForwardPlan.__call__(self, *arguments), operands.input, out)
+        results: Results = self.other(*arguments) if found is None else found
+        return results
+
+
+class NarrowerBackward(Narrower, BackwardPlan):
+    """A backward that takes fewer calls."""
+
+    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
+        tensors = operands.input, operands.grad_output, out
+        found = self.runs(lambda: BackwardPlan.__call__(self, operands, wanted, out), *tensors)
+        gradients: Gradients = self.other(operands, wanted, out) if found is None else found
+        return gradients

@@ -10,11 +10,10 @@ from fusednorm.backends.hopper.config.columns import ColumnsConfig
 from fusednorm.backends.hopper.config.resident import channel_vectors
 from fusednorm.backends.hopper.kernels import columns
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.hopper.plans.base import Narrower, name_of
+from fusednorm.backends.hopper.plans.base import Narrower, NarrowerBackward, NarrowerForward, name_of
 from fusednorm.backends.triton.launch import Launch
-from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
+from fusednorm.backends.triton.plans.base import ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.rows import SummedRowsBackward
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 
@@ -38,10 +37,10 @@ def _launch(
     return Launch(kernel, problem.view.samples * blocks, numbers, {**constants, **tile}, config.warps)
 
 
-class ColumnsForward(Narrower, ForwardPlan):
+class ColumnsForward(NarrowerForward):
     """A block of positions to a program."""
 
-    name, keeps_statistics = "hopper.columns", False
+    name = "hopper.columns"
 
     def __init__(self, problem: Problem, config: ColumnsConfig) -> None:
         ForwardPlan.__init__(self, problem)
@@ -51,24 +50,11 @@ class ColumnsForward(Narrower, ForwardPlan):
         layouts, scalars = (problem.layout, problem.output_layout), (self.eps, self.activation_parameter)
         self.launch = _launch(columns.columns_forward, problem, config, layouts, scalars, constants)
 
-    def __call__(
-        self,
-        operands: Operands,
-        statistics: bool = True,
-        out: Tensor | None = None,
-        mean_out: Tensor | None = None,
-        rstd_out: Tensor | None = None,
-    ) -> Results:
-        arguments = operands, statistics, out, mean_out, rstd_out
-        found = self.runs(lambda: ForwardPlan.__call__(self, *arguments), operands.input, out)
-        results: Results = self.other(*arguments) if found is None else found
-        return results
-
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters, *saved[:2])
 
 
-class ColumnsBackward(Narrower, SummedRowsBackward):
+class ColumnsBackward(NarrowerBackward, SummedRowsBackward):
     """Each block takes some positions, whose sums of p and q a last launch adds up."""
 
     name = "hopper.columns"
@@ -83,12 +69,6 @@ class ColumnsBackward(Narrower, SummedRowsBackward):
         layouts = problem.grad_layout, problem.layout, problem.output_layout
         scalars = (self.activation_parameter,)
         self.launch = _launch(columns.columns_backward, problem, config, layouts, scalars, constants)
-
-    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
-        tensors = operands.input, operands.grad_output, out
-        found = self.runs(lambda: BackwardPlan.__call__(self, operands, wanted, out), *tensors)
-        gradients: Gradients = self.other(operands, wanted, out) if found is None else found
-        return gradients
 
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         self.launch(*data, dx, *operands, *sums)

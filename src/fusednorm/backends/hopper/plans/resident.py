@@ -11,12 +11,12 @@ from torch import Tensor
 from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.hopper.plans.base import Narrower, T, name_of
+from fusednorm.backends.hopper.plans.base import Narrower, NarrowerBackward, NarrowerForward, T, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Wanted
 from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -74,10 +74,8 @@ class Resident(Narrower):
         return None
 
 
-class ResidentForward(Resident, ForwardPlan):
+class ResidentForward(Resident, NarrowerForward):
     """One launch, and one before it that fills the packets with zeros."""
-
-    keeps_statistics = False
 
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         ForwardPlan.__init__(self, problem)
@@ -99,25 +97,12 @@ class ResidentForward(Resident, ForwardPlan):
         }  # fmt: skip
         self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
-    def __call__(
-        self,
-        operands: Operands,
-        statistics: bool = True,
-        out: Tensor | None = None,
-        mean_out: Tensor | None = None,
-        rstd_out: Tensor | None = None,
-    ) -> Results:
-        arguments = operands, statistics, out, mean_out, rstd_out
-        found = self.runs(lambda: ForwardPlan.__call__(self, *arguments), operands.input, out)
-        results: Results = self.other(*arguments) if found is None else found
-        return results
-
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         packets = self.allocate(self.packets, (1,), torch.int64).zero_()
         self.launch(x, y, *parameters, *saved, packets)
 
 
-class ResidentBackward(Resident, BackwardPlan):
+class ResidentBackward(Resident, NarrowerBackward):
     """One launch, one before it that fills the packets with zeros, and one behind it that makes the parameters'
     gradients of p and q."""
 
@@ -137,12 +122,6 @@ class ResidentBackward(Resident, BackwardPlan):
         constants = {"DERIVATIVE": derivative, **self.alpha, "EVEN": self.place.even, **self.constants}
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
-
-    def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
-        tensors = operands.input, operands.grad_output, out
-        found = self.runs(lambda: BackwardPlan.__call__(self, operands, wanted, out), *tensors)
-        gradients: Gradients = self.other(operands, wanted, out) if found is None else found
-        return gradients
 
     def combination(self, parameters: bool, modulation: bool) -> Combination:
         """The launch that makes the gradients of weight and bias, of scale and shift, or of all four."""
