@@ -31,6 +31,7 @@ INSTANCES = {
         "triton.rows",
         "triton.columns",
         "hopper.resident",
+        "hopper.slabs",
         "hopper.columns",
         "reference",
     ),

@@ -20,7 +20,7 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EVERYTHING = (True, True, True, True, True)
 #: Instances that have no backward, and those that always make grad_input.
-FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole",), ("hopper.resident", "hopper.columns")
+FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole", "hopper.slabs"), ("hopper.resident", "hopper.columns")
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -68,6 +68,7 @@ SUBJECTS = (
     Subject("triton.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 64, 64)),
+    Subject("hopper.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 32, 5, 7), last=True),
     Subject("hopper.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 8)),
     Subject("hopper.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 8), modulated=False),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),

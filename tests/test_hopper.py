@@ -18,7 +18,7 @@ from triton_support import TARGETS, Made, source  # noqa: E402
 from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import instances  # noqa: E402
-from fusednorm.backends.hopper.config import columns  # noqa: E402
+from fusednorm.backends.hopper.config import columns, slabs  # noqa: E402
 from fusednorm.backends.hopper.config import resident as config  # noqa: E402
 from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
@@ -27,8 +27,9 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentBackward,
     ResidentForward,
     ResidentSumBackward,
-    magic,
 )
+from fusednorm.backends.hopper.plans.slabs import SlabsForward  # noqa: E402
+from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
 from fusednorm.backends.triton.plans.tiles import TilesSumForward  # noqa: E402
@@ -134,6 +135,7 @@ def test_a_spread_covers_each_unit_once_and_lags_behind_all_that_it_waits_for(
         last = [(unit + 1) * place.parts - 1 for unit in range(units)]
         behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
         assert place.lag >= behind + (place.waves > 1)
+        assert not place.leads or place.lag > 0  # a leader of a single wave would wait for its own block
         assert not backward or config.channel_vectors(problem) % candidate.vectors == 0
     large = shape[-1] == 1024 or shape[-1] == 76  # for the chip, with grad_output; for tiles that divide channels
     assert found or vectors < 512 or (backward and large)
@@ -155,8 +157,42 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
 
 def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
     assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
-    assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is None
+    assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is not None
     assert resident_for(problem_of((2, 64, 96, 96, 64), 8), PROCESSORS) is not None
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "held", "lag", "parts"),
+    [
+        ((32, 512, 64, 64), 32, 16, 1, 43), ((1, 512, 256, 256), 32, 8, 2, 256), ((4, 256, 128, 128), 32, 16, 2, 128),
+        ((8, 128, 256, 256), 32, 8, 2, 256), ((16, 320, 64, 64), 32, 10, 1, 43), ((16, 1920, 40, 40), 32, 15, 1, 17),
+        ((2, 384, 9, 7), 1, 48, 1, 2), ((3, 72, 31, 33), 72, 3, 1, 2),
+    ],
+)  # fmt: skip
+def test_a_slab_has_whole_groups_and_its_chunks_cover_it_once(
+    shape: tuple[int, ...], groups: int, held: int, lag: int, parts: int
+) -> None:
+    problem = problem_of(shape, groups, last=True)
+    default = slabs.slabs_for(problem, PROCESSORS)
+    assert default is not None
+    assert slabs.configs(problem, PROCESSORS)[0] == default
+    place = slabs.spread(problem, default, PROCESSORS)
+    assert place is not None
+    assert (place.held, place.lag, place.parts) == (held, lag, parts)
+    for candidate in slabs.configs(problem, PROCESSORS):
+        place = slabs.spread(problem, candidate, PROCESSORS)
+        assert place is not None
+        assert place.held <= candidate.lanes
+        assert place.held * 8 * place.bands == shape[1]
+        assert place.held * 8 % (shape[1] // groups) == 0
+        assert (place.parts - 1) * place.rows < problem.view.spatial <= place.parts * place.rows
+        chunks = shape[0] * place.bands * place.parts
+        assert (place.waves - 1) * place.blocks < chunks <= place.waves * place.blocks
+        last = [(slab + 1) * place.parts - 1 for slab in range(shape[0] * place.bands)]
+        behind = max(last[chunk // place.parts] // place.blocks - chunk // place.blocks for chunk in range(chunks))
+        assert place.lag > behind  # a leader waits for sums of earlier waves alone
+        slots = (place.lag + 1 + place.ahead) * candidate.tiles * candidate.vectors * 16
+        assert candidate.blocks * (slots + config.SCRATCH_BYTES + config.DRIVER_BYTES) <= 228 << 10
 
 
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 100, 511, 8125])
@@ -181,11 +217,19 @@ def test_the_kernel_divides_by_a_product(divisor: int) -> None:
         (problem_of((1, 512, 128, 128)), "triton.tiles"),
         (problem_of((1, 32, 4096, 4096)), "triton.tiles"),
         (problem_of((8, 128, 255, 255)), "triton.tiles"),
-        (problem_of((8, 128, 256, 256), last=True), "triton.tiles"),
+        (problem_of((8, 128, 256, 256), last=True), "hopper.slabs"),
+        (problem_of((4, 256, 128, 128), dtype=torch.float32, modulated=True, last=True), "hopper.slabs"),
+        (problem_of((16, 320, 128, 128), last=True), "triton.tiles"),
+        (problem_of((8, 64, 256, 256), 64, last=True), "triton.tiles"),
+        (problem_of((1, 512, 128, 128), last=True), "triton.tiles"),
+        (problem_of((1, 512, 512, 512), last=True), "triton.tiles"),
+        (problem_of((8, 128, 256, 256), last=True, backward=True), "triton.tiles"),
         (problem_of((64, 256, 28, 28)), "triton.held"),
         (problem_of((8, 128, 256, 256), backward=True), "hopper.resident"),
         (problem_of((4, 256, 128, 128), dtype=torch.float32, activation=None, backward=True), "hopper.resident"),
-        (problem_of((1, 512, 256, 256), backward=True), "triton.tiles"),
+        (problem_of((1, 512, 256, 256), backward=True), "hopper.resident"),
+        (problem_of((1, 256, 512, 512), backward=True), "triton.tiles"),
+        (problem_of((1, 128, 20, 256, 256)), "hopper.resident"),
         (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
         (over_channels((2, 96, 8, 8)), "hopper.columns"),
         (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),
@@ -228,6 +272,26 @@ def test_the_sums_around_a_large_norm_are_fused(backward: bool) -> None:
 )
 def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> None:
     reason = RESIDENT.supports(problem)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (problem_of((2, 64, 8, 8), dtype=torch.float64, last=True), "float32"),
+        (problem_of((2, 64, 8, 8)), "channels_last"),
+        (problem_of((2, 36, 8, 8), 4, last=True), "16 bytes"),
+        (replace(problem_of((2, 64, 8, 8), last=True), device="cpu"), "runs on cuda"),
+        (problem_of((1, 512, 512, 512), last=True), "does not fit"),
+        (problem_of((2, 64, 8, 8), last=True, backward=True), "forward"),
+        (replace(problem_of((2, 64, 8, 8), last=True), added=summed((2, 64, 8, 8)).added), "adds nothing"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_unsupported_norm_of_channels_last_is_told_why(problem: Problem, words: str) -> None:
+    reason = instances.SLABS.supports(problem)
     assert reason is not None
     assert words in reason
 
@@ -374,6 +438,34 @@ def test_norms_over_channels_compile(problem: Problem, drop: tuple[int, ...], ta
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
     assert found.metadata.shared <= columns.shared_bytes(problem, chosen)
+
+
+@pytest.mark.parametrize(
+    ("problem", "drop", "target"),
+    [
+        (problem_of((32, 512, 64, 64), last=True), NO_MODULATION, "sm_90"),
+        (problem_of((9, 320, 31, 33), dtype=torch.float16, activation="gelu", modulated=True, last=True), (), "sm_90"),
+        (problem_of((3, 128, 31, 33), 64, torch.float32, None, last=True), NO_PARAMETERS, "sm_100"),
+        (problem_of((9, 64, 64, 64), 64, last=True), NO_MODULATION, "sm_90"),
+    ],
+    ids=["even", "uneven", "two lanes to a group", "as many groups as there may be"],
+)
+def test_slabs_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
+    """Copies and stores are 16 bytes wide, and a block takes the shared memory that its configuration says."""
+    chosen = slabs.slabs_for(problem, PROCESSORS)
+    assert chosen is not None
+    place = slabs.spread(problem, chosen, PROCESSORS)
+    assert place is not None
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * 2, *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
+    found = compiled_launch(SlabsForward(problem, chosen, PROCESSORS).launch, tensors, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert "st.global.v4.b32" in text
+    assert "cp.async.ca" not in text
+    slots = (place.lag + 1 + place.ahead) * chosen.tiles * chosen.vectors * 16
+    assert slots <= found.metadata.shared <= slots + config.SCRATCH_BYTES
+    assert found.metadata.launch_cooperative_grid
 
 
 @pytest.mark.exhaustive

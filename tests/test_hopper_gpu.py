@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from test_triton_sums_gpu import plans_made
 from torch import Tensor
 
 import fusednorm
-from fusednorm.backends.hopper.instances import RESIDENT, unavailable
+from fusednorm.backends.hopper.instances import INSTANCES, RESIDENT, SLABS, unavailable
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.operands import Operands
@@ -34,22 +35,45 @@ WORKLOADS = (
     Workload("instance_norm", (2, 11, 1000, 1000), modulated=True),
     Workload("group_norm", (70, 24, 64, 64), 8, modulated=True),
     Workload("group_norm", (9, 20, 128, 64), 4),
+    Workload("group_norm", (1, 6, 1000, 1024), 1),
+)
+#: Whole slabs to a wave, and slabs across waves; pieces of each size, uneven chunks, lanes that no channel has, one
+#: chunk, many groups, long slabs.
+SLAB_WORKLOADS = tuple(
+    replace(workload, layout="nhwc")
+    for workload in (
+        Workload("group_norm", (20, 256, 32, 32), 32),
+        Workload("group_norm", (37, 128, 40, 53), 32, modulated=True),
+        Workload("group_norm", (9, 320, 31, 33), 32),
+        Workload("group_norm", (2, 96, 9, 40, 64), 4),
+        Workload("instance_norm", (5, 72, 30, 31), modulated=True),
+        Workload("group_norm", (300, 640, 4, 5), 32),
+        Workload("group_norm", (70, 24, 64, 65), 3, modulated=True),
+        Workload("group_norm", (1, 256, 200, 251), 16),
+        Workload("group_norm", (3, 64, 200, 201), 1),
+        Workload("group_norm", (2, 128, 256, 256), 32),
+    )
 )
 DTYPES = ("bfloat16", "float16", "float32")
 
 
+def name_of(workload: Workload) -> str:
+    return SLABS.name if workload.layout == "nhwc" else NAME
+
+
 def check(workload: Workload, init: Init = "normal") -> None:
-    """The forward, and the backward where tiles divide channels."""
-    inputs = draw(workload, init, device="cuda")
-    results = forward(workload, inputs, NAME)
+    """The forward, and the backward where the instance has it: of channels_first, where tiles divide channels."""
+    inputs, name = draw(workload, init, device="cuda"), name_of(workload)
+    results = forward(workload, inputs, name)
     assert faults(workload, inputs, results, "forward") == [], (workload.key, init)
-    if RESIDENT.supports(problem_of_workload("backward", workload, inputs)) is None:
-        results |= backward(workload, inputs, results["mean"], results["rstd"], NAME)
+    instance = next(one for one in INSTANCES if one.name == name)
+    if instance.supports(problem_of_workload("backward", workload, inputs)) is None:
+        results |= backward(workload, inputs, results["mean"], results["rstd"], name)
         assert faults(workload, inputs, results) == [], (workload.key, init)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
+@pytest.mark.parametrize("workload", WORKLOADS + SLAB_WORKLOADS, ids=lambda workload: workload.key)
 def test_numerics(workload: Workload, dtype: str) -> None:
     check(replace(workload, dtype=dtype, activation="silu"))
 
@@ -57,14 +81,14 @@ def test_numerics(workload: Workload, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations(activation: str | None, dtype: str) -> None:
-    for workload in (WORKLOADS[1], WORKLOADS[-1]):
+    for workload in (WORKLOADS[1], WORKLOADS[-2], SLAB_WORKLOADS[1]):
         check(replace(workload, activation=activation, dtype=dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("init", ["offset", "zeros", "large"])
 def test_hard_inputs(init: Init, dtype: str) -> None:
-    for workload in (*WORKLOADS[1:4], *WORKLOADS[-2:]):
+    for workload in (*WORKLOADS[1:4], *WORKLOADS[-3:], *SLAB_WORKLOADS[:3], *SLAB_WORKLOADS[-3:]):
         check(replace(workload, dtype=dtype), init)
 
 
@@ -73,28 +97,30 @@ def _inputs(workload: Workload) -> tuple[Inputs, Operands]:
     return inputs, Operands(inputs.input, inputs.weight, inputs.bias, inputs.scale, inputs.shift)
 
 
-@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.key)
+@pytest.mark.parametrize("workload", WORKLOADS + SLAB_WORKLOADS, ids=lambda workload: workload.key)
 def test_every_configuration_gives_the_result_of_the_first(workload: Workload) -> None:
     """Up to a rounding of the statistics: configurations add in different orders."""
     workload = replace(workload, dtype="float32")
     inputs, operands = _inputs(workload)
     problem = problem_of_workload("forward", workload, inputs)
-    configs = RESIDENT.configs(problem)
-    expected = RESIDENT.plan(problem)(operands)
+    instance = SLABS if workload.layout == "nhwc" else RESIDENT
+    configs: Sequence[Any] = instance.configs(problem)
+    expected = instance.plan(problem)(operands)
     for config in configs[1:][:: max(1, len(configs) // 12)]:
-        found = RESIDENT.plan(problem, config)(operands)
+        found = instance.plan(problem, config)(operands)
         torch.testing.assert_close(found.output, expected.output, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found.mean, expected.mean, rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(found.rstd, expected.rstd, rtol=2e-6, atol=0)
 
 
-def _call(shape: tuple[int, ...], groups: int) -> Callable[[], Tensor]:
+def _call(shape: tuple[int, ...], groups: int, last: bool = False) -> Callable[[], Tensor]:
     """The forward and the backward of a call that gets the instance by itself, as one tensor."""
-    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format).requires_grad_()
     weight, bias = (torch.randn(shape[1], device="cuda", requires_grad=True) for _ in range(2))
-    for direction in ("forward", "backward"):
+    for direction, name in (("forward", SLABS.name if last else NAME), ("backward", "triton.tiles" if last else NAME)):
         found = fusednorm.explain(fusednorm.group_norm, x, groups, weight, bias, activation="silu", direction=direction)
-        assert found.instance == NAME
+        assert found.instance == name
 
     def call() -> Tensor:
         output = fusednorm.group_norm(x, groups, weight, bias, activation="silu")
@@ -104,14 +130,16 @@ def _call(shape: tuple[int, ...], groups: int) -> Callable[[], Tensor]:
     return call
 
 
-def test_a_large_call_gives_the_same_bits_each_time() -> None:
-    call = _call((24, 256, 64, 64), 32)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_large_call_gives_the_same_bits_each_time(last: bool) -> None:
+    call = _call((24, 256, 64, 64), 32, last)
     expected = call()
     assert all(torch.equal(call(), expected) for _ in range(200))
 
 
-def test_a_graph_that_is_replayed_gives_the_same_bits_each_time() -> None:
-    call = _call((24, 256, 64, 64), 32)
+@pytest.mark.parametrize("last", [False, True])
+def test_a_graph_that_is_replayed_gives_the_same_bits_each_time(last: bool) -> None:
+    call = _call((24, 256, 64, 64), 32, last)
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):  # autograd's first call on a stream is not for a graph
         expected = call()
@@ -128,7 +156,7 @@ def test_a_graph_that_is_replayed_gives_the_same_bits_each_time() -> None:
 
 def test_streams_that_run_at_the_same_time_do_not_disturb_one_another() -> None:
     shapes = [(16, 256, 64, 64), (64, 128, 64, 64), (12, 64, 128, 256), (9, 96, 256, 128)]
-    calls = [_call(shape, 16) for shape in shapes]
+    calls = [_call(shape, 16) for shape in shapes] + [_call((16, 256, 64, 64), 16, last=True)]
     expected = [call() for call in calls]
     torch.cuda.synchronize()
     streams = [torch.cuda.Stream() for _ in calls]
@@ -142,10 +170,13 @@ def test_streams_that_run_at_the_same_time_do_not_disturb_one_another() -> None:
         assert all(torch.equal(result, one) for result in results)
 
 
+@pytest.mark.parametrize("name", [NAME, SLABS.name])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_what_is_not_finite_stays_in_its_unit(value: float) -> None:
+def test_what_is_not_finite_stays_in_its_unit(value: float, name: str) -> None:
     x = torch.randn(37, 64, 40, 52, device="cuda", dtype=torch.bfloat16)
-    with fusednorm.use_instance(NAME):
+    if name == SLABS.name:
+        x = x.contiguous(memory_format=torch.channels_last)
+    with fusednorm.use_instance(name):
         expected = fusednorm.group_norm(x, 4)
         x[5, 20, 3, 4] = value
         found = fusednorm.group_norm(x, 4)
@@ -163,6 +194,16 @@ def test_a_batch_of_a_larger_one_and_an_input_between_16_bytes() -> None:
         assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
         found = fusednorm.group_norm(shifted, 4, activation="silu")
     torch.testing.assert_close(found, expected)
+
+
+def test_channels_of_a_larger_image_of_channels_last() -> None:
+    block = torch.randn(12, 96, 40, 52, device="cuda", dtype=torch.bfloat16).contiguous(
+        memory_format=torch.channels_last
+    )
+    part = block[:, 16:80]
+    with fusednorm.use_instance(SLABS.name):
+        expected = fusednorm.group_norm(part.contiguous(memory_format=torch.channels_last), 4, activation="silu")
+        assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
 
 
 # --- sums before the norm ---

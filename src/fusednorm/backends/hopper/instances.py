@@ -16,6 +16,8 @@ from fusednorm.backends.hopper.config.resident import (
     resident_for,
     spread,
 )
+from fusednorm.backends.hopper.config.slabs import SlabsConfig, held_vectors, slabs_for, span, vector_of
+from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.triton import instances as triton
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -24,9 +26,9 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 LEAST_BYTES = 30 << 20
 #: Activations whose arithmetic takes about as long as a second read of 16-bit elements.
 DEAR = ("gelu", "gelu_tanh", "tanh")
-#: Chunks of a unit in a backward that is faster in one read. 1x512x256x256 with silu, 256 chunks, took 91 us in both,
-#: and 32x512x64x64, 8 chunks, 152 and 183.
-MOST_PARTS_BACKWARD = 64
+#: Chunks of a unit in a backward that is faster in one read. With silu, 1x256x512x512, 512 chunks, took 178 us, and in
+#: two reads 176; 1x512x256x256, 256 chunks, 86 and 92; 32x512x64x64, 8 chunks, 152 and 183.
+MOST_PARTS_BACKWARD = 256
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -71,9 +73,19 @@ def _unsupported(problem: Problem) -> str | None:
         return "computes in float32"
     if problem.view.numel == 0:
         return "there are no elements"
-    if problem.layout.order != "channels_first" or problem.view.spatial == 1:
-        return "needs channels_first"
     return None
+
+
+def _other_order(problem: Problem, order: str) -> str | None:
+    """What memory order an instance needs, if not the problem's, or None. Of one position there is none."""
+    return None if problem.layout.order == order and problem.view.spatial > 1 else f"needs {order}"
+
+
+def _of_units(problem: Problem) -> str | None:
+    """Why the statistics are not means and deviations of single units, or None."""
+    if problem.norm.per_batch or problem.norm.per_position:
+        return "the statistics are not those of single units"
+    return None if problem.norm.has_mean else "takes norms with a mean"
 
 
 def _elsewhere(problem: Problem) -> str | None:
@@ -93,13 +105,10 @@ class ResidentInstance:
     name: str = "hopper.resident"
 
     def supports(self, problem: Problem) -> str | None:
-        view, reason = problem.view, _unsupported(problem)
+        view = problem.view
+        reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem)
         if reason is not None:
             return reason
-        if problem.norm.per_batch or problem.norm.per_position:
-            return "the statistics are not those of single units"
-        if not problem.norm.has_mean:
-            return "takes norms with a mean"
         added = problem.added
         if added is not None and not (problem.backward and added.grad_sum and added.post_layout is None):
             return "adds nothing around the norm but the gradient that its input has from elsewhere"
@@ -129,6 +138,44 @@ class ResidentInstance:
 
 
 @dataclass(frozen=True, slots=True)
+class SlabsInstance:
+    """Norms of channels_last whose slabs, bands of whole groups of a sample, fit the chip, forward: a slab stays in the
+    shared memory of its blocks until they have its statistics."""
+
+    name: str = "hopper.slabs"
+
+    def supports(self, problem: Problem) -> str | None:
+        view = problem.view
+        reason = _unsupported(problem) or _other_order(problem, "channels_last") or _of_units(problem)
+        if reason is not None:
+            return reason
+        if problem.backward:
+            return "runs the forward"
+        if problem.added is not None:
+            return "adds nothing around the norm"
+        for layout in filter(None, problem.layouts):
+            if view.channels > 1 and layout.channel != 1:
+                return "channels are not neighbours"
+            if not _vectors(problem, layout.spatial) or not _vectors(problem, layout.sample):
+                return "positions do not begin at 16 bytes"
+        if view.samples * view.groups * view.groups >= 1 << 31:
+            return "too many groups"
+        if slabs_for(problem, processors()) is None:
+            return "a slab does not fit the shared memory of the chip"
+        return _elsewhere(problem)
+
+    def configs(self, problem: Problem) -> Sequence[SlabsConfig]:
+        return slabs_configs(problem, processors())
+
+    def plan(self, problem: Problem, config: SlabsConfig | None = None) -> Plan:
+        from fusednorm.backends.hopper.plans.slabs import SlabsForward
+
+        chosen = config or slabs_for(problem, processors())
+        assert chosen is not None
+        return SlabsForward(problem, chosen, processors())
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsInstance:
     """channels_first with statistics for each position, forward and backward: all channels of a block's positions stay
     in its shared memory."""
@@ -136,7 +183,7 @@ class ColumnsInstance:
     name: str = "hopper.columns"
 
     def supports(self, problem: Problem) -> str | None:
-        reason = _unsupported(problem)
+        reason = _unsupported(problem) or _other_order(problem, "channels_first")
         if reason is not None:
             return reason
         if not problem.norm.per_position:
@@ -163,8 +210,19 @@ class ColumnsInstance:
         return (ColumnsBackward if problem.backward else ColumnsForward)(problem, chosen)
 
 
-RESIDENT, COLUMNS = ResidentInstance(), ColumnsInstance()
-INSTANCES = (RESIDENT, COLUMNS)
+RESIDENT, SLABS, COLUMNS = ResidentInstance(), SlabsInstance(), ColumnsInstance()
+INSTANCES = (RESIDENT, SLABS, COLUMNS)
+
+
+def _suits_slabs(problem: Problem) -> bool:
+    """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
+    32x512x64x64 in bf16 took 96 us, and 117 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 54 and
+    37."""
+    config = slabs_for(problem, processors())
+    assert config is not None
+    held = held_vectors(problem, config.lanes)
+    assert held is not None
+    return held & (held - 1) == 0 and 2 * span(problem) >= vector_of(problem)
 
 
 def choose(problem: Problem) -> Instance | None:
@@ -176,9 +234,13 @@ def choose(problem: Problem) -> Instance | None:
     """
     if problem.norm.per_position:
         return COLUMNS if COLUMNS.supports(problem) is None else None
-    if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES or RESIDENT.supports(problem) is not None:
+    if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES:
         return None
     if triton.choose(replace(problem, added=None)) is not triton.TILES:
+        return None
+    if SLABS.supports(problem) is None:
+        return SLABS if _suits_slabs(problem) else None
+    if RESIDENT.supports(problem) is not None:
         return None
     config = resident_for(problem, processors())
     assert config is not None

@@ -14,8 +14,8 @@ SHARED_BYTES, DRIVER_BYTES = 228 << 10, 1 << 10
 SCRATCH_BYTES = 1 << 10
 #: The most that the kernel is compiled for.
 MOST_TILES, MOST_PARTS = 6, 1024
-#: Chunks of a unit from which on larger chunks are faster, since all blocks read what each of them publishes:
-#: 1x128x1024x1024 in bf16 took 201 us with 512 chunks of two tiles, and 174 with 256.
+#: Chunks of a unit from which on one block merges what all of them publish: 1x128x1024x1024 in bf16, 512 chunks, took
+#: 211 us where each block does, and 170; 1x512x256x256, 128 chunks, 50 us and 54.
 MANY_PARTS = 256
 #: Registers of a multiprocessor.
 REGISTERS = 1 << 16
@@ -40,21 +40,51 @@ class ResidentConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Units of so many vectors in chunks, and chunks over blocks: ``parts`` chunks to a unit, all of them in so many
-    waves."""
+class Waves:
+    """Chunks over blocks: ``parts`` chunks to a unit, all of them in so many waves."""
 
-    vectors: int
-    chunk: int
     parts: int
     blocks: int
     waves: int
     lag: int
     ahead: int
 
+
+def in_waves(
+    units: int, parts: int, config: ResidentConfig, processors: int, *, tensors: int, least: int
+) -> Waves | None:
+    """The chunks of units over blocks that hold so many tensors of each chunk, or None where a unit does not fit the
+    chip. Results come at least so many waves behind the sums."""
+    blocks = min(processors * config.blocks, units * parts)
+    if parts > min(blocks, MOST_PARTS):
+        return None
+    waves = -(-units * parts // blocks)
+    lag, ahead = config.lag, config.ahead
+    if waves == 1:
+        lag = ahead = least
+    elif lag == 1:  # whole units to a wave
+        blocks -= blocks % parts
+        waves = -(-units * parts // blocks)
+    ahead = min(ahead, max(0, waves - 1 - lag))
+    shared = tensors * (lag + 1 + ahead) * config.tiles * config.vectors * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
+    return None if shared * config.blocks > SHARED_BYTES else Waves(parts, blocks, waves, lag, ahead)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread(Waves):
+    """Units of so many vectors in chunks, and chunks over blocks."""
+
+    vectors: int
+    chunk: int
+
     @property
     def even(self) -> bool:
         return self.vectors % self.chunk == 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether the block of a unit's first chunk leads; a leader merges in a wave behind that of the sums."""
+        return self.parts >= MANY_PARTS and self.lag > 0
 
 
 def unit_vectors(problem: Problem) -> int:
@@ -74,23 +104,13 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
         return None
     vectors, units = unit_vectors(problem), problem.view.samples * problem.view.groups
     chunk = config.vectors * config.tiles
-    parts = -(-vectors // chunk)
-    blocks = min(processors * config.blocks, units * parts)
-    if parts > min(blocks, MOST_PARTS):
-        return None
-    waves = -(-units * parts // blocks)
-    lag, ahead = config.lag, config.ahead
-    if waves == 1:
-        lag = ahead = 0
-    elif lag == 1:  # whole units to a wave
-        blocks -= blocks % parts
-        waves = -(-units * parts // blocks)
-    ahead = min(ahead, max(0, waves - 1 - lag))
     tensors = 2 if problem.backward else 1
-    shared = tensors * (lag + 1 + ahead) * chunk * VECTOR_BYTES + SCRATCH_BYTES + DRIVER_BYTES
-    if shared * config.blocks > SHARED_BYTES:
-        return None
-    return Spread(vectors, chunk, parts, blocks, waves, lag, ahead)
+    found = in_waves(units, -(-vectors // chunk), config, processors, tensors=tensors, least=0)
+    return (
+        None
+        if found is None
+        else Spread(found.parts, found.blocks, found.waves, found.lag, found.ahead, vectors, chunk)
+    )
 
 
 def candidates() -> Iterator[ResidentConfig]:
@@ -126,9 +146,6 @@ def resident_for(problem: Problem, processors: int) -> ResidentConfig | None:
             place = spread(problem, config, processors)
             if place is not None and place.waves == 1:
                 return config
-    config = ResidentConfig(512, 4, 2, 2, 0, 4)
-    place = spread(problem, config, processors)
-    if place is not None and place.parts <= MANY_PARTS:
-        return config
-    large = [ResidentConfig(1024, 4, 2, 2, 0, 2), ResidentConfig(512, 4, 3, 2, 0, 3)]
-    return next((config for config in large if spread(problem, config, processors) is not None), None)
+    order = [ResidentConfig(512, 4, 2, 2, 0, 4), ResidentConfig(512, 4, 3, 2, 0, 3), ResidentConfig(256, 4, 5, 1, 0, 4)]
+    order += [ResidentConfig(512, 4, tiles, 1, 0, blocks) for tiles, blocks in ((3, 4), (4, 3))]
+    return next((config for config in order if spread(problem, config, processors) is not None), None)

@@ -17,10 +17,10 @@ def _packet(value):
 
 
 @gluon.jit
-def publish(pointer, first, second):
+def publish(pointer, first, second, mask=None):
     """Write a pair of packets."""
-    gl.store(pointer, _packet(first))
-    gl.store(pointer + 1, _packet(second))
+    gl.store(pointer, _packet(first), mask=mask)
+    gl.store(pointer + 1, _packet(second), mask=mask)
 
 
 @gluon.jit

@@ -29,6 +29,7 @@ from fusednorm.backends.hopper.kernels.elements import (
     words_of,
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
 from fusednorm.backends.hopper.kernels.moments import inverse_deviation, merge
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
@@ -46,6 +47,7 @@ def resident_forward(
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
     TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+    LEAD: gl.constexpr,
 ):  # fmt: skip
     """Statistics and results.
 
@@ -67,6 +69,7 @@ def resident_forward(
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    OF_LEADERS: gl.constexpr = leaders_layout(1, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
 
@@ -79,6 +82,7 @@ def resident_forward(
     o_part = gl.where(o_part < parts, o_part, 0)
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
+    p_finals = p_packets + waves * blocks * 2
     copied_unit, copied_part = block // parts, block % parts
     stored_unit, stored_part = copied_unit, copied_part
     summed_part = copied_part
@@ -97,7 +101,16 @@ def resident_forward(
         # The packets of the unit, some of which a neighbour publishes in the wave before or after.
         lagging = wave - LAG
         due = (lagging >= 0) & (stored_unit < units)
-        p_pair = p_packets + (gl.minimum(stored_unit, units - 1) * parts + o_part) * 2
+        due_unit = gl.minimum(stored_unit, units - 1)
+        if LEAD:
+            if due & (stored_part == 0):
+                lead_moments(
+                    p_packets, p_finals, p_mean, p_rstd, p_var, due_unit, 1, 0, 1, parts, length, VECTOR,
+                    inverse_count, epsilon, TILES * TILE, PARTS, 1, OF_LEADERS,
+                )  # fmt: skip
+            p_pair = p_finals + due_unit * 2
+        else:
+            p_pair = p_packets + (due_unit * parts + o_part) * 2
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
@@ -148,19 +161,22 @@ def resident_forward(
             if IN_CHANNEL:
                 o_channel = channel + quotient(stored_part * TILES, magic_channel)
                 gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
-            b_mean, b_m2 = settle(first_packet, second_packet, p_pair)
-            unit_mean = gl.sum(b_mean * c_part, 0) * inverse_count
-            b_distance = b_mean - unit_mean
-            b_m2 = gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0)
-            variance = gl.sum(b_m2, 0) * inverse_count
-            rstd = inverse_deviation(variance, epsilon)
-            if stored_part == 0:
-                if p_mean is not None:
-                    gl.store(p_mean + stored_unit, unit_mean)
-                if p_rstd is not None:
-                    gl.store(p_rstd + stored_unit, rstd)
-                if p_var is not None:
-                    gl.store(p_var + stored_unit, variance)
+            if LEAD:
+                unit_mean, rstd = settle(first_packet, second_packet, p_pair)
+            else:
+                b_mean, b_m2 = settle(first_packet, second_packet, p_pair)
+                unit_mean = gl.sum(b_mean * c_part, 0) * inverse_count
+                b_distance = b_mean - unit_mean
+                b_m2 = gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0)
+                variance = gl.sum(b_m2, 0) * inverse_count
+                rstd = inverse_deviation(variance, epsilon)
+                if stored_part == 0:
+                    if p_mean is not None:
+                        gl.store(p_mean + stored_unit, unit_mean)
+                    if p_rstd is not None:
+                        gl.store(p_rstd + stored_unit, rstd)
+                    if p_var is not None:
+                        gl.store(p_var + stored_unit, variance)
             for place in gl.static_range(TILES):
                 first = (stored_part * TILES + place) * TILE
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)

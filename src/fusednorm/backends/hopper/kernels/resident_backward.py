@@ -17,6 +17,7 @@ from fusednorm.backends.hopper.kernels.elements import (
     words_of,
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.backends.hopper.kernels.leaders import lead_sums, leaders_layout
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
@@ -56,7 +57,7 @@ def resident_backward(
     magic_groups: gl.uint32, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
     activation_parameter: gl.float64,
     DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
-    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr, LEAD: gl.constexpr,
 ):  # fmt: skip
     """p and q of each tile, and grad_input.
 
@@ -78,6 +79,7 @@ def resident_backward(
     VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
     EACH_THREAD: gl.constexpr = gl.SliceLayout(0, gl.SliceLayout(2, VALUES))
     LANES: gl.constexpr = gl.BlockedLayout([1], [32], [WARPS], [0])
+    OF_LEADERS: gl.constexpr = leaders_layout(1, WARPS)
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
     grad_slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
@@ -89,6 +91,7 @@ def resident_backward(
     alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
+    p_finals = p_packets + waves * blocks * 2
     copied_unit, copied_part = block // parts, block % parts
     summed_unit, summed_part = copied_unit, copied_part
     stored_unit, stored_part = copied_unit, copied_part
@@ -103,7 +106,13 @@ def resident_backward(
     for wave in range(waves + LAG):
         lagging = wave - LAG
         due = (lagging >= 0) & (stored_unit < units)
-        p_pair = p_packets + (gl.minimum(stored_unit, units - 1) * parts + o_part) * 2
+        due_unit = gl.minimum(stored_unit, units - 1)
+        if LEAD:
+            p_pair = p_finals + due_unit * 2
+            if due & (stored_part == 0):
+                lead_sums(p_packets, p_pair, due_unit, parts, inverse_count, PARTS, OF_LEADERS)
+        else:
+            p_pair = p_packets + (due_unit * parts + o_part) * 2
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
@@ -143,9 +152,13 @@ def resident_backward(
             within = gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
             channel = group * D + within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
-            b_p, b_q = settle(first_packet, second_packet, p_pair)
-            unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
-            scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
+            if LEAD:
+                unit_p, unit_q = settle(first_packet, second_packet, p_pair)
+                scaled_p, scaled_q = rstd * unit_p, rstd * unit_q
+            else:
+                b_p, b_q = settle(first_packet, second_packet, p_pair)
+                unit_p, unit_q = gl.reduce((gl.where(m_part, b_p, 0.0), gl.where(m_part, b_q, 0.0)), 0, add_pairs)
+                scaled_p, scaled_q = rstd * (unit_p * inverse_count), rstd * (unit_q * inverse_count)
             for place in gl.static_range(TILES):
                 first = (stored_part * TILES + place) * TILE
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)

@@ -2,76 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.hopper.plans.base import Narrower, NarrowerBackward, NarrowerForward, T, name_of
-from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of
+from fusednorm.backends.hopper.plans.waves import InWaves, magic
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.operands import BackwardOperands, Gradients, Wanted
-from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 
-def magic(divisor: int) -> int:
-    """ceil(2^31 / divisor), by which the kernel divides."""
-    return -(-(1 << 31) // divisor)
-
-
-class Resident(Narrower):
-    """What both directions share: the kernel's constants. A call whose blocks cannot all run at the same time, since
-    other programs share the GPU, runs on the other instance too."""
+class Resident(InWaves):
+    """What both directions share: the spread of units, the kernel's constants."""
 
     name = "hopper.resident"
 
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         place = spread(problem, config, processors)
         assert place is not None
-        super().__init__(problem)
-        self.config, self.place, self.refused = config, place, False
-        self.packets = (2 * place.waves * place.blocks,)  # a pair for each chunk
-        self.each = 16 // DTYPE_BYTES[problem.dtype]
-
-    @property
-    def walk(self) -> tuple[int, ...]:
-        """The kernel's numbers of units, parts and waves, and a block's step from chunk to chunk."""
-        view, place = self.problem.view, self.place
-        steps = divmod(place.blocks, place.parts)
-        return view.samples * view.groups, place.parts, place.waves, *steps, magic(view.groups)
+        units = problem.view.samples * problem.view.groups
+        # A pair for each chunk, and for each unit, whose leader publishes it.
+        super().__init__(problem, config, place, problem.view.groups, place.waves * place.blocks + units)
+        self.place, self.vector = place, 16 // DTYPE_BYTES[problem.dtype]
 
     @property
     def constants(self) -> dict[str, Any]:
-        place = self.place
-        parts = 1 << (place.parts - 1).bit_length()
-        return {
-            "TILE": self.config.vectors, "TILES": self.config.tiles, "PARTS": parts, "LAG": place.lag,
-            "AHEAD": place.ahead,
-        }  # fmt: skip
-
-    def launch_of(self, kernel: Any, scalars: tuple[int | float, ...], constants: dict[str, Any]) -> Launch:
-        launch = Launch(kernel, self.place.blocks, scalars, constants, self.config.warps, together=True)
-        launch.options[REGISTERS] = self.config.registers
-        return launch
-
-    def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
-        if self.refused:
-            return None
-        try:
-            return super().runs(call, *tensors)
-        except RuntimeError as error:
-            if TOO_MANY_BLOCKS not in str(error):
-                raise
-        self.refused = True
-        self.passes_on(f"{self.place.blocks} blocks cannot run at the same time here")
-        return None
+        return {"EVEN": self.place.even, "LEAD": self.place.leads, **super().constants}
 
 
 class ResidentForward(Resident, NarrowerForward):
@@ -85,21 +47,20 @@ class ResidentForward(Resident, NarrowerForward):
         channel = channel_vectors(problem)
         in_channel = channel % config.vectors == 0
         scalars = (
-            self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.each,
-            output.sample // self.each, *self.walk, channel,
+            self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.vector,
+            output.sample // self.vector, *self.walk, channel,
             magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
             self.activation_parameter,
         )  # fmt: skip
         value, _ = activation(name_of(problem), problem.dtype)
         constants = {
-            "VALUE": value, **self.alpha, "EVEN": self.place.even, "IN_CHANNEL": in_channel,
+            "VALUE": value, **self.alpha, "IN_CHANNEL": in_channel,
             "SHORT": not in_channel and channel < config.vectors, **self.constants,
         }  # fmt: skip
         self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        packets = self.allocate(self.packets, (1,), torch.int64).zero_()
-        self.launch(x, y, *parameters, *saved, packets)
+        self.launch(x, y, *parameters, *saved, self.packets())
 
 
 class ResidentBackward(Resident, NarrowerBackward):
@@ -113,13 +74,13 @@ class ResidentBackward(Resident, NarrowerBackward):
         assert output is not None and grad is not None
         tiles = channel_vectors(problem) // config.vectors
         self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
-        samples = (layout.sample // self.each for layout in (problem.layout, grad, output))
+        samples = (layout.sample // self.vector for layout in (problem.layout, grad, output))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, magic(tiles), tiles,
             self.partials.total, 1.0 / problem.reduced, self.activation_parameter,
         )  # fmt: skip
         _, derivative = activation(name_of(problem), problem.dtype)
-        constants = {"DERIVATIVE": derivative, **self.alpha, "EVEN": self.place.even, **self.constants}
+        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants}
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
 
@@ -132,10 +93,9 @@ class ResidentBackward(Resident, NarrowerBackward):
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         partials = self.workspace(2 * self.partials.total) if any(wanted) else None
-        packets = self.allocate(self.packets, (1,), torch.int64).zero_()
         grad_output, input, *around = data
         grad_sum = around[1] if around else None
-        self.launch(grad_output, input, dx, *parameters, *saved, partials, packets, grad_sum)
+        self.launch(grad_output, input, dx, *parameters, *saved, partials, self.packets(), grad_sum)
         if partials is not None:
             combine = self.combinations.get(wanted) or self.combination(*wanted)
             combine(partials, parameters, None, grads)

@@ -1,0 +1,105 @@
+"""How slabs of channels_last are spread over blocks: the configurations, and which one a problem gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, lcm
+
+from fusednorm.backends.hopper.config.resident import VECTOR_BYTES, ResidentConfig, Waves, in_waves
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Vectors of each position that a slab may have.
+LANES = (16, 8, 32, 64)
+#: The most groups of a slab.
+MOST_GROUPS = 64
+#: Chunks of a slab up to which whole slabs to a wave are faster than results two waves behind.
+FEW_PARTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsConfig(ResidentConfig):
+    """And at most so many vectors of each position in a slab."""
+
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlabsSpread(Waves):
+    """Slabs of ``held`` vectors of each position, ``bands`` of them to a sample, in chunks of ``rows`` positions, and
+    chunks over blocks. ``lanes`` is the next power of 2 from ``held`` on."""
+
+    held: int
+    lanes: int
+    bands: int
+    rows: int
+
+
+def vector_of(problem: Problem) -> int:
+    """The elements of a vector."""
+    return VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
+
+
+def span(problem: Problem) -> int:
+    """The neighbouring channels of a piece: the most that divide a vector and a group."""
+    return gcd(problem.view.group_channels, vector_of(problem))
+
+
+def held_vectors(problem: Problem, most: int) -> int | None:
+    """The vectors of each position in a slab: whole groups, slabs that divide the channels; at most so many, or
+    None."""
+    view, vector = problem.view, vector_of(problem)
+    least = lcm(view.group_channels, vector)
+    if view.channels % least:
+        return None
+    together = view.channels // least
+    counts = (count * least // vector for count in range(together, 0, -1) if together % count == 0)
+    return next((held for held in counts if held <= most), None)
+
+
+def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSpread | None:
+    """The spread of a problem's slabs, or None where a configuration does not suit them."""
+    view, vector = problem.view, vector_of(problem)
+    held = held_vectors(problem, config.lanes)
+    if held is None:
+        return None
+    lanes = 1 << (held - 1).bit_length()
+    if lanes > 32 * config.warps or held * vector // view.group_channels > MOST_GROUPS:
+        return None
+    bands, rows = view.channels // (held * vector), config.vectors // lanes * config.tiles
+    found = in_waves(view.samples * bands, -(-view.spatial // rows), config, processors, tensors=1, least=1)
+    if found is None:
+        return None
+    return SlabsSpread(found.parts, found.blocks, found.waves, found.lag, found.ahead, held, lanes, bands, rows)
+
+
+def candidates() -> Iterator[SlabsConfig]:
+    """Every configuration that was worth a try in some problem."""
+    sizes = (512, 4, 2), (512, 4, 3), (512, 4, 4), (1024, 4, 2), (1024, 8, 2), (1024, 8, 3)
+    for lanes in LANES:
+        for vectors, warps, blocks in sizes:
+            for tiles in (1, 2, 3, 4):
+                for lag, ahead in ((2, 0), (1, 0), (1, 1)):
+                    yield SlabsConfig(vectors, warps, tiles, lag, ahead, blocks, lanes)
+
+
+def configs(problem: Problem, processors: int) -> list[SlabsConfig]:
+    """The configurations that suit a problem, the default first, and each spread once."""
+    found: dict[object, SlabsConfig] = {}
+    for config in (slabs_for(problem, processors), *candidates()):
+        place = None if config is None else spread(problem, config, processors)
+        if config is not None and place is not None:
+            found.setdefault((config.vectors, config.warps, config.tiles, place), config)
+    return list(found.values())
+
+
+def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
+    """The default: lines of 256 bytes, and whole slabs to a wave where these have few chunks; else results two waves
+    behind, with lines of 128 bytes where slabs of wider ones do not fit the chip; None where none fits."""
+    few = SlabsConfig(512, 4, 3, 1, 0, 4, LANES[0])
+    place = spread(problem, few, processors)
+    if place is not None and place.parts <= FEW_PARTS:
+        return few
+    order = [SlabsConfig(512, 4, 4, 2, 0, 2, lanes) for lanes in LANES]
+    order += [SlabsConfig(512, 4, 4, 1, 0, 3, lanes) for lanes in LANES[:2]]
+    return next((config for config in order if spread(problem, config, processors) is not None), None)

@@ -1,0 +1,70 @@
+"""Leaders: blocks that merge what all blocks of a unit, or of a slab, have published, and publish what comes of it.
+
+Where a unit has hundreds of chunks, or a slab many groups, all blocks would read all of that. A leader reads it for
+them: in the wave in which the results of its own chunk are due, before anything else, when the last numbers have been
+published one wave ago. The others wait for its numbers behind the sums of that wave.
+
+The numbers of chunk k of statistic s are pair ``s parts + k`` of the packets, the leader's are pair s of the finals.
+"""
+
+import triton
+
+from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation
+from fusednorm.private.gluon_names import gl, gluon
+
+
+@triton.constexpr_function
+def leaders_layout(led, warps):
+    """The layout of (statistics, chunks) that a leader merges at a time."""
+    return gl.BlockedLayout([1, 1], [1, 32], [led, warps // led], [1, 0])
+
+
+@gluon.jit
+def read_all(p_packets, o_statistic, o_part, parts):
+    """The numbers of all chunks of some statistics; of chunks beyond the last one, those of the first."""
+    o_part = gl.where(o_part < parts, o_part, 0)
+    p_pair = p_packets + (o_statistic[:, None] * parts + o_part[None, :]) * 2
+    first_packet, second_packet = peek(p_pair)
+    return settle(first_packet, second_packet, p_pair)
+
+
+@gluon.jit
+def lead_moments(
+    p_packets, p_finals, p_mean, p_rstd, p_var, first, count, share, shares, parts, length, each, inverse_count,
+    epsilon, CHUNK: gl.constexpr, PARTS: gl.constexpr, LED: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Merge the means and M2 of the chunks of this block's share of ``count`` statistics from ``first`` on; publish
+    and store the mean and the inverse deviation.
+
+    There are ``length`` vectors or positions, CHUNK to a chunk, of ``each`` elements of a statistic.
+    """
+    o_part = gl.arange(0, PARTS, gl.SliceLayout(0, LAYOUT))
+    c_part = (gl.minimum(gl.maximum(length - o_part * CHUNK, 0), CHUNK) * each).to(gl.float32)[None, :]
+    for begin in range(share * LED, count, shares * LED):
+        o_led = begin + gl.arange(0, LED, gl.SliceLayout(1, LAYOUT))
+        m_led = o_led < count
+        o_led = first + gl.minimum(o_led, count - 1)
+        b_mean, b_m2 = read_all(p_packets, o_led, o_part, parts)
+        mean = gl.sum(b_mean * c_part, 1) * inverse_count
+        b_distance = b_mean - mean[:, None]
+        variance = gl.sum(gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0), 1) * inverse_count
+        rstd = inverse_deviation(variance, epsilon)
+        publish(p_finals + o_led * 2, mean, rstd, m_led)
+        if p_mean is not None:
+            gl.store(p_mean + o_led, mean, mask=m_led)
+        if p_rstd is not None:
+            gl.store(p_rstd + o_led, rstd, mask=m_led)
+        if p_var is not None:
+            gl.store(p_var + o_led, variance, mask=m_led)
+
+
+@gluon.jit
+def lead_sums(p_packets, p_final, statistic, parts, inverse_count, PARTS: gl.constexpr, LAYOUT: gl.constexpr):
+    """Add the sums of the chunks of a statistic, publish their shares of an element: P / K and Q / K."""
+    o_part = gl.arange(0, PARTS, gl.SliceLayout(0, LAYOUT))
+    b_p, b_q = read_all(p_packets, gl.full([1], 0, gl.int32, gl.SliceLayout(1, LAYOUT)) + statistic, o_part, parts)
+    m_part = (o_part < parts)[None, :]
+    unit_p = gl.sum(gl.sum(gl.where(m_part, b_p, 0.0), 1), 0) * inverse_count
+    unit_q = gl.sum(gl.sum(gl.where(m_part, b_q, 0.0), 1), 0) * inverse_count
+    publish(p_final, unit_p, unit_q)

@@ -1,0 +1,80 @@
+"""Tiles of slabs of channels_last: where they are, how they come into shared memory, and the sums over their pieces.
+
+A piece is SPAN neighbouring channels, the most that divide a vector and a group. A thread has the same vector of
+channels at some positions of each tile.
+"""
+
+from fusednorm.backends.hopper.kernels.chunks import quotient
+from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+
+@gluon.jit
+def products_of_repeats(b_one, b_other, layout: gl.constexpr):
+    """The products of each thread's values (repeats, threads, elements), summed over the repeats, which 4 divides. It
+    takes an instruction and a quarter for each, where products and their sum would take two."""
+    repeats: gl.constexpr = b_one.shape[0]
+    threads: gl.constexpr = b_one.shape[1]
+    vector: gl.constexpr = b_one.shape[2]
+    b_even, b_odd = gl.split(gl.reshape(gl.permute(b_one, [1, 2, 0]), [threads, vector, repeats // 2, 2]))
+    c_even, c_odd = gl.split(gl.reshape(gl.permute(b_other, [1, 2, 0]), [threads, vector, repeats // 2, 2]))
+    b_a, b_b = gl.split(gl.reshape(b_even, [threads, vector, repeats // 4, 2]))
+    c_a, c_b = gl.split(gl.reshape(c_even, [threads, vector, repeats // 4, 2]))
+    b_c, b_d = gl.split(gl.reshape(b_odd, [threads, vector, repeats // 4, 2]))
+    c_c, c_d = gl.split(gl.reshape(c_odd, [threads, vector, repeats // 4, 2]))
+    b_sum = gl.sum(gl.fma(b_d, c_d, gl.fma(b_c, c_c, gl.fma(b_b, c_b, b_a * c_a))), 2)
+    return gl.convert_layout(b_sum, layout, assert_trivial=True)
+
+
+@gluon.jit
+def pieces_of(b_elements, layout: gl.constexpr, PIECES: gl.constexpr):
+    """The sums of numbers of each thread's vector (threads, elements) over its pieces."""
+    threads: gl.constexpr = b_elements.shape[0]
+    span: gl.constexpr = b_elements.shape[1] // PIECES
+    b_sum = gl.sum(gl.reshape(b_elements, [threads, PIECES, span]), 2)
+    return gl.convert_layout(b_sum, layout, assert_trivial=True)
+
+
+@gluon.jit
+def elements_of(b_pieces, layout: gl.constexpr, VECTOR: gl.constexpr):
+    """Numbers of pieces (threads, pieces), for each element of a thread's vector."""
+    threads: gl.constexpr = b_pieces.shape[0]
+    if b_pieces.shape[1] == VECTOR:
+        return gl.convert_layout(b_pieces, layout, assert_trivial=True)
+    else:
+        twice: gl.constexpr = 2 * b_pieces.shape[1]
+        return elements_of(gl.reshape(gl.join(b_pieces, b_pieces), [threads, twice]), layout, VECTOR)
+
+
+@gluon.jit
+def offsets_of_rows(row, layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr, LANES: gl.constexpr):
+    """The places of a tile's words in memory where rows are so many vectors long."""
+    o_row = rows_of(layout, REPEATS, THREADS, LANES)[:, :, None]
+    o_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, layout))) % LANES)[None, :, None]
+    o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
+    return (o_row * row + o_lane) * 4 + o_word
+
+
+@gluon.jit
+def rows_of(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr, LANES: gl.constexpr):
+    """The positions of a tile (repeats, threads)."""
+    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None]
+    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :]
+    return o_repeat * (THREADS // LANES) + o_thread // LANES
+
+
+@gluon.jit
+def begin_copy(
+    p_slot, p_x, slab, part, slabs, positions, x_sample, x_row, held, magic_bands, bands, o_words, m_lane, o_row,
+    PLACE: gl.constexpr, TILES: gl.constexpr, ROWS: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy tile PLACE of a chunk, if there is such a chunk; the caller counts it."""
+    if slab < slabs:
+        first = (part * TILES + PLACE) * ROWS
+        sample = quotient(slab, magic_bands)
+        begin = sample.to(gl.int64) * x_sample + first.to(gl.int64) * x_row + (slab - sample * bands) * held
+        p_words = p_x + begin * 4 + o_words
+        if EVEN and FULL:
+            async_copy.async_copy_global_to_shared(p_slot, p_words)
+        else:
+            m_words = (m_lane & (o_row < positions - first))[:, :, None]
+            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=m_words & (o_words >= 0))

@@ -1,0 +1,216 @@
+"""Slabs of channels_last, read once: a slab stays in shared memory until its blocks have the statistics of its groups.
+
+A slab is a band of neighbouring channels, whole groups, at all positions of a sample. A tile is ROWS positions of LANES
+vectors of 16 bytes, and a chunk is TILES tiles of one slab. Waves, and what a block does in each, are those of
+``resident.py``. But a slab may have hundreds of chunks and many groups, so not every block merges all numbers of its
+slab: the blocks that have the slab's first chunks lead. Each of them merges the numbers of some groups, at the
+beginning of the wave behind the one in which the last of these were published, and publishes the mean and the inverse
+deviation, for which the others wait at the end of that wave.
+
+A piece is SPAN neighbouring channels, the most that divide a vector and a group. Each thread has the same vector of
+channels at some positions of each tile; it sums its elements of each piece, and the squares of their distances to their
+own mean. Tiles, threads, pieces and chunks are merged around the mean of all, as in ``resident.py``.
+"""
+
+from fusednorm.backends.hopper.kernels.chunks import affine, following, quotient
+from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
+from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
+from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
+from fusednorm.backends.hopper.kernels.moments import merge
+from fusednorm.backends.hopper.kernels.slab_tiles import (
+    begin_copy,
+    elements_of,
+    offsets_of_rows,
+    pieces_of,
+    products_of_repeats,
+    rows_of,
+)
+from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+
+@gluon.jit
+def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, share):
+    """Mean and M2 of groups of those of their pieces, which have the same count; ``share`` is that of a piece."""
+    m_piece = o_group[:, None] == o_of_piece[None, :]
+    mean = gl.sum(gl.where(m_piece, b_mean[None, :], 0.0), 1) * share
+    b_distance = b_mean[None, :] - mean[:, None]
+    return mean, gl.sum(gl.where(m_piece, b_m2[None, :] + b_distance * b_distance * b_count, 0.0), 1)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        "positions", "D", "channels", "x_sample", "x_row", "y_sample", "y_row", "held", "held_groups", "bands",
+        "slabs", "parts", "waves", "step_slab", "step_part", "magic_bands", "inverse_count",
+    ]
+)  # fmt: skip
+def slabs_forward(
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
+    positions, D, channels, x_sample, x_row, y_sample, y_row, held, held_groups, bands, slabs, parts,
+    waves, step_slab, step_part, magic_bands: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    activation_parameter: gl.float64,
+    VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
+    LANES: gl.constexpr, GROUPS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr,
+    LED: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+):  # fmt: skip
+    """Statistics and results.
+
+    A slab has ``held`` vectors of each position, which are ``held_groups`` groups; LANES and GROUPS are the next powers
+    of 2 from there on. FULL: there are LANES vectors. EVEN: chunks divide slabs. Strides come in vectors. PARTS is the
+    next power of 2 from the chunks of a slab on. LED is the groups that a leader merges at a time.
+    """
+    DTYPE: gl.constexpr = p_x.dtype.element_ty
+    p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
+    p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
+    VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
+    PIECES: gl.constexpr = VECTOR // SPAN  # of a vector
+    ALL_PIECES: gl.constexpr = LANES * PIECES
+    WARPS: gl.constexpr = gl.num_warps()
+    THREADS: gl.constexpr = 32 * WARPS
+    REPEATS: gl.constexpr = TILE // THREADS
+    SIDE: gl.constexpr = THREADS // LANES  # threads that have the same vector of channels
+    ROWS: gl.constexpr = REPEATS * SIDE
+    EACH: gl.constexpr = REPEATS * SPAN  # elements of a piece that a thread has in a tile
+    SLOTS: gl.constexpr = LAG + 1 + AHEAD  # chunks in shared memory
+    WORDS: gl.constexpr = tile_layout(REPEATS, 4, WARPS)
+    VALUES: gl.constexpr = tile_layout(REPEATS, VECTOR, WARPS)
+    ELEMENTS: gl.constexpr = gl.SliceLayout(0, VALUES)
+    OF_THREADS: gl.constexpr = gl.BlockedLayout([1, PIECES], [32, 1], [WARPS, 1], [1, 0])
+    ACROSS: gl.constexpr = ALL_PIECES if ALL_PIECES < 32 else 32
+    OF_GROUPS: gl.constexpr = gl.BlockedLayout([1, 1], [32 // ACROSS, ACROSS], [WARPS, 1], [1, 0])
+    OF_LEADERS: gl.constexpr = leaders_layout(LED, WARPS)
+    SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
+    slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
+
+    o_words = offsets_of_rows(x_row, WORDS, REPEATS, THREADS, LANES)
+    o_stored = offsets_of_rows(y_row, WORDS, REPEATS, THREADS, LANES)
+    o_row = rows_of(WORDS, REPEATS, THREADS, LANES)
+    m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
+    o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
+    o_lane = gl.arange(0, THREADS, gl.SliceLayout(1, ELEMENTS)) % LANES
+    o_element = o_lane[:, None] * VECTOR + gl.arange(0, VECTOR, gl.SliceLayout(0, ELEMENTS))[None, :]
+    o_final = (gl.arange(0, THREADS, gl.SliceLayout(1, OF_THREADS)) % LANES)[:, None] * PIECES
+    o_final = (o_final + gl.arange(0, PIECES, gl.SliceLayout(0, OF_THREADS))[None, :]) * SPAN // D
+    o_final = gl.minimum(o_final, held_groups - 1)
+    o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))
+    o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
+    piece_share = SPAN / D.to(gl.float32)
+    p_finals = p_packets + slabs * held_groups * parts * 2
+
+    block, blocks = gl.program_id(0), gl.num_programs(0)
+    copied_slab, copied_part = block // parts, block % parts
+    summed_slab, summed_part = copied_slab, copied_part
+    stored_slab, stored_part = copied_slab, copied_part
+    for wave in gl.static_range(AHEAD + 1):
+        for place in gl.static_range(TILES):
+            begin_copy(
+                slots.index(wave * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample, x_row,
+                held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+            )  # fmt: skip
+            async_copy.commit_group()
+        copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
+    alpha = gl.cast(activation_parameter, gl.float32) if ALPHA is None else gl.to_tensor(ALPHA)
+    epsilon = gl.cast(eps, gl.float32)
+    summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
+    for wave in range(waves + LAG):
+        lagging = wave - LAG
+        due = (lagging >= 0) & (stored_slab < slabs)
+        due_slab = gl.minimum(stored_slab, slabs - 1)
+        sample = quotient(due_slab, magic_bands)
+        band = due_slab - sample * bands
+        p_final = p_finals + (due_slab * held_groups + o_final) * 2
+        # The blocks that had chunks of the slab in the wave of its first one lead.
+        if due & (stored_part <= block):
+            leaders = gl.minimum(parts, blocks - block + stored_part)
+            lead_moments(
+                p_packets, p_finals, p_mean, p_rstd, p_var, due_slab * held_groups, held_groups, stored_part, leaders,
+                parts, positions, D, inverse_count, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
+            )  # fmt: skip
+        first_packet, second_packet = peek(p_final)
+
+        if wave < waves:
+            for place in gl.static_range(TILES):
+                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                if EVEN:
+                    b_mean = pieces_of(gl.sum(b_x, 0), OF_THREADS, PIECES) * (1.0 / EACH)
+                    b_x -= elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
+                    b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
+                    if place == 0:
+                        mean, m2 = b_mean, b_m2
+                    else:
+                        distance = b_mean - mean
+                        m2 += b_m2 + distance * distance * (EACH * place / (place + 1))
+                        mean += distance * (1 / (place + 1))
+                else:
+                    b_held = o_summed < positions - (summed_part * TILES + place) * ROWS
+                    b_count = gl.sum(b_held.to(gl.float32), 0) * SPAN
+                    b_count = gl.convert_layout(b_count, gl.SliceLayout(1, OF_THREADS), assert_trivial=True)[:, None]
+                    b_held = b_held[:, :, None]
+                    b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), OF_THREADS, PIECES)
+                    b_mean = b_sum / gl.maximum(b_count, 1.0)
+                    b_x = gl.where(b_held, b_x - elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :], 0.0)
+                    b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
+                    if place == 0:
+                        mean, m2, count = b_mean, b_m2, b_count
+                    else:
+                        mean, m2, count = merge(mean, m2, count, b_mean, b_m2, b_count)
+            b_mean = gl.reshape(mean, [SIDE, ALL_PIECES])
+            b_m2 = gl.reshape(m2, [SIDE, ALL_PIECES])
+            if EVEN:
+                piece_count = gl.to_tensor(TILES * ROWS * SPAN).to(gl.float32)
+                piece_mean = gl.sum(b_mean, 0) * (1.0 / SIDE)
+                b_distance = b_mean - piece_mean[None, :]
+                piece_m2 = gl.sum(b_m2 + b_distance * b_distance * (TILES * EACH), 0)
+            else:
+                rows = gl.minimum(gl.maximum(positions - summed_part * (TILES * ROWS), 1), TILES * ROWS)
+                piece_count = (rows * SPAN).to(gl.float32)
+                b_count = gl.reshape(gl.broadcast(count, mean)[0], [SIDE, ALL_PIECES])
+                piece_mean = gl.sum(b_mean * b_count, 0) / piece_count
+                b_distance = b_mean - piece_mean[None, :]
+                piece_m2 = gl.sum(b_m2 + b_distance * b_distance * b_count, 0)
+            piece_mean = gl.convert_layout(piece_mean, gl.SliceLayout(0, OF_GROUPS))
+            piece_m2 = gl.convert_layout(piece_m2, gl.SliceLayout(0, OF_GROUPS))
+            chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, piece_share)
+            p_pair = p_packets + ((summed_slab * held_groups + o_group) * parts + summed_part) * 2
+            publish(p_pair, chunk_mean, chunk_m2, (o_group < held_groups) & (summed_slab < slabs))
+            summed_slab, summed_part = following(summed_slab, summed_part, parts, step_slab, step_part)
+            summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
+
+        if due:
+            o_channel = band * (held * VECTOR) + o_element
+            if not FULL:
+                o_channel = gl.minimum(o_channel, channels - 1)
+            gain, offset = affine(
+                p_weight, p_bias, p_scale, p_shift, o_channel, sample.to(gl.int64) * channels + o_channel
+            )
+            begin = sample.to(gl.int64) * y_sample + band * held
+            b_mean, b_rstd = settle(first_packet, second_packet, p_final)
+            b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
+            gain = (gain * elements_of(b_rstd, ELEMENTS, VECTOR))[None, :, :]
+            for place in gl.static_range(TILES):
+                first = (stored_part * TILES + place) * ROWS
+                b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
+                b_y = words_of(VALUE(gl.fma(b_x - b_mean, gain, offset[None, :, :]), alpha), WORDS, DTYPE)
+                begin_copy(
+                    slots.index(copied * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample,
+                    x_row, held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+                )  # fmt: skip
+                async_copy.commit_group()
+                p_words = p_y + (begin + first.to(gl.int64) * y_row) * 4 + o_stored
+                if EVEN and FULL:
+                    gl.store(p_words, b_y)
+                else:
+                    m_words = (m_lane & (o_row < positions - first))[:, :, None]
+                    gl.store(p_words, b_y, mask=m_words & (o_stored >= 0))
+        if lagging < 0:
+            for place in gl.static_range(TILES):
+                begin_copy(
+                    slots.index(copied * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample,
+                    x_row, held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+                )  # fmt: skip
+                async_copy.commit_group()
+        if lagging >= 0:
+            stored_slab, stored_part = following(stored_slab, stored_part, parts, step_slab, step_part)
+            stored = gl.where(stored == SLOTS - 1, 0, stored + 1)
+        copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
+        copied = gl.where(copied == SLOTS - 1, 0, copied + 1)

@@ -1,0 +1,67 @@
+"""What the plans share whose blocks work on chunks in waves, and wait for one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.hopper.config.resident import ResidentConfig, Waves
+from fusednorm.backends.hopper.plans.base import Narrower, T
+from fusednorm.backends.triton.launch import Launch
+from fusednorm.backends.triton.plans.base import Plan
+from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
+from fusednorm.problem import Problem
+
+
+def magic(divisor: int) -> int:
+    """ceil(2^31 / divisor), by which the kernels divide."""
+    return -(-(1 << 31) // divisor)
+
+
+class InWaves(Narrower, Plan):
+    """A plan of ``units``, ``each`` of a sample, in waves. A call whose blocks cannot all run at the same time, since
+    other programs share the GPU, runs on the other instance too."""
+
+    def __init__(self, problem: Problem, config: ResidentConfig, place: Waves, each: int, pairs: int) -> None:
+        Narrower.__init__(self, problem)
+        self.config, self.chunks, self.each, self.refused = config, place, each, False
+        self.units, self.pairs = problem.view.samples * each, 2 * pairs
+
+    def packets(self) -> Tensor:
+        """Packets that nobody has written."""
+        return self.allocate((self.pairs,), (1,), torch.int64).zero_()
+
+    @property
+    def walk(self) -> tuple[int, ...]:
+        """The kernel's numbers of units, parts and waves, and a block's step from chunk to chunk."""
+        place = self.chunks
+        return self.units, place.parts, place.waves, *divmod(place.blocks, place.parts), magic(self.each)
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        config, place = self.config, self.chunks
+        return {
+            "TILE": config.vectors, "TILES": config.tiles, "PARTS": power_of_two(place.parts), "LAG": place.lag,
+            "AHEAD": place.ahead,
+        }  # fmt: skip
+
+    def launch_of(self, kernel: Any, scalars: tuple[int | float, ...], constants: dict[str, Any]) -> Launch:
+        launch = Launch(kernel, self.chunks.blocks, scalars, constants, self.config.warps, together=True)
+        launch.options[REGISTERS] = self.config.registers
+        return launch
+
+    def runs(self, call: Callable[[], T], *tensors: Tensor | None) -> T | None:
+        if self.refused:
+            return None
+        try:
+            return super().runs(call, *tensors)
+        except RuntimeError as error:
+            if TOO_MANY_BLOCKS not in str(error):
+                raise
+        self.refused = True
+        self.passes_on(f"{self.chunks.blocks} blocks cannot run at the same time here")
+        return None
