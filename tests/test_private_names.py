@@ -826,6 +826,18 @@ def test_buffers_are_kept_while_a_backward_is_compiled(monkeypatch: pytest.Monke
         pass
 
 
+def test_choices_of_configurations_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as config
+
+    with torch_names.unkept_autotuning():
+        assert config.autotune_local_cache is False
+    assert config.autotune_local_cache is True
+    with monkeypatch.context() as without:  # other tests' fixtures look for it
+        without.setitem(sys.modules, "torch._inductor.config", None)
+        with torch_names.unkept_autotuning():
+            pass
+
+
 def test_operators_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     ones = torch.ones(2)

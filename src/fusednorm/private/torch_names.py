@@ -463,6 +463,21 @@ def fresh_compiler_cache() -> AbstractContextManager[Any]:
     return fresh()
 
 
+def unkept_autotuning() -> AbstractContextManager[Any]:
+    """A context in which Inductor writes code that keeps no choice of a kernel's configuration on disk: whoever runs it
+    later measures the configurations for itself.
+
+    ``torch._inductor.config.autotune_local_cache`` since 2.6. Without: choices are kept.
+    """
+    try:
+        import torch._inductor.config as config
+
+        patched: AbstractContextManager[Any] = config.patch(autotune_local_cache=False)
+    except (ImportError, AttributeError):
+        return nullcontext()
+    return patched
+
+
 def openmp_libraries() -> list[str]:
     """The OpenMP libraries that the process has loaded, torch's own first, which lies in torch's folder or beside it.
 
