@@ -271,6 +271,7 @@ def test_what_cannot_be_captured_is_timed_by_events() -> None:
     x = torch.ones(1000, device="cuda")
     timings = GpuTimer(seconds=0.0).measure({"waits": [lambda: float(x.sum())] * 2, "plain": [lambda: x.sum()] * 2})
     assert (timings["waits"].method, timings["plain"].method) == ("events", "graph")
+    assert timings["waits"].note.startswith("not captured: ")
     assert timings["waits"].median > 0
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+import os
+import pickle
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields, replace
 from io import StringIO
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 from typer.testing import CliRunner, Result
 
 from fusednorm import cli
@@ -28,6 +31,7 @@ from fusednorm.bench.models.summary import LEAST_SPEEDUP, broken_rules, model_ta
 from fusednorm.bench.provenance import Machine
 from fusednorm.bench.reading import read_report
 from fusednorm.bench.results import Report
+from fusednorm.private.torch_names import unkept_autotuning
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm.BatchNorm2d, nn.InstanceNorm3d)
 
@@ -147,6 +151,8 @@ def test_jobs_are_narrowed() -> None:
     both = jobs_of(FULL, ["bfloat16"], ["nhwc"], ["inference", "training"])
     assert {job.layout for job in both} == {"nhwc", "rows"}
     assert {job.direction for job in both if job.model.name.startswith("vae")} == {"inference"}
+    assert [model.name for model in catalog.named(FULL, ["unet", "vae-decoder-512"])] == ["vae-decoder-512", "unet"]
+    assert catalog.named(FULL, []) == list(FULL)
     assert [job.key for job in jobs_of([TINY], ["float16", "float32"], match="32 nchw")] == [JOB.key]
 
 
@@ -186,7 +192,7 @@ def test_what_a_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, lambda name=name, answer=answer: (order.append(name), answer)[1])
     state, inputs, target = measuring._problem(JOB, "cpu")
     step = Step(measuring._network(JOB, OUR_NORMS, state, "float32", "cpu"), inputs, target, 4, "eager")
-    found = measuring._first_runs(step, step.results(), "cuda")
+    found = measuring._first_runs(step, step.results(), "cuda", cold=True)
     assert found == {"error": 0.0, "peak_bytes": 30}
     assert [name for name in order if name in answers] == [
         "memory_allocated",
@@ -350,6 +356,55 @@ def test_a_run_that_ends_early_leaves_what_it_has(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.usefixtures("tiny_suite")
+def test_no_job_starts_after_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "models.json"
+    result = run(*BENCH, "--mode", "eager", "--limit", "0", "--json", str(path))
+    assert result.exit_code == 0
+    assert "not measured, as 0 s are over: tiny training float32 nhwc eager" in result.stderr
+    assert ModelReport.from_json(path.read_text()).rows == ()
+
+
+def test_what_is_compiled_ahead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job of a size that hardly any earlier run had, in the caches of this user: empty ones cost a minute."""
+    tasks: list[tuple[Job, Mode, str]] = []
+    model = replace(TINY, inputs=(Input((1, 3, 4, 4 + os.getpid() % 9973)),))
+    job = replace(JOB, model=model, direction="inference")
+
+    def precompile(
+        run: Callable[[tuple[Job, Mode, str]], None], given: Sequence[tuple[Job, Mode, str]], *_: object
+    ) -> None:
+        tasks.extend(given)
+        run = pickle.loads(pickle.dumps(run))
+        with unkept_autotuning():
+            for task in given:
+                run(task)
+
+    monkeypatch.setattr(measuring, "precompile", precompile)
+    measuring.compile_ahead([job], ["eager", "default"], 2, "cpu", print)
+    assert [(mode, name) for _, mode, name in tasks] == [("eager", OURS), ("default", TORCH), ("default", OURS)]
+    counters.clear()
+    rows = run_job(job, "default", device="cpu", seconds=0.0, cold=False)
+    assert [(row.status, row.compile_s) for row in rows] == [("ok", None)] * 2
+    assert (counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_cache_miss"]) == (2, 0)
+
+
+def test_jobs_are_sent_to_other_processes() -> None:
+    for job in jobs_of([*FULL, *QUICK], ["bfloat16"]):
+        assert pickle.loads(pickle.dumps(job)).key == job.key
+
+
+@pytest.mark.usefixtures("tiny_suite")
+def test_the_command_compiles_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[object] = []
+    monkeypatch.setattr(cli.models, "compile_ahead", lambda *given: seen.append(given[:4]))
+    monkeypatch.setattr(cli.models, "QUICK", (TINY, replace(TINY, name="other")))
+    options = ("--model", "tiny", "--layout", "nhwc", "--mode", "default", "--compile-jobs", "3", "--json", "-")
+    rows = ModelReport.from_json(run(*BENCH, *options).stdout).rows
+    assert seen == [([replace(JOB, layout="nhwc")], ["default"], 3, "cpu")]
+    assert [(row.model, row.compile_s) for row in rows] == [("tiny", None)] * 2
+
+
+@pytest.mark.usefixtures("tiny_suite")
 def test_a_wrong_result_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measuring.CONTENDERS, OURS, replace(OUR_NORMS, group_norm=Wrong))
     assert run(*BENCH, "--mode", "eager", "--match", "nchw").exit_code == 1
@@ -365,8 +420,10 @@ def test_a_wrong_result_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--against-tuned", "--plot", "a.png"], "--against-tuned, --plot"),
         (["--direction", "backward"], "--direction"),
         (["--mode", "fastest"], "fastest"),
+        (["--model", "no-such"], "no-such"),
+        (["--limit", "nan"], "--limit"),
         (["--match", "no such model"], "no model"),
-        (["--suite", "quick", "--mode", "default"], "--mode"),
+        (["--suite", "quick", "--mode", "default", "--limit", "0"], "--mode, --limit"),
     ],
 )
 def test_wrong_usage(arguments: list[str], named: str) -> None:

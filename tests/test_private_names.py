@@ -826,6 +826,33 @@ def test_buffers_are_kept_while_a_backward_is_compiled(monkeypatch: pytest.Monke
         pass
 
 
+def test_choices_of_configurations_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as config
+
+    with torch_names.unkept_autotuning():
+        assert config.autotune_local_cache is False
+    assert config.autotune_local_cache is True
+    with monkeypatch.context() as without:  # other tests' fixtures look for it
+        without.setitem(sys.modules, "torch._inductor.config", None)
+        with torch_names.unkept_autotuning():
+            pass
+
+
+def test_operators_are_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    ones = torch.ones(2)
+    with torch_names.watch_operators(lambda *told: seen.append(told)):
+        result = torch.mul(ones, other=2.0)
+    ((function, arguments, results),) = seen
+    assert function is torch.ops.aten.mul.Tensor
+    assert arguments[0] is ones
+    assert results is result
+    monkeypatch.setitem(sys.modules, "torch.utils._python_dispatch", None)
+    with torch_names.watch_operators(lambda *told: seen.append(told)):
+        torch.mul(ones, 2.0)
+    assert len(seen) == 1
+
+
 def test_a_fresh_cache_of_compiled_code_is_another_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._inductor.utils as utils
 

@@ -17,6 +17,7 @@ from fusednorm.norm import FAMILIES, Family, norm_of
 from fusednorm.problem import (
     DIRECTIONS,
     DTYPE_BYTES,
+    Added,
     Layout,
     Order,
     Problem,
@@ -258,6 +259,20 @@ MODULATED = {"scale_dtype": "float32", "shift_dtype": "float32"}
 )
 def test_bytes(changes: dict[str, Any], expected: int) -> None:
     assert problem(**changes).bytes == expected
+
+
+def test_sums_add_transfers() -> None:
+    """Only tensors like the input: a backward reads post_add and writes its gradient."""
+    like = problem().layout
+    for direction, added, transfers in (
+        ("forward", Added(like, None, None, True, names=("pre_add",)), 4),
+        ("forward", Added(names=("pre_add", "pre_gate")), 2),
+        ("forward", Added(post_layout=like, names=("post_add",)), 3),
+        ("backward", Added(grad_sum=True), 4),
+        ("backward", Added(post_layout=like, names=("post_add",)), 5),
+    ):
+        changes = {"direction": direction, "added": added}
+        assert problem(**changes).bytes == transfers * 240 * 4 + STATISTICS
 
 
 def test_rms_norm_has_half_the_statistics() -> None:

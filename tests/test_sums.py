@@ -597,6 +597,7 @@ def test_which_instances_fuse() -> None:
     assert (planes.instance, planes.composed) == ("cpu.planes", None)
     last = fusednorm.explain(fusednorm.group_norm, channels_last(large), 3, pre_add=channels_last(large))
     assert (last.instance, last.composed) == ("cpu.slabs", None)
+    assert planes.bytes == fusednorm.explain(fusednorm.group_norm, large, 3).bytes
     plain = fusednorm.explain(fusednorm.group_norm, image, 3)
     assert fused.bytes - fusednorm.explain(fusednorm.layer_norm, x, (40,)).bytes == 2 * x.nbytes
     assert tiles.bytes - plain.bytes == 2 * image.nbytes

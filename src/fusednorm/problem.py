@@ -252,10 +252,14 @@ class Added:
     obstacle: str | None = None
     names: tuple[str, ...] = ()
 
-    @property
-    def transfers(self) -> int:
-        """How many tensors as large as the input the sums read and write beyond those of the norm."""
-        return sum(name != "pre_gate" for name in self.names) + self.keeps_sum + self.grad_sum
+    def transfers(self, direction: Direction) -> int:
+        """How many tensors as large as the input the sums read and write beyond those of the norm.
+
+        A ``pre_add`` of a number per sample and channel, which has no layout, is none. A backward reads post_add and
+        writes its gradient.
+        """
+        behind = 0 if self.post_layout is None else TRANSFERS[direction] - 1
+        return (self.pre_layout is not None) + behind + self.keeps_sum + self.grad_sum
 
 
 def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int], order: Order) -> Gate | None:
@@ -469,7 +473,7 @@ class Problem:
     def bytes(self) -> int:
         """The fewest bytes that the operation can move: each tensor read or written once."""
         view = self.view
-        transfers = TRANSFERS[self.direction] + (0 if self.added is None else self.added.transfers)
+        transfers = TRANSFERS[self.direction] + (0 if self.added is None else self.added.transfers(self.direction))
         total = transfers * view.numel * DTYPE_BYTES[self.dtype]
         if self.quantized is not None:
             total -= view.numel * (DTYPE_BYTES[self.dtype] - 1)

@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from typing import TypeVar
 
 from fusednorm.bench.runner import Progress, silent
+from fusednorm.private.torch_names import unkept_autotuning
 
 T = TypeVar("T")
 
@@ -27,28 +28,33 @@ def processes_for(tasks: int) -> int:
     return min(tasks // LEAST_TASKS, (os.cpu_count() or 1) - 1)
 
 
-def precompile(run: Callable[[T], None], tasks: Sequence[T], progress: Progress = silent) -> None:
-    """Call ``run``, a picklable function, on each task in other processes.
+def precompile(
+    run: Callable[[T], None], tasks: Sequence[T], progress: Progress = silent, processes: int | None = None
+) -> None:
+    """Call ``run``, a picklable function, on each task in other processes, by default in :func:`processes_for`.
 
     A task that raises is passed over, since its timing will raise again; so are all that are left where a process dies.
     """
-    processes = processes_for(len(tasks))
-    if processes < 2:
-        return
-    pool = ProcessPoolExecutor(processes, get_context("spawn"), _one_thread)
+    if processes is None:
+        processes = processes_for(len(tasks))
+        if processes < 2:
+            return
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), _limit_threads, (threads,))
     with suppress(BrokenProcessPool), pool:
         futures = [pool.submit(_attempt, run, task) for task in tasks]
         for done, _ in enumerate(as_completed(futures), 1):
             progress(f"compiling: {done} of {len(tasks)}")
 
 
-def _one_thread() -> None:
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # or each process would start a compiler for every core
+def _limit_threads(compilers: int) -> None:
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = str(compilers)  # or each process would start one for every core
     import torch
 
     torch.set_num_threads(1)
 
 
 def _attempt(run: Callable[[T], None], task: T) -> None:
-    with suppress(Exception):
+    """Runs a task. What Inductor measures beside other processes is not kept: who times the code measures it alone."""
+    with suppress(Exception), unkept_autotuning():
         run(task)

@@ -57,6 +57,15 @@ def measure_those_that_run(
             failed |= found
 
 
+def host_times(timer: Timer, calls: Mapping[str, Calls]) -> dict[str, dict[str, Any]]:
+    """``call_ms`` and ``host_ms`` of each contender as its row has them; empty where the device is the host."""
+    if not timer.asynchronous or not calls:
+        return {}
+    host = timer.host_seconds({name: sets[0] for name, sets in calls.items()})
+    whole = timer.measure(calls, whole=True)
+    return {name: {"call_ms": whole[name].ms, "host_ms": host[name] * 1e3} for name in calls}
+
+
 def _raised(timer: Timer, sets: Calls) -> Exception | None:
     """The exception that a contender raises when it is measured alone, or None."""
     try:

@@ -75,6 +75,25 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help=f"Only this of {MODELS}; may be repeated.", show_default=False)
+    ] = None,
+    compile_jobs: Annotated[
+        int | None,
+        typer.Option(
+            help=f"Compile {MODELS} in so many processes first; the time to compile is not measured then.",
+            show_default=False,
+            min=1,
+        ),
+    ] = None,
+    limit: Annotated[
+        float | None,
+        typer.Option(
+            help=f"Start none of {MODELS} after so many seconds.",
+            show_default=False,
+            min=0,
+        ),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help=f"Of a {SWEEP}'s shapes.  [default: 0]", min=0)] = None,
     count: Annotated[
         int | None,
@@ -126,11 +145,13 @@ def bench(
     with output.usage_errors():
         dtypes = [output.parse_dtype(one) for one in dtype or ()]
         given = {"--contender": contender, "--init": init, "--against-tuned": against_tuned, "--plot": plot}
-        _check_suite(suite, seed, count, mode or (), devices or (), [name for name, value in given.items() if value])
+        of_models = {"--mode": mode, "--model": model, "--compile-jobs": compile_jobs, "--limit": limit is not None}
+        asked, refused = ([name for name, value in one.items() if value] for one in (of_models, given))
+        _check_suite(suite, seed, count, devices or (), asked, refused)
         where = output.chosen_device(device)
         if suite == MODELS:
             modes = modes_of(mode or ())
-            model_work = model_jobs(dtypes, layout or (), direction, match, where)
+            model_work = model_jobs(model or (), dtypes, layout or (), direction, match, where)
         if suite == FORMS_SUITE:
             form_work = form_jobs(dtypes, layout or (), direction, match, where)
         if suite == DEVICES_SUITE:
@@ -143,7 +164,7 @@ def bench(
         bench_forms(form_work, where, seconds, revision, json_path, csv_path)
         return
     if suite == MODELS:
-        bench_models(model_work, modes, where, seconds, revision, json_path, csv_path)
+        bench_models(model_work, modes, where, seconds, limit, compile_jobs or 0, revision, json_path, csv_path)
         return
     with output.usage_errors():
         drawn = suite == SWEEP
@@ -185,21 +206,21 @@ def _check_suite(
     suite: str,
     seed: int | None,
     count: int | None,
-    modes: Sequence[str],
     devices: Sequence[int],
+    of_models: Sequence[str],
     given: Sequence[str],
 ) -> None:
     """Raises ValueError for an unknown suite, and for options that do not apply to it.
 
-    ``given`` has the options that the suites of models, forms and devices do not take.
+    ``of_models`` has the given options that only models take, ``given`` those that models, forms and devices do not.
     """
     known = (*SUITES, SWEEP, MODELS, FORMS_SUITE, DEVICES_SUITE)
     if suite not in known:
         raise ValueError(f"suite: {suite!r} is unknown; expected one of {', '.join(known)}")
     if suite != SWEEP and not seed is count is None:
         raise ValueError(f"--seed and --count: the workloads of {suite!r} are listed; only --suite {SWEEP} draws them")
-    if suite != MODELS and modes:
-        raise ValueError(f"--mode: {suite!r} has torch.compile as a contender; only --suite {MODELS} runs in a mode")
+    if suite != MODELS and of_models:
+        raise ValueError(f"{', '.join(of_models)}: not for {suite!r}; only --suite {MODELS} runs models in a mode")
     if suite != DEVICES_SUITE and devices:
         raise ValueError(f"--devices: {suite!r} runs on one; only --suite {DEVICES_SUITE} runs on several")
     if suite in (MODELS, FORMS_SUITE, DEVICES_SUITE) and given:

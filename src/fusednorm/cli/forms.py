@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import get_args
 
 import typer
 
 from fusednorm.bench.forms.catalog import FORMS
-from fusednorm.bench.forms.measuring import FUSED, FormJob, run_form
+from fusednorm.bench.forms.measuring import FUSED, FormJob, call_form_once, run_form
 from fusednorm.bench.forms.rows import FormDirection, FormReport, FormRow
 from fusednorm.bench.forms.summary import form_table
+from fusednorm.bench.precompile import precompile
 from fusednorm.bench.provenance import this_machine
 from fusednorm.cli import output
 from fusednorm.machine.timing import timer_for
@@ -46,12 +48,18 @@ def form_jobs(
 def bench_forms(
     jobs: Sequence[FormJob], device: str, seconds: float, revision: str, json_path: str, csv_path: str
 ) -> None:
-    """Runs every job; prints a table that says which keep the rule."""
+    """Runs every job; prints a table that says which keep the rule.
+
+    The JSON file is written after each job, so that a run which is ended early leaves what it has measured.
+    """
     rows: list[FormRow] = []
     timer = timer_for(device, seconds)
     with output.destinations(json_path, csv_path) as (json_file, csv_file):
         machine = this_machine(device, revision)
         with output.progress(len(jobs)) as show:
+            if device != "cpu":
+                places = [(FORMS.index(job.form), job.dtype, job.direction) for job in jobs]
+                precompile(partial(call_form_once, device=device), places, show)
             for job in jobs:
                 try:
                     rows += run_form(job, timer=timer, device=device, progress=show)
@@ -59,6 +67,8 @@ def bench_forms(
                     error.add_note(f"while measuring {job.key}")
                     raise
                 show(advance=True)
+                if json_file is not None and json_path != "-":
+                    json_file.write(FormReport(machine, tuple(rows)).to_json())
         report = FormReport(machine, tuple(rows))
         output.print_table(form_table(rows), "-" in (json_path, csv_path))
         if json_file is not None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
 import typer
 
 from fusednorm.bench.memory import NotEnoughMemoryError
-from fusednorm.bench.models.catalog import FULL, QUICK, Job, ModelDirection, jobs_of
-from fusednorm.bench.models.measuring import OURS, release, run_job, warm_compiler
+from fusednorm.bench.models.catalog import FULL, QUICK, Job, ModelDirection, jobs_of, named
+from fusednorm.bench.models.measuring import OURS, compile_ahead, release, run_job, warm_compiler
 from fusednorm.bench.models.rows import MODES, ModelReport, ModelRow, pairs_of
 from fusednorm.bench.models.step import Mode
 from fusednorm.bench.models.summary import contender_table, model_table
@@ -36,15 +38,15 @@ def modes_of(names: Sequence[str]) -> list[Mode]:
 
 
 def model_jobs(
-    dtypes: Sequence[str], layouts: Sequence[str], direction: str | None, match: str, device: str
+    names: Sequence[str], dtypes: Sequence[str], layouts: Sequence[str], direction: str | None, match: str, device: str
 ) -> list[Job]:
     """The jobs that the options leave: of the real sizes on a GPU, of quick ones on a CPU; ValueError for none."""
     if direction not in _DIRECTIONS:
         raise ValueError(f"--direction: {direction!r}; a model runs forward, or forward_backward as a training step")
-    models = QUICK if device == "cpu" else FULL
+    models = named(QUICK if device == "cpu" else FULL, names)
     jobs = jobs_of(models, dtypes or [DTYPE[device]], layouts, _DIRECTIONS[direction], match)
     if not jobs:
-        raise ValueError("no model of suite 'models' is left by --layout, --direction and --match")
+        raise ValueError("no model of suite 'models' is left by --model, --layout, --direction and --match")
     return jobs
 
 
@@ -53,24 +55,27 @@ def bench_models(
     modes: Sequence[Mode],
     device: str,
     seconds: float,
+    limit: float | None,
+    compile_jobs: int,
     revision: str,
     json_path: str,
     csv_path: str,
 ) -> None:
     """Runs every job in every mode; prints a table of each, and a table of all that says which keep the rule.
 
-    The JSON file is written after each job, so that a run which is ended early leaves what it has measured.
+    The JSON file is written after each job, so that a run which is ended early leaves what it has measured. No job is
+    started after ``limit`` seconds. With ``compile_jobs`` so many processes compile all jobs before.
     """
     to_stderr = "-" in (json_path, csv_path)
     rows: list[ModelRow] = []
     with output.destinations(json_path, csv_path) as (json_file, csv_file):
         machine = this_machine(device, revision)
-        for measured in _measured(jobs, modes, device, seconds):
+        for measured in _measured(jobs, modes, device, seconds, limit, compile_jobs):
             rows += measured
             output.print_table(contender_table(pairs_of(measured)[0]), to_stderr)
             if json_file is not None and json_path != "-":
                 json_file.write(ModelReport(machine, tuple(rows)).to_json())
-        if all(row.status == "skipped" for row in rows):
+        if rows and all(row.status == "skipped" for row in rows):
             raise NotEnoughMemoryError(rows[0].note)
         output.print_table(model_table(rows), to_stderr)
         report = ModelReport(machine, tuple(rows))
@@ -82,15 +87,26 @@ def bench_models(
         raise typer.Exit(output.CHECK_FAILED)
 
 
-def _measured(jobs: Sequence[Job], modes: Sequence[Mode], device: str, seconds: float) -> Iterator[list[ModelRow]]:
+def _measured(
+    jobs: Sequence[Job], modes: Sequence[Mode], device: str, seconds: float, limit: float | None, compile_jobs: int
+) -> Iterator[list[ModelRow]]:
     """The rows of each job in each mode, as they are measured."""
+    last = math.inf if limit is None else time.monotonic() + limit
     with output.progress(len(jobs) * len(modes)) as show:
+        if compile_jobs:
+            compile_ahead(jobs, modes, compile_jobs, device, show)
         if any(mode != "eager" for mode in modes):
             show("warming the compiler")
             warm_compiler(device, jobs[0].dtype)
         for place, (mode, job) in enumerate((mode, job) for mode in modes for job in jobs):
+            if time.monotonic() > last:
+                output.say(f"not measured, as {limit:g} s are over: {job.key} {mode}")
+                continue
             try:
-                rows = run_job(job, mode, device=device, seconds=seconds, ours_first=bool(place % 2), progress=show)
+                rows = run_job(
+                    job, mode, device=device, seconds=seconds, ours_first=bool(place % 2), cold=not compile_jobs,
+                    progress=show,
+                )  # fmt: skip
             except Exception as error:
                 error.add_note(f"while measuring {job.key} {mode}")
                 raise

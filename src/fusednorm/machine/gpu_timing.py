@@ -103,7 +103,7 @@ class GpuTimer:
             samples: dict[str, list[float]] = {name: [] for name in runs}
             for name in in_turns({name: self._turns(run, per_call[name]) for name, run in runs.items()}):
                 samples[name].append(runs[name].sample())
-        return {name: Timing(tuple(values), runs[name].method) for name, values in samples.items()}
+        return {name: Timing(tuple(values), runs[name].method, runs[name].note) for name, values in samples.items()}
 
     def host_seconds(self, contenders: Mapping[str, Call]) -> dict[str, float]:
         found: dict[str, list[float]] = {name: [] for name in contenders}
@@ -141,6 +141,7 @@ class _Run:
     calls: int
     method: str
     kept: Any = None
+    note: str = ""
 
     def sample(self) -> float:
         """Seconds per call."""
@@ -190,9 +191,10 @@ def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> _Run:
         run.enqueue()  # the first replay uploads the graph
         torch.cuda.synchronize()
         return run
-    except RuntimeError:
+    except RuntimeError as error:
         torch.cuda.synchronize()
-        return replace(_whole_calls(calls, seconds_per_call), method="events")
+        note = f"not captured: {(str(error).splitlines() or [''])[0][:200]}"
+        return replace(_whole_calls(calls, seconds_per_call), method="events", note=note)
 
 
 def _captured(calls: Calls, rounds: int) -> _Run:

@@ -24,11 +24,13 @@ class Timing:
     """Seconds per call of each sample, and how they were taken.
 
     ``method`` is "graph" (device time by graph replay, L2-cold), "events" (device events around calls, for what cannot
-    be captured, L2-cold), or "calls" (whole calls one after the other, the host's part included).
+    be captured, L2-cold), or "calls" (whole calls one after the other, the host's part included). ``note`` says what
+    kept calls from being captured.
     """
 
     samples: tuple[float, ...]
     method: str = "calls"
+    note: str = ""
 
     @property
     def median(self) -> float:

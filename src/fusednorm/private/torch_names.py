@@ -428,6 +428,25 @@ def kept_buffers() -> AbstractContextManager[Any]:
     return patched
 
 
+def watch_operators(seen: Callable[[Any, Sequence[Any], Any], None]) -> AbstractContextManager[Any]:
+    """A context in which ``seen`` is told each operator that torch dispatches, its arguments and its results.
+
+    ``torch.utils._python_dispatch.TorchDispatchMode`` since 2.0. Without: nothing is told.
+    """
+    try:
+        from torch.utils._python_dispatch import TorchDispatchMode
+    except ImportError:
+        return nullcontext()
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            results = function(*args, **(kwargs or {}))
+            seen(function, (*args, *(kwargs or {}).values()), results)
+            return results
+
+    return Watch()
+
+
 def fresh_compiler_cache() -> AbstractContextManager[Any]:
     """A context in which torch.compile finds nothing that it compiled before, on disk or in the process.
 
@@ -442,6 +461,21 @@ def fresh_compiler_cache() -> AbstractContextManager[Any]:
     except (ImportError, AttributeError):
         return nullcontext()
     return fresh()
+
+
+def unkept_autotuning() -> AbstractContextManager[Any]:
+    """A context in which Inductor writes code that keeps no choice of a kernel's configuration on disk: whoever runs it
+    later measures the configurations for itself.
+
+    ``torch._inductor.config.autotune_local_cache`` since 2.6. Without: choices are kept.
+    """
+    try:
+        import torch._inductor.config as config
+
+        patched: AbstractContextManager[Any] = config.patch(autotune_local_cache=False)
+    except (ImportError, AttributeError):
+        return nullcontext()
+    return patched
 
 
 def openmp_libraries() -> list[str]:

@@ -47,23 +47,27 @@ class Form:
     """A norm with what is around it.
 
     ``shapes`` has the input's shape on each type of device, of 16 MB and more; ``operands`` names the tensors and their
-    shapes for it. ``expression`` computes it by either library's norm, and ``fused`` by one call, which passes over
-    memory fewer times, unless ``saves`` is False. Results of 8 bits are ``judged`` as numbers, and have no backward.
+    shapes for it, as the arguments of the one call, and "x" for its input. ``expression`` computes it by either
+    library's norm, and ``fused`` by one call; None where there is nothing around the norm. Results of 8 bits are
+    ``judged`` as numbers, and have no backward.
     """
 
     name: str
     shapes: Mapping[str, Shape]
     operands: Callable[[Shape], dict[str, Shape]]
     expression: Callable[[NormCall, Tensors], Outputs]
-    fused: Callable[[Tensors], Outputs]
+    fused: Callable[[Tensors], Outputs] | None
     layout: str = "nchw"
-    saves: bool = True
     judged: Callable[[Outputs], Outputs] = tuple
     differentiable: bool = True
 
     def composed(self, tensors: Tensors) -> Outputs:
         """By fusednorm's norm, and torch for the rest."""
         return self.expression(our_norm, tensors)
+
+    def one_call(self, tensors: Tensors) -> Outputs:
+        """By fusednorm alone, as far as one call computes it."""
+        return (self.fused or self.composed)(tensors)
 
     def torch(self, tensors: Tensors) -> Outputs:
         """By torch alone."""
@@ -83,12 +87,12 @@ def _channel_parameters(shape: Shape) -> dict[str, Shape]:
 
 
 def _residual_stream(norm: NormCall, t: Tensors) -> Outputs:
-    total = t["x"] + t["h"]
+    total = t["x"] + t["pre_add"]
     return norm("rms_norm", total, total.shape[-1:], t["weight"], 1e-6), total
 
 
 def _post_norm(norm: NormCall, t: Tensors) -> Outputs:
-    total = t["x"] + t["h"]
+    total = t["x"] + t["pre_add"]
     return (norm("layer_norm", total, total.shape[-1:], t["weight"], t["bias"]),)
 
 
@@ -98,27 +102,27 @@ def _modulated(norm: NormCall, t: Tensors) -> Outputs:
 
 
 def _gated(norm: NormCall, t: Tensors) -> Outputs:
-    total = t["x"] + t["gate"][:, None] * t["h"]
+    total = t["x"] + t["pre_gate"][:, None] * t["pre_add"]
     normalized = norm("layer_norm", total, total.shape[-1:], None, None, 1e-6)
     return normalized * (1 + t["scale"][:, None]) + t["shift"][:, None], total
 
 
 def _time_embedding(norm: NormCall, t: Tensors) -> Outputs:
-    x = t["x"] + t["embedding"][:, :, None, None]
+    x = t["x"] + t["pre_add"][:, :, None, None]
     return (norm("group_norm", x, 32, t["weight"], t["bias"], activation="silu"),)
 
 
 def _residual_image(norm: NormCall, t: Tensors) -> Outputs:
-    total = t["x"] + t["h"]
+    total = t["x"] + t["pre_add"]
     return norm("group_norm", total, 32, t["weight"], t["bias"], activation="silu"), total
 
 
 def _shortcut(norm: NormCall, t: Tensors) -> Outputs:
-    return (F.relu(norm("batch_norm", t["x"], None, None, t["weight"], t["bias"], True) + t["shortcut"]),)
+    return (F.relu(norm("batch_norm", t["x"], None, None, t["weight"], t["bias"], True) + t["post_add"]),)
 
 
 def _group_shortcut(norm: NormCall, t: Tensors) -> Outputs:
-    return (F.relu(norm("group_norm", t["x"], 32, t["weight"], t["bias"]) + t["shortcut"]),)
+    return (F.relu(norm("group_norm", t["x"], 32, t["weight"], t["bias"]) + t["post_add"]),)
 
 
 def _by_rows(y: Tensor, dtype: torch.dtype, largest: float) -> Outputs:
@@ -162,34 +166,34 @@ def _catalog(layout: str) -> list[Form]:
     return [
         Form(
             "group_norm + silu of x + embedding", _IMAGES,
-            lambda shape: {"x": shape, "embedding": shape[:2], **_channel_parameters(shape)},
+            lambda shape: {"x": shape, "pre_add": shape[:2], **_channel_parameters(shape)},
             _time_embedding,
             lambda t: (fusednorm.group_norm(
-                t["x"], 32, t["weight"], t["bias"], activation="silu", pre_add=t["embedding"]),),
+                t["x"], 32, t["weight"], t["bias"], activation="silu", pre_add=t["pre_add"]),),
             layout,
         ),
         Form(
             "group_norm + silu of x + h, and the sum", _IMAGES,
-            lambda shape: {"x": shape, "h": shape, **_channel_parameters(shape)},
+            lambda shape: {"x": shape, "pre_add": shape, **_channel_parameters(shape)},
             _residual_image,
             lambda t: fusednorm.group_norm(
-                t["x"], 32, t["weight"], t["bias"], activation="silu", pre_add=t["h"], return_sum=True),
+                t["x"], 32, t["weight"], t["bias"], activation="silu", pre_add=t["pre_add"], return_sum=True),
             layout,
         ),
         Form(
             "relu of batch_norm + shortcut", _IMAGES,
-            lambda shape: {"x": shape, "shortcut": shape, **_channel_parameters(shape)},
+            lambda shape: {"x": shape, "post_add": shape, **_channel_parameters(shape)},
             _shortcut,
             lambda t: (fusednorm.batch_norm(
-                t["x"], None, None, t["weight"], t["bias"], True, activation="relu", post_add=t["shortcut"]),),
+                t["x"], None, None, t["weight"], t["bias"], True, activation="relu", post_add=t["post_add"]),),
             layout,
         ),
         Form(
             "relu of group_norm + shortcut", _IMAGES,
-            lambda shape: {"x": shape, "shortcut": shape, **_channel_parameters(shape)},
+            lambda shape: {"x": shape, "post_add": shape, **_channel_parameters(shape)},
             _group_shortcut,
             lambda t: (fusednorm.group_norm(
-                t["x"], 32, t["weight"], t["bias"], activation="relu", post_add=t["shortcut"]),),
+                t["x"], 32, t["weight"], t["bias"], activation="relu", post_add=t["post_add"]),),
             layout,
         ),
         Form(
@@ -198,7 +202,6 @@ def _catalog(layout: str) -> list[Form]:
             _over_channels,
             lambda t: (fusednorm.layer_norm(t["x"], t["weight"].shape, t["weight"], t["bias"], channel_dim=1),),
             layout,
-            saves=layout == "nchw",
         ),
     ]  # fmt: skip
 
@@ -206,16 +209,16 @@ def _catalog(layout: str) -> list[Form]:
 FORMS: tuple[Form, ...] = (
     Form(
         "rms_norm of x + h, and the sum", _TOKENS,
-        lambda shape: {"x": shape, "h": shape, **_row_parameters(shape, "weight")},
+        lambda shape: {"x": shape, "pre_add": shape, **_row_parameters(shape, "weight")},
         _residual_stream,
         lambda t: fusednorm.rms_norm(
-            t["x"], t["weight"].shape, t["weight"], 1e-6, pre_add=t["h"], return_sum=True),
+            t["x"], t["weight"].shape, t["weight"], 1e-6, pre_add=t["pre_add"], return_sum=True),
     ),
     Form(
         "layer_norm of x + h", _TOKENS,
-        lambda shape: {"x": shape, "h": shape, **_row_parameters(shape, "weight", "bias")},
+        lambda shape: {"x": shape, "pre_add": shape, **_row_parameters(shape, "weight", "bias")},
         _post_norm,
-        lambda t: (fusednorm.layer_norm(t["x"], t["weight"].shape, t["weight"], t["bias"], pre_add=t["h"]),),
+        lambda t: (fusednorm.layer_norm(t["x"], t["weight"].shape, t["weight"], t["bias"], pre_add=t["pre_add"]),),
     ),
     Form(
         "modulated layer_norm", _TOKENS,
@@ -227,19 +230,18 @@ FORMS: tuple[Form, ...] = (
     Form(
         "modulated layer_norm of x + gate h, and the sum", _TOKENS,
         lambda shape: {
-            "x": shape, "h": shape, **dict.fromkeys(("gate", "scale", "shift"), (shape[0], shape[-1]))
+            "x": shape, "pre_add": shape, **dict.fromkeys(("pre_gate", "scale", "shift"), (shape[0], shape[-1]))
         },
         _gated,
         lambda t: fusednorm.layer_norm(
-            t["x"], t["x"].shape[-1:], None, None, 1e-6, scale=t["scale"], shift=t["shift"], pre_add=t["h"],
-            pre_gate=t["gate"], return_sum=True),
+            t["x"], t["x"].shape[-1:], None, None, 1e-6, scale=t["scale"], shift=t["shift"], pre_add=t["pre_add"],
+            pre_gate=t["pre_gate"], return_sum=True),
     ),
     Form(
         "rms_norm of queries and keys", {"cpu": (2, 1024, 3, 16, 128), "cuda": (4, 4096, 3, 24, 128)},
         lambda shape: {"packed": shape, **_row_parameters(shape, "query", "key")},
         _queries_and_keys,
-        lambda t: _queries_and_keys(our_norm, t),
-        saves=False,
+        None,
     ),
     Form(
         "float8 rms_norm, and the scales of its rows", _TOKENS,
@@ -252,10 +254,10 @@ FORMS: tuple[Form, ...] = (
     ),
     Form(
         "int8 rms_norm of x + h, the scales of its rows, and the sum", _TOKENS,
-        lambda shape: {"x": shape, "h": shape, **_row_parameters(shape, "weight")},
+        lambda shape: {"x": shape, "pre_add": shape, **_row_parameters(shape, "weight")},
         _int8_residual_stream,
         lambda t: fusednorm.rms_norm(
-            t["x"], t["weight"].shape, t["weight"], 1e-6, pre_add=t["h"], return_sum=True, out_dtype=torch.int8),
+            t["x"], t["weight"].shape, t["weight"], 1e-6, pre_add=t["pre_add"], return_sum=True, out_dtype=torch.int8),
         judged=_numbers,
         differentiable=False,
     ),

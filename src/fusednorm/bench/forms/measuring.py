@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fusednorm.bench.forms.catalog import Form, Outputs, Tensors
+from fusednorm.bench.forms.catalog import FORMS, Form, Outputs, Tensors
 from fusednorm.bench.forms.rows import FormDirection, FormRow
-from fusednorm.bench.runner import Progress, first_line, measure_those_that_run, silent, status_of
+from fusednorm.bench.forms.traffic import one_call_bytes, several_calls_bytes
+from fusednorm.bench.runner import Progress, first_line, host_times, measure_those_that_run, silent, status_of
 from fusednorm.machine.timing import Calls, Timer
 
 EAGER, COMPILE, COMPOSED, FUSED = "torch eager", "torch.compile", "several calls", "one call"
@@ -68,10 +70,8 @@ def run_form(
     """A row for each contender; ``shape`` is the input's, by default the form's own for the device."""
     form, given = job.form, tuple(shape) or job.form.shapes[device]
     row = FormRow(form.name, "x".join(map(str, given)), job.dtype, form.layout, job.direction, "", "ok")
-    row = replace(row, saves="yes" if form.saves else "no")
-    torch.compiler.reset()
-    compiled = torch.compile(form.torch, dynamic=False)
-    calls: dict[str, Call] = {EAGER: form.torch, COMPILE: compiled, COMPOSED: form.composed, FUSED: form.fused}
+    calls = _contenders(form)
+    moved = _moved(job, given)
     rows: dict[str, FormRow] = {}
     with timer.session():
         first = _draw(job, given, device, 0)
@@ -80,19 +80,42 @@ def run_form(
         expected = job.judged(first.wide().run(form.torch))
         for name, call in calls.items():
             progress(f"{job.key}: checking {name}")
-            rows[name] = replace(row, contender=name, **_checked(job, first, call, expected))
+            rows[name] = replace(row, contender=name, bytes=moved.get(name, 0), **_checked(job, first, call, expected))
         del expected
         _judge(rows, torch.finfo(getattr(torch, job.dtype)).eps)
         progress(f"{job.key}: timing")
         right: dict[str, Calls] = {
             name: [_bound(inputs, call) for inputs in sets] for name, call in calls.items() if rows[name].status == "ok"
         }
-        timings, failed = measure_those_that_run(timer, right, whole=job.direction == "forward_backward")
+        timings, failed = measure_those_that_run(timer, right)
+        whole = host_times(timer, {name: right[name] for name in timings})
     for name, timing in timings.items():
-        rows[name] = replace(rows[name], ms=timing.ms, method=timing.method)
+        measured = whole.get(name, {})
+        rows[name] = replace(rows[name], ms=timing.ms, method=timing.method, note=timing.note, **measured)
     for name, raised in failed.items():
         rows[name] = replace(rows[name], status=status_of(raised), note=first_line(raised))
     return [rows[name] for name in CONTENDERS]
+
+
+def call_form_once(job: tuple[int, str, FormDirection], device: str) -> None:
+    """Call each contender of a form of the catalog, by its place there, once, which compiles its kernels."""
+    place, dtype, direction = job
+    form = FORMS[place]
+    inputs = _draw(FormJob(form, dtype, direction), form.shapes[device], device, 0)
+    for call in _contenders(form).values():
+        with suppress(Exception):
+            inputs.run(call)
+
+
+def _contenders(form: Form) -> dict[str, Call]:
+    torch.compiler.reset()
+    compiled = torch.compile(form.torch, dynamic=False)
+    return {EAGER: form.torch, COMPILE: compiled, COMPOSED: form.composed, FUSED: form.one_call}
+
+
+def _moved(job: FormJob, shape: tuple[int, ...]) -> dict[str, int]:
+    asked = job.form, shape, job.dtype, job.direction == "forward_backward"
+    return {COMPOSED: several_calls_bytes(*asked), FUSED: one_call_bytes(*asked)}
 
 
 def _bound(inputs: _Inputs, call: Call) -> Callable[[], Any]:

@@ -16,8 +16,10 @@ FormDirection = Literal["forward", "forward_backward"]
 class FormRow:
     """One contender on one form: its median time, how that was taken, and its error as a part of the results' length.
 
-    ``saves`` says whether one call is to pass over memory fewer times than several. A row that is not "ok" has a note
-    and no time.
+    ``bytes`` is what fusednorm's calls move at the least, see :mod:`~fusednorm.bench.forms.traffic`. On a GPU ``ms`` is
+    the device's time; an "ok" row has a note where the calls could not be captured, and the time is by events. Rows of
+    a GPU also have ``call_ms``, the time of whole calls one after the other, and ``host_ms``, the host's from a call to
+    its return. A row that is not "ok" has a note and no time.
     """
 
     form: str
@@ -32,10 +34,12 @@ class FormRow:
     method: str = ""
     error: float | None = None
     allowed: float | None = None
-    saves: str = "yes"
+    bytes: int = 0
+    call_ms: float | None = None
+    host_ms: float | None = None
 
 
-_KNOWN = {"saves": ("yes", "no"), "direction": get_args(FormDirection), "status": get_args(Status)}
+_KNOWN = {"direction": get_args(FormDirection), "status": get_args(Status)}
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -150,6 +150,15 @@ class Job:
     def key(self) -> str:
         """The name, such as ``resnet50-gn training bfloat16 nhwc``."""
         return f"{self.model.name} {self.direction} {self.dtype} {self.layout}"
+
+
+def named(models: Sequence[Model], names: Sequence[str]) -> list[Model]:
+    """The models of these names, none given: all; ValueError for an unknown name."""
+    known = [model.name for model in models]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"model: {', '.join(unknown)} unknown; expected one of {', '.join(known)}")
+    return [model for model in models if not names or model.name in names]
 
 
 def jobs_of(

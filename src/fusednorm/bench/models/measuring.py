@@ -1,8 +1,9 @@
 """Runs a job with both contenders: checks each against a wider dtype, then measures those that are right side by side.
 
-Weights are in the job's dtype throughout (no autocast). Both contenders have the same weights, inputs and optimizer; of
-a compilation nothing is taken from a cache on disk. What fusednorm's own kernels took to compile in an earlier job of
-the process, where a compiled model calls them as they are, is not paid again.
+Weights are in the job's dtype throughout (no autocast). Both contenders have the same weights, inputs and optimizer.
+Where the time to compile is measured, nothing is taken from a cache on disk; what fusednorm's own kernels took to
+compile in an earlier job of the process, where a compiled model calls them as they are, is not paid again. Where it is
+not measured, other processes may have compiled the job before (:func:`compile_step`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +28,9 @@ from fusednorm.bench.models.norms import TORCH as TORCH_NORMS
 from fusednorm.bench.models.norms import Norms
 from fusednorm.bench.models.rows import ModelRow, model_row
 from fusednorm.bench.models.step import Mode, Step
+from fusednorm.bench.precompile import precompile
 from fusednorm.bench.runner import Progress, first_line, silent, status_of
+from fusednorm.inductor import prepare
 from fusednorm.machine.timing import in_turns, turns_within
 from fusednorm.private.torch_names import fresh_compiler_cache
 
@@ -40,9 +44,19 @@ SEED = 0
 
 
 def run_job(
-    job: Job, mode: Mode, *, device: str, seconds: float = 1.0, ours_first: bool = False, progress: Progress = silent
+    job: Job,
+    mode: Mode,
+    *,
+    device: str,
+    seconds: float = 1.0,
+    ours_first: bool = False,
+    cold: bool = True,
+    progress: Progress = silent,
 ) -> list[ModelRow]:
-    """The rows of torch and of fusednorm; ``ours_first`` says who compiles first, which is the slower place."""
+    """The rows of torch and of fusednorm; ``ours_first`` says who compiles first, which is the slower place.
+
+    ``cold`` measures how long that takes; else code is taken from where an earlier compilation has kept it.
+    """
     release(device)
     try:
         progress(f"{job.key} {mode}: reference")
@@ -64,7 +78,7 @@ def run_job(
         try:
             network = _network(job, CONTENDERS[name], state, job.dtype, device)
             step = Step(network, inputs, target, job.model.classes, mode)
-            rows[name] = replace(row, **_first_runs(step, expected, device))
+            rows[name] = replace(row, **_first_runs(step, expected, device, cold))
             steps[name] = step
         except Exception as error:  # What cannot be compiled is a result of the bench, not the end of it.
             rows[name] = replace(row, status=status_of(error), note=first_line(error))
@@ -75,6 +89,25 @@ def run_job(
     for name, measured in step_times(right, seconds, device).items():
         rows[name] = replace(rows[name], **measured)
     return [rows[name] for name in CONTENDERS]
+
+
+def compile_step(task: tuple[Job, Mode, str], device: str, threads: int) -> None:
+    """Runs a contender on a job once, so that its code is kept on disk, for processes with so many threads."""
+    job, mode, name = task
+    torch.set_num_threads(threads)  # the code for a CPU is for a number of them
+    release(device)
+    state, inputs, target = _problem(job, device)
+    network = _network(job, CONTENDERS[name], state, job.dtype, device)
+    step = Step(network, inputs, target, job.model.classes, mode)
+    prepare()  # the keys of kept code hold fusednorm's pass, those of torch's contender too
+    step.results()
+
+
+def compile_ahead(jobs: Sequence[Job], modes: Sequence[Mode], processes: int, device: str, progress: Progress) -> None:
+    """Compiles every job in every mode, in so many processes at once."""
+    steps = [(job, mode, name) for job in jobs for mode in modes for name in CONTENDERS]
+    tasks = [step for step in steps if step[1:] != ("eager", TORCH)]
+    precompile(partial(compile_step, device=device, threads=torch.get_num_threads()), tasks, progress, processes)
 
 
 def release(device: str) -> None:
@@ -165,16 +198,18 @@ def _exact_convolutions() -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = before
 
 
-def _first_runs(step: Step, expected: Sequence[Tensor], device: str) -> dict[str, Any]:
-    """The error, the seconds of the first run of a compiled network, and the peak memory of the runs after it."""
+def _first_runs(step: Step, expected: Sequence[Tensor], device: str, cold: bool) -> dict[str, Any]:
+    """The error, the seconds of the first run of a compiled network where it is ``cold``, and the peak memory of the
+    runs after it."""
     found: dict[str, Any] = {}
     held = 0 if device == "cpu" else torch.cuda.memory_allocated()
     _synchronize(device)
     start = time.perf_counter()
-    with nullcontext() if step.mode == "eager" else fresh_compiler_cache():
+    compiles = cold and step.mode != "eager"
+    with fresh_compiler_cache() if compiles else nullcontext():
         results = step.results()
         _synchronize(device)
-    if step.mode != "eager":
+    if compiles:
         found["compile_s"] = time.perf_counter() - start
     found["error"] = relative_error(results, expected)
     del results

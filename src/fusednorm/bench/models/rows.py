@@ -21,7 +21,8 @@ class ModelRow:
     - ``ms``: the median time of a step, one after the other, the host's part included;
     - ``host_ms``, on a GPU: the host's time of a step that starts on an idle device, to its return;
     - ``peak_bytes``, on a GPU: the most memory that a step holds beyond weights and inputs;
-    - ``compile_s``: the seconds of the first step of a compiled network, with an empty cache;
+    - ``compile_s``: the seconds of the first step of a compiled network, with an empty cache; None where the
+      network was compiled ahead;
     - ``error``: of the output, or of all gradients together, as a part of their length; ``allowed`` says how much.
 
     A row that is not "ok" has a note and no time.
