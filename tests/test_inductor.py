@@ -258,6 +258,7 @@ TAKEN_FOR_WRITTEN |= {
     "whole_sum_forward": {"p_before", "p_gate", "p_behind"},
     "held_sum_forward": {"p_before", "p_behind"},
     "rows_sum_backward": {"p_behind", "p_grad_total"},
+    "rows_gated_backward": {"p_behind", "p_grad_total", "p_gate", "p_before"},
     "held_sum_backward": {"p_behind", "p_grad_total"},
     "sum_gradients": {"p_partials", "p_scale", "p_behind", "p_grad_total"},
 }

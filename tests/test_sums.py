@@ -233,7 +233,8 @@ def test_results_are_right(form: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("form", [form for form in FORMS if not rows(form)])
-def test_a_sum_per_sample_and_channel(form: str) -> None:
+def test_a_sum_per_sample_and_channel(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fusednorm.sums.LEAST_SUMMED", 0)  # as of large images
     for dtype in (torch.float32, torch.bfloat16):
         for names in (("small_add",), ("small_add", "pre_gate"), ("small_add", "post_add")):
             one = case(form, (2, 9, 5, 7), dtype, *names, activation="silu", order=channels_last)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fusednorm import choice
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
 from fusednorm.backends.triton.config.kinds import WholeConfig
@@ -24,9 +25,9 @@ from fusednorm.backends.triton.runs import (
     window_of,
 )
 from fusednorm.norm import Family, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Gated, Operands
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
 
 
 def _problems(shape: tuple[int, ...], groups: int, dtype: torch.dtype, last: bool) -> tuple[Problem, Problem]:
@@ -597,3 +598,31 @@ def test_channels_of_all_samples_are_held_where_they_fill_tiles(
     seen = held_units(problem)
     assert seen is not None
     assert holding_pays(problem, seen) == held
+
+
+@pytest.mark.parametrize(
+    ("gate", "shape", "dtype", "makes"),
+    [
+        ((8, 1, 64), (8, 4, 64), torch.float32, True),  # which triton.held would take without a gate
+        ((8, 1, 64), (8, 3, 64), torch.float32, False),
+        ((4, 1, 8192), (4, 64, 8192), torch.bfloat16, True),
+        ((4, 1, 9000), (4, 64, 9000), torch.bfloat16, False),
+        ((4, 1, 4096), (4, 64, 4096), torch.float64, False),
+        ((16, 1, 1, 1), (16, 4, 9, 9), torch.float32, False),
+    ],
+)
+def test_what_makes_the_gradients_of_a_gated_sum(
+    gate: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, makes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape[-1], device="meta")
+    if len(shape) == 3:
+        norm, operands = norm_of("layer_norm", 1), BackwardOperands(x, x, x, x, weight)
+    else:
+        norm, operands = norm_of("group_norm", 2), BackwardOperands(x, x, x, x)
+    gated = Gated(torch.empty(gate, dtype=dtype, device="meta"), x, True)
+    problem = replace(sum_backward_problem(norm, operands, "backward", None, False, gated), device="cuda")
+    assert (instances.ROWS.supports(problem) is None) == makes
+    assert (choice.default(problem) is instances.ROWS) >= makes
+    assert not any(one.supports(problem) is None for one in instances.INSTANCES if one is not instances.ROWS)
+    assert problem.bytes - replace(problem, added=None).bytes == 2 * x.nbytes

@@ -64,7 +64,9 @@ def test_sums_around_rows(
     assert one.faults(one.run()) == []
     assert made[0] == "WholeSumForward"
     if shape[-1] <= 8192:
-        assert made[1:] in (["RowsSumBackward"], ["HeldSumBackward"])
+        gated = "scalar_gate" in names or ("pre_gate" in names and len(shape) > 2)  # not a gate to each row
+        made = [name for name in made if name != "NoneType"]
+        assert made[1:] in ([["RowsGatedBackward"]] if gated else [["RowsSumBackward"], ["HeldSumBackward"]])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -89,7 +91,7 @@ def test_sums_around_modulated_rows(
         return_sum=True,
     )  # fmt: skip
     found = [*outputs, *torch.autograd.grad(outputs, list(t.values()), [dy, ds])]
-    assert made == ["WholeSumForward", "RowsSumBackward"]
+    assert made == ["WholeSumForward", "RowsGatedBackward"]
     wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
     right = plain(wide, lambda s: s + (s.to(dtype) - s).detach())
     expected = [*right, *torch.autograd.grad(right, list(wide.values()), [dy.double(), ds.double()])]
@@ -189,7 +191,7 @@ def test_pre_add_of_large_images(
     made = plans_made(monkeypatch)
     found = one.run()
     assert one.faults(found) == []
-    assert made == ["TilesSumForward", "TilesSumBackward"]
+    assert [name for name in made if name != "NoneType"] == ["TilesSumForward", "TilesSumBackward"]
     for _ in range(10):
         assert torch.equal(one.run()["output"], found["output"])
         assert torch.equal(without_gradients(one), found["output"])
@@ -205,7 +207,7 @@ def test_sums_around_norms_over_channels(
     made = plans_made(monkeypatch)
     found = one.run()
     assert one.faults(found) == []
-    assert made == ["ColumnsSumForward", "ColumnsSumBackward"]
+    assert [name for name in made if name != "NoneType"] == ["ColumnsSumForward", "ColumnsSumBackward"]
     assert torch.equal(without_gradients(one), found["output"])
 
 

@@ -22,7 +22,7 @@ from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOL
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.norm import Family, Norm, activation_of, norm_of
-from fusednorm.operands import BackwardOperands, Operands, Sums
+from fusednorm.operands import BackwardOperands, Gated, Operands, Sums
 from fusednorm.problem import Problem
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem
 
@@ -39,7 +39,7 @@ TARGETS = {
 KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
-    "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward",
+    "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward", "rows_gated_backward",
     "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients", "sum_moments_of_planes",
     "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward",
 }  # fmt: skip
@@ -62,7 +62,7 @@ class Case:
     eps: float = 1e-5
     statistics: torch.dtype | None = None  # of given ones; None for that of the saved ones
     activation_parameter: float = 1.0
-    sums: tuple[str, ...] = ()  # around the norm; a gate is one of each sample's elements, or channels as small_add is
+    sums: tuple[str, ...] = ()  # around the norm; a gate is each sample's, of elements, or of channels as small_add is
     keeps_sum: bool = True  # which a backward needs
 
 
@@ -125,12 +125,12 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 0, (2, 20000, 8, 8), FP16, "silu", last=True, modulated=True),
     Case("rms_norm", 0, (3, 768, 7, 9), FP64, last=True, modulated=True, instance=ROWS),
     Case("rms_norm", 1, (16384, 4096), instance=ROWS, sums=("pre_add",)),
-    Case("layer_norm", 1, (8, 1024, 768), FP32, "gelu", instance=ROWS, sums=("pre_add", "pre_gate", "post_add")),
+    Case("layer_norm", 1, (8, 1024, 768), FP32, "gelu", instance=ROWS, sums=("pre_add", "scalar_gate", "post_add")),
     Case("rms_norm", 1, (4096, 16384), instance=ROWS, sums=("pre_add",)),
     Case("layer_norm", 1, (8000, 1439), FP16, "silu", instance=ROWS, sums=("post_add",)),
     Case("layer_norm", 1, (9, 64), FP64, instance=ROWS, sums=("pre_add", "post_add")),
     Case("layer_norm", 1, (4000, 6000), instance=ROWS, parameters=FP32, sums=("pre_add", "pre_gate")),
-    Case("layer_norm", 0, (8, 1152, 16, 16), last=True, modulated=True, instance=ROWS, sums=("pre_add",)),
+    Case("layer_norm", 0, (8, 1152, 16, 16), last=True, modulated=True, instance=ROWS, sums=("pre_add", "pre_gate")),
     Case("batch_norm", 0, (32, 64, 56, 56), activation="relu", last=True, instance=TILES, sums=("post_add",)),
     Case("batch_norm", 0, (32, 64, 28, 28), FP32, "relu", instance=TILES, sums=("post_add",)),
     Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES, sums=("post_add",)),
@@ -273,8 +273,9 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
     if case.family in ("layer_norm", "rms_norm") and case.groups:
         shape = (case.shape[0], *(1,) * (len(case.shape) - 2), case.shape[-1])
         gate = torch.empty(shape, dtype=case.dtype, device="meta")
-    each = {"pre_add": added, "small_add": numbers, "pre_gate": gate, "post_add": added}
-    sums = Sums(**{name.replace("small", "pre"): each[name] for name in case.sums})
+    scalar = torch.empty((), dtype=FP32, device="meta")
+    each = {"pre_add": added, "small_add": numbers, "pre_gate": gate, "scalar_gate": scalar, "post_add": added}
+    sums = Sums(**{name.replace("small", "pre").replace("scalar", "pre"): each[name] for name in case.sums})
     keeps_sum = sums.pre_add is not None and case.keeps_sum
     results = _plan(case.instance, sum_forward_problem(norm, o, sums, keeps_sum))(o, sums)
     if case.instance is WHOLE or not case.training or not case.keeps_sum:
@@ -282,8 +283,9 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
     made.append([])
     post_add = sums.post_add if norm.activation else None
     gradient = BackwardOperands(o.input, o.input, results.mean, results.rstd, o.weight, o.bias, o.scale, o.shift)
-    problem = sum_backward_problem(norm, gradient, "backward", post_add, sums.pre_add is not None)
-    _plan(case.instance, problem)(gradient, (True,) * 5, post_add, results.sum)
+    gated = None if sums.pre_gate is None or case.instance is not ROWS else Gated(sums.pre_gate, added, True)
+    problem = sum_backward_problem(norm, gradient, "backward", post_add, sums.pre_add is not None, gated)
+    _plan(case.instance, problem)(gradient, (True,) * 5, post_add, results.sum, gated)
 
 
 def configuration(made: Made) -> tuple[Any, ...]:

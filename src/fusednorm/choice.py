@@ -103,10 +103,14 @@ def default(problem: Problem, alone: bool = True) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem.
 
     A call that is not ``alone``, since its launches become part of generated code, gets none of those that are not for
-    that. Sums around a norm are fused by the instance that runs the norm, where it can.
+    that. Sums around a norm are fused by the instance that runs the norm, where it can. The gradients of a product
+    before the norm are made by an instance that can, where there is one.
     """
     if problem.constant:
         return reference.INSTANCE
+    if problem.gated_backward:
+        found = next((instance for instance in all_instances() if instance.supports(problem) is None), None)
+        return found or default(replace(problem, added=None), alone=False)
     if problem.added is not None and problem.quantized is None:
         if alone and problem.device == "cuda":
             from fusednorm.backends.hopper import instances as hopper

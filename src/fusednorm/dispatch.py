@@ -15,7 +15,7 @@ from fusednorm.copies import copying
 from fusednorm.formats import Quantized
 from fusednorm.instance import CompilationError, QuantizedForwardPlan, SumBackwardPlan, SumForwardPlan
 from fusednorm.norm import Norm
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import BackwardOperands, Gated, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
 from fusednorm.problems import (
     backward_direction,
@@ -151,19 +151,26 @@ def sum_forward_plan(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool
 
 
 def sum_backward_plan(
-    norm: Norm, operands: BackwardOperands, wanted: Wanted, post_add: Tensor | None, grad_sum: bool
+    norm: Norm,
+    operands: BackwardOperands,
+    wanted: Wanted,
+    post_add: Tensor | None,
+    grad_sum: bool,
+    gated: Gated | None = None,
 ) -> SumBackwardPlan | None:
     """The plan of a backward whose input is s, as :func:`fusednorm.problems.sum_backward_problem` says it."""
-    input, direction = operands.input, backward_direction(wanted)
+    input, direction, product = operands.input, backward_direction(wanted), None
+    if gated is not None:
+        product = _described(gated.pre_gate), _described(gated.pre_add), gated.wants_pre_add
     key = (
         "sums", direction, norm, _described(input), operands.grad_output.stride(), input.device,
-        *_parameter_dtypes(operands), _described(post_add), grad_sum, selection(),
+        *_parameter_dtypes(operands), _described(post_add), grad_sum, product, selection(),
     )  # fmt: skip
     found: SumBackwardPlan | None
     try:
         found = _plans[key]
     except KeyError:
-        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, post_add, grad_sum))
+        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, post_add, grad_sum, gated))
     return found
 
 

@@ -8,7 +8,16 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import (
+    BackwardOperands,
+    Gated,
+    Gradients,
+    Operands,
+    Results,
+    SumGradients,
+    Sums,
+    Wanted,
+)
 from fusednorm.problem import Problem
 
 
@@ -79,12 +88,21 @@ class SumBackwardPlan(Protocol):
         wanted: Wanted,
         post_add: Tensor | None,
         grad_sum: Tensor | None,
+        gated: Gated | None = None,
         out: Tensor | None = None,
         post_out: Tensor | None = None,
-    ) -> tuple[Gradients, Tensor | None]:
-        """Run it. grad_input is that of s, to which ``grad_sum`` is added, whose strides are those of s. The second
-        result is the gradient of ``post_add``, which is given where an activation meets the sum. The two are written
-        into ``out`` and ``post_out``, which have the problem's output strides, where these are given."""
+    ) -> tuple[Gradients, SumGradients]:
+        """Run it. grad_input is ds, the gradient of s, to which ``grad_sum`` is added, whose strides are those of s.
+
+        The gradient of ``post_add`` is made where that is given, which it is where an activation meets the sum. Where
+        the problem has a gate, ``gated`` is given, and the plan makes gate · ds, the gradient of pre_add, and
+        Σ pre_add · ds in the gate's shape and dtype, in an order of its own that is always the same. A plan makes each
+        of the two where it is wanted, and neither reads nor writes anything for the other. An instance that cannot do
+        so says so in ``supports``. No plan makes the gradient of a pre_add without a gate: it is ds, or the sum of ds
+        over positions.
+
+        grad_input and the gradient of post_add are written into ``out`` and ``post_out``, which have the problem's
+        output strides, where these are given; that of pre_add has these strides too."""
 
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan

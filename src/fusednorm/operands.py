@@ -103,6 +103,16 @@ NOTHING_YET = Results(None)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True, eq=False)
+class Gated:
+    """What the gradients of a product before a norm, in s = input + pre_gate · pre_add, are made of: the gate, pre_add
+    where the gradient of the gate is wanted and None elsewhere, and whether that of pre_add is wanted."""
+
+    pre_gate: Tensor
+    pre_add: Tensor | None
+    wants_pre_add: bool
+
+
+@dataclass(slots=True, eq=False)
 class Gradients:
     """The gradients of a backward's operands; None where an operand is absent or its gradient not wanted."""
 
@@ -111,6 +121,15 @@ class Gradients:
     bias: Tensor | None = None
     scale: Tensor | None = None
     shift: Tensor | None = None
+
+
+@dataclass(slots=True, eq=False)
+class SumGradients:
+    """The gradients of what is added around a norm; None where something is absent or its gradient not wanted."""
+
+    pre_add: Tensor | None = None
+    pre_gate: Tensor | None = None
+    post_add: Tensor | None = None
 
 
 #: Whether the gradients of input, weight, bias, scale and shift are wanted.

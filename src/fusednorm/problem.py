@@ -242,6 +242,9 @@ class Added:
     ``names`` are the call's tensors that are added. A layout is None where nothing is added. ``keeps_sum`` says that a
     forward writes s, ``grad_sum`` that a backward, whose input is s, is given a gradient of s. ``obstacle`` is None, or
     why no kernel can add: shapes, dtypes or strides.
+
+    A backward has a gate where the gradient of the gate or of pre_add is made, and has a pre_add where that of the gate
+    is; ``grad_pre_add`` says that the gradient of pre_add is made.
     """
 
     pre_layout: Layout | None = None
@@ -249,6 +252,7 @@ class Added:
     post_layout: Layout | None = None
     keeps_sum: bool = False
     grad_sum: bool = False
+    grad_pre_add: bool = False
     obstacle: str | None = None
     names: tuple[str, ...] = ()
 
@@ -259,7 +263,7 @@ class Added:
         writes its gradient.
         """
         behind = 0 if self.post_layout is None else TRANSFERS[direction] - 1
-        return (self.pre_layout is not None) + behind + self.keeps_sum + self.grad_sum
+        return (self.pre_layout is not None) + behind + self.keeps_sum + self.grad_sum + self.grad_pre_add
 
 
 def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int], order: Order) -> Gate | None:
@@ -342,6 +346,11 @@ class Problem:
             return False
         rows = self.of_positions if self.norm.per_position else view.spatial == view.groups == 1
         return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
+
+    @property
+    def gated_backward(self) -> bool:
+        """Whether this is a backward that makes the gradients of a product before the norm."""
+        return self.backward and self.added is not None and "pre_gate" in self.added.names
 
     @property
     def by_sample(self) -> bool:

@@ -12,10 +12,11 @@ from torch import Tensor
 from fusednorm.dtypes import dtype_name
 from fusednorm.formats import Quantized
 from fusednorm.norm import Norm, norm_of
-from fusednorm.operands import BackwardOperands, Operands, Sums, Wanted
+from fusednorm.operands import BackwardOperands, Gated, Operands, Sums, Wanted
 from fusednorm.problem import (
     Added,
     Direction,
+    Gate,
     Layout,
     Problem,
     gate_of,
@@ -140,14 +141,8 @@ def _seen_as(norm: Norm, channel_dim: int, shape: tuple[int, ...], strides: Sequ
 def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> Problem:
     """The Problem of a forward with sums around it; ``keeps_sum`` where s is a result."""
     problem, input = forward_problem(norm, operands), operands.input
-    gate, obstacle = None, _obstacle(problem, input, pre_add=sums.pre_add, post_add=sums.post_add)
-    if sums.pre_gate is not None:
-        shape = gate_shape(input.shape, norm.channel_axis, sums.pre_gate.shape)
-        gate = None if shape is None else gate_of(norm, input.shape, shape, problem.layout.order)
-        if sums.pre_gate.dtype == torch.float64 != input.dtype:
-            obstacle = obstacle or "pre_gate is float64 and the input is not"
-        elif gate is None:
-            obstacle = obstacle or "pre_gate is not shared by rows that follow one another, nor by planes"
+    gate, unfit = _gate(problem, norm, input, sums.pre_gate)
+    obstacle = _obstacle(problem, input, pre_add=sums.pre_add, post_add=sums.post_add) or unfit
     added = Added(
         pre_layout=_added_layout(problem, input, sums.pre_add),
         gate=gate,
@@ -166,17 +161,41 @@ def quantized_problem(norm: Norm, operands: Operands, sums: Sums | None, quantiz
 
 
 def sum_backward_problem(
-    norm: Norm, operands: BackwardOperands, direction: Direction, post_add: Tensor | None, grad_sum: bool
+    norm: Norm,
+    operands: BackwardOperands,
+    direction: Direction,
+    post_add: Tensor | None,
+    grad_sum: bool,
+    gated: Gated | None = None,
 ) -> Problem:
-    """The Problem of a backward whose input is s, with ``post_add`` where that meets an activation, and where
-    ``grad_sum`` says so with the gradient of s, in the strides of s."""
-    problem = backward_problem(norm, operands, direction)
-    post_layout = _added_layout(problem, operands.input, post_add)
-    obstacle = _obstacle(problem, operands.input, post_add=post_add)
-    return replace(
-        problem,
-        added=Added(None, None, post_layout, False, grad_sum, obstacle, () if post_add is None else ("post_add",)),
+    """The Problem of a backward whose input is s, with ``post_add`` where that meets an activation, where ``grad_sum``
+    says so with the gradient of s, in the strides of s, and with ``gated`` where the gradients of a product before the
+    norm are made."""
+    problem, input = backward_problem(norm, operands, direction), operands.input
+    pre_add, pre_gate = (None, None) if gated is None else (gated.pre_add, gated.pre_gate)
+    given = {"pre_add": pre_add, "pre_gate": pre_gate, "post_add": post_add}
+    gate, unfit = _gate(problem, norm, input, pre_gate)
+    added = Added(
+        pre_layout=_added_layout(problem, input, pre_add),
+        gate=gate,
+        post_layout=_added_layout(problem, input, post_add),
+        grad_sum=grad_sum,
+        grad_pre_add=gated is not None and gated.wants_pre_add,
+        obstacle=_obstacle(problem, input, pre_add=pre_add, post_add=post_add) or unfit,
+        names=tuple(name for name, tensor in given.items() if tensor is not None),
     )
+    return replace(problem, added=added)
+
+
+def _gate(problem: Problem, norm: Norm, input: Tensor, pre_gate: Tensor | None) -> tuple[Gate | None, str | None]:
+    """How a gate lies against rows or planes, and why no kernel can read it, or None."""
+    if pre_gate is None:
+        return None, None
+    shape = gate_shape(input.shape, norm.channel_axis, pre_gate.shape)
+    gate = None if shape is None else gate_of(norm, input.shape, shape, problem.layout.order)
+    if pre_gate.dtype == torch.float64 != input.dtype:
+        return gate, "pre_gate is float64 and the input is not"
+    return gate, None if gate else "pre_gate is not shared by rows that follow one another, nor by planes"
 
 
 def _added_layout(problem: Problem, input: Tensor, added: Tensor | None) -> Layout | None:

@@ -31,10 +31,22 @@ from fusednorm.equivalents import activated
 from fusednorm.gate import batched, plain, readable, straight_backward, straight_forward
 from fusednorm.instance import SumForwardPlan
 from fusednorm.norm import Norm, norm_of, traced_norm
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import (
+    BackwardOperands,
+    Gated,
+    Gradients,
+    Operands,
+    Results,
+    SumGradients,
+    Sums,
+    Wanted,
+)
 from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, transformed
 from fusednorm.problem import gate_shape, spread_shape
 from fusednorm.strides import output_order, reordered
+
+#: Bytes from which on the sums of planes repay the several launches of a norm's backward. Not measured on a GPU.
+LEAST_SUMMED = 1 << 21
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
@@ -174,28 +186,29 @@ class SummedNormalization(torch.autograd.Function):
         grad_output, grad_sum = grads
         needs = ctx.needs_input_grad
         wants_s = needs[0] or needs[1] or needs[2]
-        grad_post_add = None
-        found = Gradients(input=grad_sum)
+        found, around = Gradients(input=grad_sum), SumGradients()
         if grad_output is not None:
             wanted = (wants_s, *needs[4:8])
             operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
-            arguments = (norm, operands, wanted, post_add, needs[3], grad_sum)
+            gated = None if pre_gate is None or not (needs[1] or needs[2]) else Gated(pre_gate, pre_add, needs[1])
+            arguments = (norm, operands, wanted, post_add, needs[3], grad_sum, gated)
             if lost(ctx.tuned) and not _is_compiling():
                 with as_selected(Selection(None, ctx.tuned)):
-                    found, grad_post_add = _backward(*arguments)
+                    found, around = _backward(*arguments)
             else:
-                found, grad_post_add = _backward(*arguments)
+                found, around = _backward(*arguments)
         ds = found.input if wants_s else None
-        grad_pre_add = ds
-        grad_pre_gate = None
-        if ds is not None and (needs[2] or (needs[1] and (pre_gate is not None or ctx.pre_shape != ds.shape))):
-            grad_pre_add, grad_pre_gate = _behind_sum(norm, ds, pre_gate, pre_add, ctx.pre_shape, needs[1], needs[2])
-            grad_pre_add = None if grad_pre_add is None else grad_pre_add.to(ctx.pre_dtype)
+        if ds is not None and around.pre_add is None and around.pre_gate is None:
+            around.pre_add, around.pre_gate = _behind_sum(
+                norm, ds, pre_gate, pre_add, ctx.pre_shape, needs[1], needs[2]
+            )
+            if around.pre_add is not None:
+                around.pre_add = around.pre_add.to(ctx.pre_dtype)
         return (
             ds if needs[0] else None,
-            grad_pre_add if needs[1] else None,
-            grad_pre_gate,
-            grad_post_add,
+            around.pre_add,
+            around.pre_gate,
+            around.post_add,
             found.weight if needs[4] else None,
             found.bias if needs[5] else None,
             found.scale if needs[6] else None,
@@ -209,11 +222,13 @@ def _behind_sum(
     ds: Tensor,
     pre_gate: Tensor | None,
     pre_add: Tensor | None,
-    pre_shape: torch.Size,
+    pre_shape: torch.Size | None,
     wants_added: bool,
     wants_gate: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
     """gate · ds and Σ pre_add · ds, each summed to the shape of its operand, in the compute dtype."""
+    if pre_gate is None and pre_shape == ds.shape:
+        return ds if wants_added else None, None
     grad_pre_add = grad_pre_gate = gate = None
     axis, dtype = norm.channel_axis, compute_dtype(ds.dtype)
     if pre_gate is not None:
@@ -225,38 +240,56 @@ def _behind_sum(
             assert gate is not None
             grad_pre_add = (ds * gate).to(ds.dtype)
         else:
+            assert pre_shape is not None
             planes = spread_shape(ds.shape, axis)
             axes = [place for place, size in enumerate(planes) if size != ds.shape[place]]
-            total = ds.sum(axes, keepdim=True, dtype=dtype) if axes else ds.to(dtype)
+            # 4x320x64x64 in bfloat16 takes a CPU 0.36 ms by the norm's kernels, and 1.0 by torch, which widens it.
+            wide_sum = ds.is_cuda or ds.dtype != dtype
+            if axes and wide_sum and ds.nbytes >= LEAST_SUMMED and _are_planes(ds, axis):
+                total = _sums_of_planes(ds, axis % ds.dim()).reshape(planes)
+            else:
+                total = ds.sum(axes, keepdim=True, dtype=dtype) if axes else ds.to(dtype)
             grad_pre_add = (total if gate is None else total * gate).reshape(pre_shape)
     if wants_gate:
         assert pre_gate is not None and pre_add is not None and gate is not None
         added = pre_add if pre_shape == ds.shape else pre_add.reshape(spread_shape(ds.shape, axis))
-        alike = added.dtype == ds.dtype and added.shape == ds.shape and not (_grad_enabled() or _is_compiling())
-        if (
-            alike
-            and ds.dim() > 2
-            and axis % ds.dim() in (1, ds.dim() - 1)
-            and gate.shape == spread_shape(ds.shape, axis)
-        ):
+        alike = added.dtype == ds.dtype and added.shape == ds.shape
+        if alike and _are_planes(ds, axis) and gate.shape == spread_shape(ds.shape, axis):
             return grad_pre_add, _gradient_of_planes(ds, added, gate, axis % ds.dim()).reshape(pre_gate.shape)
         wide = ds.to(torch.promote_types(dtype, pre_gate.dtype))
         grad_pre_gate = (wide * added).sum_to_size(gate.shape).reshape(pre_gate.shape).to(pre_gate.dtype)
     return grad_pre_add, grad_pre_gate
 
 
+def _are_planes(ds: Tensor, axis: int) -> bool:
+    """Whether a norm's kernels may sum over the positions of each sample and channel."""
+    return ds.dim() > 2 and axis % ds.dim() in (1, ds.dim() - 1) and not (_grad_enabled() or _is_compiling())
+
+
 def _gradient_of_planes(ds: Tensor, pre_add: Tensor, gate: Tensor, axis: int) -> Tensor:
     """Σ pre_add · ds over the positions of each sample and channel, for a gate (N, 1, ..., C, ..., 1), in one read: the
     gradient of the scale of a norm by the statistics 0 and 1."""
-    channels = ds.shape[axis]
-    mean = torch.zeros(channels, dtype=compute_dtype(ds.dtype), device=ds.device)
-    scale = gate.reshape(len(ds), channels)
-    given = norm_of("batch_norm", 0, 1 if axis == 1 else -1, 0.0, None, False)
-    operands = BackwardOperands(ds, pre_add, mean, torch.ones_like(mean), scale=scale)
-    with as_selected(Selection(None, tuned_file())):  # an instance that is asked for runs the call's own norm
-        found = gradients(given, operands, (False, False, False, True, False)).scale
+    found = _unscaled_backward(ds, pre_add, axis, gate.reshape(len(ds), ds.shape[axis]), None).scale
     assert found is not None
     return found
+
+
+def _sums_of_planes(ds: Tensor, axis: int) -> Tensor:
+    """Σ ds over the positions of each sample and channel, (N, C) in the compute dtype: the gradient of the shift of a
+    norm by the statistics 0 and 1, whose second tensor is in the cache."""
+    shift = torch.zeros((len(ds), ds.shape[axis]), dtype=compute_dtype(ds.dtype), device=ds.device)
+    found = _unscaled_backward(ds, ds, axis, None, shift).shift
+    assert found is not None
+    return found
+
+
+def _unscaled_backward(ds: Tensor, input: Tensor, axis: int, scale: Tensor | None, shift: Tensor | None) -> Gradients:
+    """The gradients of scale and shift of a norm of images by the statistics 0 and 1."""
+    mean = torch.zeros(ds.shape[axis], dtype=compute_dtype(ds.dtype), device=ds.device)
+    given = norm_of("batch_norm", 0, 1 if axis == 1 else -1, 0.0, None, False)
+    operands = BackwardOperands(ds, input, mean, torch.ones_like(mean), scale=scale, shift=shift)
+    with as_selected(Selection(None, tuned_file())):  # an instance that is asked for runs the call's own norm
+        return gradients(given, operands, (False, False, False, scale is not None, shift is not None))
 
 
 def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForwardPlan) -> Results:
@@ -276,45 +309,72 @@ def _backward(
     post_add: Tensor | None,
     wants_post: bool,
     grad_sum: Tensor | None,
-) -> tuple[Gradients, Tensor | None]:
-    """The gradients of s and of the parameters, and that of post_add. ``post_add`` is given where an activation meets
-    it; elsewhere its gradient is grad_output."""
-    grad_output, s = operands.grad_output, operands.input
-    added = [each for each in (post_add, grad_sum) if each is not None]
+    gated: Gated | None,
+) -> tuple[Gradients, SumGradients]:
+    """The gradients of s and of the parameters, and those of what is around the norm: that of post_add, and those of a
+    product before the norm where one kernel makes them too. ``post_add`` is given where an activation meets it;
+    elsewhere its gradient is grad_output."""
+    o = operands
+    added = [post_add, grad_sum] if gated is None else [post_add, grad_sum, gated.pre_gate, gated.pre_add]
     if _is_compiling():  # compiled autograd traces the Function's backward
         straight = False
     else:
-        straight = not _grad_enabled() and straight_backward(operands) and not batched(operands)
-    if not straight or not all(readable(each) and not is_batched(each) for each in added):
-        return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
-    wants_s, *parameters = wanted
-    fits = grad_sum is not None and wants_s and grad_sum.stride() == s.stride()
-    if post_add is not None or fits:
-        native = operands
-        if grad_output.stride() != s.stride():
-            native = replace(operands, grad_output=torch.empty_like(s).copy_(grad_output))
-        # With post_add every kernel makes the gradient of s too.
-        asked: Wanted = (True, *parameters)  # type: ignore[assignment]
-        plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
-        if plan is None and post_add is not None and post_add.stride() != s.stride():
-            post_add = torch.empty_like(s).copy_(post_add)  # s is dense where the input and post_add were not
-            plan = dispatch.sum_backward_plan(norm, native, asked, post_add, fits)
-        if plan is None and fits and post_add is not None:
-            fits, plan = False, dispatch.sum_backward_plan(norm, native, asked, post_add, False)
-        if plan is None and post_add is not None:
-            return _composed_backward(norm, operands, wanted, post_add, wants_post, grad_sum)
-        if plan is not None:
-            found, grad_post_add = plan(native, asked, post_add, grad_sum if fits else None)
-            if grad_sum is not None and not fits and wants_s:
-                assert found.input is not None
-                found.input += grad_sum
+        straight = not _grad_enabled() and straight_backward(o) and not batched(o)
+    straight = straight and all(each is None or (readable(each) and not is_batched(each)) for each in added)
+    if straight:
+        results = _fused_backward(norm, o, wanted, post_add, grad_sum, gated)
+        if results is not None:
             if post_add is None and wants_post:
-                grad_post_add = grad_output
-            return found, grad_post_add if wants_post else None
-    found = gradients(norm, operands, wanted)
+                results[1].post_add = o.grad_output
+            if not wants_post:
+                results[1].post_add = None
+            return results
+    if not straight or post_add is not None:
+        return _composed_backward(norm, o, wanted, post_add, wants_post, grad_sum)
+    found = gradients(norm, o, wanted)
     if grad_sum is not None and found.input is not None:
         found.input = found.input + grad_sum
-    return found, grad_output if wants_post else None
+    return found, SumGradients(post_add=o.grad_output if wants_post else None)
+
+
+def _fused_backward(
+    norm: Norm,
+    operands: BackwardOperands,
+    wanted: Wanted,
+    post_add: Tensor | None,
+    grad_sum: Tensor | None,
+    gated: Gated | None,
+) -> tuple[Gradients, SumGradients] | None:
+    """:func:`_backward` by one instance, that makes as much of it as it can; None where that is no more than the norm's
+    own backward."""
+    s, native = operands.input, operands
+    fits = grad_sum is not None and wanted[0] and grad_sum.stride() == s.stride()
+    # What one plan may take beside post_add, the most first: the product, and the gradient of s.
+    attempts: list[tuple[Gated | None, bool]] = [] if gated is None else [(gated, grad_sum is not None)]
+    if post_add is not None or fits:
+        attempts.append((None, fits))
+    if post_add is not None and fits:
+        attempts.append((None, False))
+    if attempts and operands.grad_output.stride() != s.stride():
+        native = replace(operands, grad_output=torch.empty_like(s).copy_(operands.grad_output))
+    # With something behind the norm, or before it, every kernel makes the gradient of s too.
+    asked: Wanted = (True, *wanted[1:])
+    for product, more in attempts:
+        plan = dispatch.sum_backward_plan(norm, native, asked, post_add, more, product)
+        if plan is None and post_add is not None and post_add.stride() != s.stride():
+            post_add = torch.empty_like(s).copy_(post_add)  # s is dense where the input and post_add were not
+            plan = dispatch.sum_backward_plan(norm, native, asked, post_add, more, product)
+        if plan is None:
+            continue
+        if more and not fits:
+            assert grad_sum is not None
+            grad_sum = torch.empty_like(s).copy_(grad_sum)
+        found, around = plan(native, asked, post_add, grad_sum if more else None, product)
+        if grad_sum is not None and not more and wanted[0]:
+            assert found.input is not None
+            found.input += grad_sum
+        return found, around
+    return None
 
 
 def _composed_backward(
@@ -324,7 +384,7 @@ def _composed_backward(
     post_add: Tensor | None,
     wants_post: bool,
     grad_sum: Tensor | None,
-) -> tuple[Gradients, Tensor | None]:
+) -> tuple[Gradients, SumGradients]:
     """:func:`_backward` by torch's operators and the norm's own backward, differentiable in every tensor."""
     o, grad_output, dtype = operands, operands.grad_output, operands.input.dtype
     if norm.training and _grad_enabled():
@@ -345,4 +405,4 @@ def _composed_backward(
     if grad_sum is not None and wanted[0]:
         assert found.input is not None
         found.input = found.input + grad_sum
-    return found, grad_output if wants_post else None
+    return found, SumGradients(post_add=grad_output if wants_post else None)

@@ -365,7 +365,7 @@ class Lowering:
             if post_add < 0:
                 gradients = plan(operands, wanted, values[dx])
             else:
-                gradients, _ = plan(operands, wanted, values[post_add], None, values[dx], values[dz])
+                gradients, _ = plan(operands, wanted, values[post_add], None, None, values[dx], values[dz])
             for name, slot, dims in writes:
                 values[slot].copy_(getattr(gradients, name).view(dims))
 

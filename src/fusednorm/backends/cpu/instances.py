@@ -137,9 +137,11 @@ def unavailable() -> str | None:
     return None
 
 
-def _common(problem: Problem, adds: bool = False, quantizes: bool = False) -> str | None:
+def _common(problem: Problem, adds: bool = False, quantizes: bool = False, gates: bool = False) -> str | None:
     if problem.quantized is not None and not quantizes:
         return "gives no output of 8 bits"
+    if problem.gated_backward and not gates:
+        return "makes no gradient of a gate"
     if problem.added is not None and (problem.added.obstacle or not adds):
         return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:

@@ -110,7 +110,8 @@ class ResidentInstance:
         if reason is not None:
             return reason
         added = problem.added
-        if added is not None and not (problem.backward and added.grad_sum and added.post_layout is None):
+        adds_gradient = added is not None and problem.backward and added.grad_sum and not problem.gated_backward
+        if added is not None and not (adds_gradient and added.post_layout is None):
             return "adds nothing around the norm but the gradient that its input has from elsewhere"
         for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial

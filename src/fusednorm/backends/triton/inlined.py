@@ -57,6 +57,15 @@ WRITES: dict[str, tuple[str, ...]] = {
     "whole_sum_forward": ("p_y", "p_mean", "p_rstd", "p_var", "p_total"),
     "held_sum_forward": ("p_y", "p_mean", "p_rstd", "p_var", "p_total"),
     "rows_sum_backward": ("p_dx", "p_grad_behind", "p_partials", "p_grad_weight", "p_grad_bias"),
+    "rows_gated_backward": (
+        "p_dx",
+        "p_grad_behind",
+        "p_grad_before",
+        "p_gate_sums",
+        "p_partials",
+        "p_grad_weight",
+        "p_grad_bias",
+    ),
     "held_sum_backward": (
         "p_dx",
         "p_grad_behind",

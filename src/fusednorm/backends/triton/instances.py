@@ -36,6 +36,7 @@ from fusednorm.backends.triton.config.rows import (
     most_summed_row,
     rows_backward_for,
     rows_forward_for,
+    rows_gated_backward_for,
     rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
@@ -60,6 +61,8 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 MOST_STEPPED_BYTES = 1 << 17
+#: Rows that share a gate, at least, where parameters have gradients: of 4 rows three sums take 12 bytes an element.
+LEAST_GATED = 4
 SINGLE = "each position has statistics of its own"
 
 
@@ -96,10 +99,12 @@ def _common(problem: Problem) -> str | None:
     return unavailable()
 
 
-def _adding(problem: Problem) -> str | None:
-    """:func:`_common` of an instance that fuses the sums around the norm."""
+def _adding(problem: Problem, gates: bool = False) -> str | None:
+    """:func:`_common` of an instance that fuses the sums around the norm; ``gates`` where it makes their gradients."""
     if problem.added is None:
         return _common(problem)
+    if problem.gated_backward and not gates:
+        return "makes no gradient of a gate"
     return problem.added.obstacle or _common(replace(problem, added=None))
 
 
@@ -236,8 +241,10 @@ class RowsInstance:
             if _planes_in_rows(problem):
                 return TILES.supports(problem)
             return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
+        if problem.gated_backward and _short_gate(problem):
+            return f"sums no parameters' gradients of so few rows as share a gate, fewer than {LEAST_GATED}"
         if problem.norm.per_position:
-            return _adding(problem) if problem.layout.order == "channels_last" else SINGLE
+            return _adding(problem, gates=True) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
                 return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
@@ -245,7 +252,7 @@ class RowsInstance:
                 return "keeps no variance"
         if not all(_flat(problem, layout) for layout in problem.layouts):
             return "a row's elements do not follow one another"
-        return _adding(problem)
+        return _adding(problem, gates=True)
 
     def configs(self, problem: Problem) -> Sequence[Any]:
         if problem.added is not None:
@@ -265,7 +272,7 @@ class RowsInstance:
     def _summed_configs(problem: Problem) -> Sequence[Any]:
         if not problem.backward:
             return _summing(problem).configs(problem)
-        return rows_backwards(_rows(problem), rows_sum_backward_for(_rows(problem)))
+        return rows_backwards(_rows(problem), _summed_rows_config(problem))
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
         from fusednorm.backends.triton.plans.quantized import QuantizedRows
@@ -273,6 +280,7 @@ class RowsInstance:
             LongRowsBackward,
             RowsBackward,
             RowsForward,
+            RowsGatedBackward,
             RowsSumBackward,
         )
 
@@ -284,7 +292,8 @@ class RowsInstance:
                 summing: Any = _summing(problem)
                 return summing.plan(problem, config if isinstance(config, WholeConfig | TilesConfig) else None)
             fits = isinstance(config, RowsBackwardConfig)
-            return RowsSumBackward(problem, config if fits else rows_sum_backward_for(seen))
+            summed = RowsGatedBackward if problem.gated_backward else RowsSumBackward
+            return summed(problem, config if fits else _summed_rows_config(problem))
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(seen))
         if config is None:
@@ -299,9 +308,21 @@ def _are_rows(problem: Problem) -> bool:
     return view.spatial == view.groups == 1 or (problem.norm.per_position and problem.layout.order == "channels_last")
 
 
+def _short_gate(problem: Problem) -> bool:
+    """Whether the rows of a gate, whose programs take no others, are fewer than pay for their sums of p and q."""
+    assert problem.added is not None
+    view, gate = problem.view, problem.added.gate
+    summed = view.spatial if problem.modulated else view.samples * view.spatial
+    return problem.direction == "backward" and gate is not None and gate.rows < min(summed, LEAST_GATED)
+
+
 def _most_summed(problem: Problem) -> int:
     """The longest rows with sums around the norm, which are in the registers of a program."""
     return most_summed_row(problem) if problem.backward else _most_whole(problem)
+
+
+def _summed_rows_config(problem: Problem) -> RowsBackwardConfig:
+    return (rows_gated_backward_for if problem.gated_backward else rows_sum_backward_for)(_rows(problem))
 
 
 def _summing(problem: Problem) -> Instance:

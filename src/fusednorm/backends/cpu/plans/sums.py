@@ -20,7 +20,16 @@ from fusednorm.backends.cpu.plans.base import (
     ForwardPlan,
     put_given,
 )
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import (
+    BackwardOperands,
+    Gated,
+    Gradients,
+    Operands,
+    Results,
+    SumGradients,
+    Sums,
+    Wanted,
+)
 from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous
 
@@ -159,9 +168,10 @@ class SumBackward(BackwardPlan):
         wanted: Wanted,
         post_add: Tensor | None,
         grad_sum: Tensor | None,
+        gated: Gated | None = None,
         out: Tensor | None = None,
         post_out: Tensor | None = None,
-    ) -> tuple[Gradients, Tensor | None]:
+    ) -> tuple[Gradients, SumGradients]:
         input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
         grad_input = self.output(input) if out is None and self.wants_input else out
         grad_post_add = self.output(input) if post_out is None and post_add is not None else post_out
@@ -176,7 +186,7 @@ class SumBackward(BackwardPlan):
             for grad in grads:
                 if grad is not None:
                     grad.zero_()
-            return gradients, grad_post_add
+            return gradients, SumGradients(post_add=grad_post_add)
         mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
         rstd = operands.rstd.contiguous()
         threads = self.program.threads()
@@ -189,4 +199,4 @@ class SumBackward(BackwardPlan):
         GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
         self.program.run(frame, threads)
         self.release(frame)
-        return gradients, grad_post_add
+        return gradients, SumGradients(post_add=grad_post_add)

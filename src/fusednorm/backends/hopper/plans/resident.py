@@ -14,7 +14,7 @@ from fusednorm.backends.hopper.plans.waves import InWaves, magic
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.operands import BackwardOperands, Gradients, Wanted
+from fusednorm.operands import BackwardOperands, Gated, Gradients, SumGradients, Wanted
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 
@@ -110,11 +110,12 @@ class ResidentSumBackward(SumBackward, ResidentBackward):
         wanted: Wanted,
         post_add: Tensor | None,
         grad_sum: Tensor | None,
+        gated: Gated | None = None,
         out: Tensor | None = None,
         post_out: Tensor | None = None,
-    ) -> tuple[Gradients, Tensor | None]:
-        arguments = operands, wanted, post_add, grad_sum, out, post_out
+    ) -> tuple[Gradients, SumGradients]:
+        arguments = operands, wanted, post_add, grad_sum, gated, out, post_out
         tensors = operands.input, operands.grad_output, grad_sum, out
         found = self.runs(lambda: SumBackward.__call__(self, *arguments), *tensors)
-        gradients: tuple[Gradients, Tensor | None] = self.other(*arguments) if found is None else found
+        gradients: tuple[Gradients, SumGradients] = self.other(*arguments) if found is None else found
         return gradients

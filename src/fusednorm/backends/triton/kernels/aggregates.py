@@ -82,6 +82,23 @@ class AddedGradients(NamedTuple):
     behind_spatial: Any
 
 
+class GatedGradients(NamedTuple):
+    """What a backward of rows has of a product before the norm: pointers to the gate, to pre_add and to the gradient of
+    pre_add, and to the sums of each program for the gradient of the gate, or to that gradient where a program has all
+    of a gate's rows. Each may be None, the gate where there is no product. The strides are those of pre_add, whose
+    gradient lies as grad_input does. ``rows`` rows share one gate, and the next one lies ``step`` behind it.
+    """
+
+    gate: Any
+    before: Any
+    grad_before: Any
+    sums: Any
+    before_sample: Any
+    before_row: Any
+    rows: Any
+    step: Any
+
+
 class Partials(NamedTuple):
     """Two numbers that a pass leaves for each sample, channel and chunk; the second lies ``total`` behind the first.
 

@@ -11,7 +11,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.added import behind
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
-from fusednorm.backends.triton.kernels.aggregates import AddedGradients, Parameters
+from fusednorm.backends.triton.kernels.aggregates import AddedGradients, GatedGradients, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
@@ -137,12 +137,13 @@ def load_rows(p_rows, held, loaded, last, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def rows_of_share(share, rows, positions, shares, EACH: tl.constexpr):
+def rows_of_share(share, rows, span, shares, EACH: tl.constexpr):
     """The rows of a share: its place among the shares of these, how many shares they have, the first row and the one
-    behind the last, and the sample. EACH: so many shares are of one sample, and otherwise all of all rows."""
+    behind the last, and which span it is. EACH: so many shares are of one span of rows, and otherwise all of all rows.
+    """
     if EACH:
-        sample = (share // shares).to(tl.int64)
-        return share % shares, shares, sample * positions, (sample + 1) * positions, sample
+        place = (share // shares).to(tl.int64)
+        return share % shares, shares, place * span, (place + 1) * span, place
     else:
         return share, tl.num_programs(0), 0, rows, 0
 
@@ -166,15 +167,35 @@ def behind_rows(added, n, positions, o_lane, held, loaded, last, ALIGN: tl.const
 
 
 @triton.jit
+def gate_of_rows(gated, n, o_k, m_column, dtype: tl.constexpr, PER_ELEMENT: tl.constexpr):
+    """The gate of the span of rows that begins with row n: a number for each element, or one for all."""
+    p_gate = gated.gate + n // gated.rows * gated.step
+    if PER_ELEMENT:
+        return tl.load(p_gate + o_k, m_column, 0.0).to(dtype)
+    else:
+        return tl.load(p_gate).to(dtype)
+
+
+@triton.jit
+def store_gate_sums(p_sums, b_g, share, o_k, K: tl.constexpr, PER_ELEMENT: tl.constexpr):
+    """The sums of pre_add ds over a share of the rows, for each element, or over the elements too."""
+    if PER_ELEMENT:
+        tl.store(p_sums + share.to(tl.int64) * K + o_k, b_g.to(p_sums.dtype.element_ty), o_k < K)
+    else:
+        tl.store(p_sums + share, tl.sum(b_g, 0).to(p_sums.dtype.element_ty))
+
+
+@triton.jit
 def gradients_of_rows(
-    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials, p_grad_weight, p_grad_bias,
-    rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, activation_parameter,
+    p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, gated, p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, span, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
-    RELOAD: tl.constexpr,
+    RELOAD: tl.constexpr, EACH: tl.constexpr, PER_ELEMENT: tl.constexpr,
 ):  # fmt: skip
     """grad_input of BLOCK_U rows in each of ``steps`` steps, and the sums of p and q over these rows. In each step the
-    rows of all programs, or of the programs of a sample that has a scale or shift, are neighbours.
+    rows of all programs, or with EACH of the programs of a span of rows, are neighbours. A sample that has a scale or
+    shift is a span or several.
 
     RELOAD: the sums fill the registers, so a program reads a row again, from the L1, once it knows P and Q. The rows of
     a program follow one another.
@@ -183,17 +204,20 @@ def gradients_of_rows(
     windows.
 
     With sums around the norm the input is the sum, and grad_input includes the gradient that the sum has got from
-    elsewhere.
+    elsewhere. Of a product before the norm the gradients of both factors are made, where they are wanted: a span of
+    rows has one gate, and the sums of pre_add times grad_input over these rows are stored too.
     """
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    MODULATED: tl.constexpr = parameters.scale is not None or parameters.shift is not None
     pid = tl.program_id(0)
-    share, together, begin, end, sample = rows_of_share(pid, rows, positions, shares, MODULATED)
+    share, together, begin, end, sample = rows_of_share(pid, rows, span, shares, EACH)
+    if gated.gate is not None:
+        sample = begin // positions
     o_lane = tl.arange(0, BLOCK_K)[None, :]
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_U, BLOCK_K), dtype)
+    g = tl.zeros((BLOCK_U, BLOCK_K), dtype)
     if RELOAD:
         first, stride = share * steps, 1
     else:
@@ -218,6 +242,9 @@ def gradients_of_rows(
         if added.grad_total is not None:
             p_more = added.grad_total + begin_of_lanes(n, positions, x_sample, x_row, ALIGN, WINDOW) + o_lane
             b_more = load_rows(p_more, mask, loaded, last, WINDOW)
+        if gated.before is not None:
+            o_before = begin_of_lanes(n, positions, gated.before_sample, gated.before_row, ALIGN, WINDOW) + o_lane
+            b_before = load_rows(gated.before + o_before, mask, loaded, last, WINDOW)
         rstd = tl.load(p_rstd + n, m_n, 0.0)
         mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
         if RELOAD:
@@ -234,12 +261,16 @@ def gradients_of_rows(
             b_dx = tl.fma(dz, gain, -xhat * (total_q / K)[:, None])
             if p_mean is not None:
                 b_dx -= (total_p / K)[:, None]
-            b_out = behind(b_dx * rstd, b_more).to(p_dx.dtype.element_ty)
-            p_out = p_dx + begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
-            store_rows(p_out, b_out, mask, stored, WINDOW)
+            b_dx = behind(b_dx * rstd, b_more)
+            o_out = begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
+            store_rows(p_dx + o_out, b_dx.to(p_dx.dtype.element_ty), mask, stored, WINDOW)
             if added.grad_behind is not None:
-                p_out = added.grad_behind + begin_of_lanes(n, positions, dx_sample, dx_row, ALIGN, WINDOW) + o_lane
-                store_rows(p_out, dz.to(p_dx.dtype.element_ty), mask, stored, WINDOW)
+                store_rows(added.grad_behind + o_out, dz.to(p_dx.dtype.element_ty), mask, stored, WINDOW)
+            if gated.grad_before is not None:
+                b_gate = gate_of_rows(gated, begin, o_k, m_column, dtype, PER_ELEMENT)
+                store_rows(gated.grad_before + o_out, (b_dx * b_gate).to(p_dx.dtype.element_ty), mask, stored, WINDOW)
+            if gated.before is not None:
+                g = tl.fma(b_dx, b_before.to(dtype), g)
         if SUMS:
             q = tl.fma(dz, xhat, q)
             if BIAS:
@@ -247,6 +278,8 @@ def gradients_of_rows(
         n += BLOCK_U * stride
     if OVERLAP:
         gdc_launch_dependents()
+    if gated.sums is not None:
+        store_gate_sums(gated.sums, tl.sum(g, 0), pid, tl.arange(0, BLOCK_K), K, PER_ELEMENT)
     if SUMS:
         programs, o_c = tl.num_programs(0), tl.arange(0, BLOCK_K)
         if WINDOW > 1:
@@ -269,12 +302,13 @@ def rows_backward(
     RELOAD: tl.constexpr,
 ):  # fmt: skip
     """:func:`gradients_of_rows` with nothing around the norm."""
-    nothing = AddedGradients(None, None, None, 1, 1, 1)
+    EACH: tl.constexpr = p_scale is not None or p_shift is not None
     gradients_of_rows(
-        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, nothing, p_partials,
-        p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,
-        steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES,
-        RELOAD,
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(None, None, None, 1, 1, 1), GatedGradients(None, None, None, None, 1, 1, 1, 1), p_partials,
+        p_grad_weight, p_grad_bias, rows, positions, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample,
+        dx_row, steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K,
+        STAGES, RELOAD, EACH, False,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_wait
 
-from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, GatedGradients, Parameters
 from fusednorm.backends.triton.kernels.columns import gradients_of_positions, normalize_positions
 from fusednorm.backends.triton.kernels.held import held_units_backward, held_units_forward
 from fusednorm.backends.triton.kernels.rows import gradients_of_rows
@@ -63,12 +63,42 @@ def rows_sum_backward(
     RELOAD: tl.constexpr,
 ):  # fmt: skip
     """:func:`gradients_of_rows` with sums around the norm."""
+    EACH: tl.constexpr = p_scale is not None or p_shift is not None
     gradients_of_rows(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, 1, behind_row), p_partials,
-        p_grad_weight, p_grad_bias, rows, positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row,
-        steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES,
-        RELOAD,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, 1, behind_row),
+        GatedGradients(None, None, None, None, 1, 1, 1, 1), p_partials, p_grad_weight, p_grad_bias, rows, positions,
+        positions, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, steps, activation_parameter,
+        OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U, BLOCK_K, STAGES, RELOAD, EACH, False,
+    )  # fmt: skip
+
+
+@triton.jit(
+    do_not_specialize=["rows", "gate_rows", "span"],
+    do_not_specialize_on_alignment=[
+        "positions", "shares", "dy_sample", "dy_row", "x_sample", "x_row", "dx_sample", "dx_row", "behind_sample",
+        "behind_row", "before_sample", "before_row", "gate_step", "steps",
+    ],
+)  # fmt: skip
+def rows_gated_backward(
+    p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
+    p_gate, p_before, p_grad_before, p_gate_sums, p_partials, p_grad_weight, p_grad_bias,
+    rows, positions, span, shares, dy_sample, dy_row, x_sample, x_row, dx_sample, dx_row, behind_sample, behind_row,
+    before_sample, before_row, gate_rows, gate_step, steps,
+    activation_parameter: tl.float64,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
+    ALIGN: tl.constexpr, WINDOW: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    RELOAD: tl.constexpr, EACH: tl.constexpr, PER_ELEMENT: tl.constexpr,
+):  # fmt: skip
+    """:func:`gradients_of_rows` with sums around the norm, of which the one before it is of a product."""
+    gradients_of_rows(
+        p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
+        AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, 1, behind_row),
+        GatedGradients(
+            p_gate, p_before, p_grad_before, p_gate_sums, before_sample, before_row, gate_rows, gate_step
+        ), p_partials, p_grad_weight, p_grad_bias, rows, positions, span, shares, dy_sample, dy_row, x_sample, x_row,
+        dx_sample, dx_row, steps, activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, WINDOW, BLOCK_U,
+        BLOCK_K, STAGES, RELOAD, EACH, PER_ELEMENT,
     )  # fmt: skip
 
 

@@ -238,7 +238,8 @@ def fold(
 def modulation_gradients(
     partials, parameters, grads, n, block, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr
 ):
-    """The gradients of one sample's scale and shift for a block of channels."""
+    """The gradients of one sample's scale and shift for a block of channels. A gradient of shift alone needs no q."""
+    Q: tl.constexpr = grads.scale is not None
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
     C, chunks = partials.groups.C, partials.chunks
     o_c = block * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -250,7 +251,8 @@ def modulation_gradients(
         mask = (k < chunks)[:, None] & m_c[None, :]
         o_partial = offsets_of_partials(n, k[:, None], o_c[None, :], C, chunks, LAST)
         p += tl.load(partials.pointer + o_partial, mask, 0.0)
-        q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
+        if Q:
+            q += tl.load(partials.pointer + partials.total + o_partial, mask, 0.0)
     sum_p, sum_q = tl.reduce((p, q), 0, add_pair)
     if grads.scale is not None:
         gain, offset = affine(Parameters(parameters.weight, parameters.bias, None, None), o_c, o_c, m_c, dtype)

@@ -20,7 +20,7 @@ from fusednorm.backends.triton.plans.base import (
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two, row_window
-from fusednorm.problem import Layout, Problem, View
+from fusednorm.problem import Gate, Layout, Problem, View
 
 
 def steps_of(layout: Layout, positions: int) -> tuple[int, int]:
@@ -89,21 +89,31 @@ class SummedRowsBackward(BackwardPlan):
 
 
 class Rows:
-    """The rows of a backward: how many there are, and those that shares are of, a sample's or all; ``positions`` rows
-    make a sample, which is 1 where each row is one. ``steps`` are the strides of samples and of rows of grad_output,
-    input and output, ``behind`` those of post_add, where sums are around the norm."""
+    """The rows of a backward: how many there are, and those that shares are of; ``positions`` rows make a sample, which
+    is 1 where each row is one. ``summed`` rows have the same weight and bias, or scale and shift: a sample's or all.
+    ``steps`` are the strides of samples and of rows of grad_output, input and output, ``behind`` those of post_add,
+    where sums are around the norm, and of pre_add, where that has a gate."""
 
     def __init__(self, problem: Problem) -> None:
         grad, output, view = problem.grad_layout, problem.output_layout, problem.view
         assert grad is not None and output is not None
         self.positions = max(1, view.spatial) if problem.norm.per_position else 1
         self.samples, self.count = view.samples, view.samples * self.positions
-        self.shared = self.positions if problem.modulated else self.count
+        self.summed = self.positions if problem.modulated else self.count
+        self.gate: Gate | None = None
+        if problem.gated_backward:
+            assert problem.added is not None
+            self.gate = problem.added.gate
+        self.shared = self.summed if self.gate is None else min(self.summed, self.gate.rows)
+        #: Whether there are shares of each so many rows, and not of all.
+        self.each = problem.modulated or self.shared < self.count
         layouts = grad, problem.layout, output
         self.steps = tuple(step for layout in layouts for step in steps_of(layout, self.positions))
         self.behind: tuple[int, ...] = ()
         if problem.added is not None:
             self.behind = steps_of(problem.added.post_layout or problem.layout, self.positions)
+            if self.gate is not None:
+                self.behind += steps_of(problem.added.pre_layout or problem.layout, self.positions)
         every = self.steps + self.behind
         steps = every if self.positions > 1 else every[::2]
         self.alignment = alignment(problem.dtype, view.channels, *steps)
@@ -112,9 +122,11 @@ class Rows:
 class RowsBackward(SummedRowsBackward):
     """Each program takes a share, of whole rows."""
 
+    kernel = kernels.rows_backward
+
     def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
         view, rows = problem.view, Rows(problem)
-        together = min(config.rows, power_of_two(rows.shared)) if problem.modulated else config.rows
+        together = min(config.rows, power_of_two(rows.shared)) if rows.each else config.rows
         most = max(1, config.programs * rows.shared // max(1, rows.count))
         steps = max(1, -(-rows.shared // (together * most)))
         shares = -(-rows.shared // (together * steps))
@@ -123,20 +135,26 @@ class RowsBackward(SummedRowsBackward):
         window = 1 if whole else row_window(problem)
         if window > 1 and steps > 1:  # the rows of a step lie in their windows as those of the next
             shares = -(-shares // window) * window
-        super().__init__(problem, shares)
-        programs = shares * (rows.samples if problem.modulated else 1)
+        super().__init__(problem, shares * (rows.summed // max(1, rows.shared)))
+        self.rows, self.shares = rows, shares
+        span: tuple[int, ...] = ()
+        gate: tuple[int, ...] = ()
+        product: dict[str, bool] = {}
+        if rows.gate is not None:
+            span, gate = (rows.shared,), (rows.gate.rows, rows.gate.step)
+            product = {"EACH": rows.each, "PER_ELEMENT": rows.gate.per_element}
         self.backward = prepared(
-            kernels.rows_backward if problem.added is None else sum_kernels.rows_sum_backward,
-            programs,
+            self.kernel,
+            shares * (rows.count // max(1, rows.shared) if rows.each else 1),
             (
-                rows.count, rows.positions, shares if problem.modulated else 1, *rows.steps, *rows.behind, steps,
+                rows.count, rows.positions, *span, shares if rows.each else 1, *rows.steps, *rows.behind, *gate, steps,
                 self.activation_parameter,
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "BIAS": self.sums_first,
                 "K": view.channels, "ALIGN": rows.alignment, "WINDOW": window, "BLOCK_U": together,
                 "BLOCK_K": power_of_two(view.channels + window - 1), "STAGES": stages(config.stages),
-                "RELOAD": config.reload,
+                "RELOAD": config.reload, **product,
             },
             config.warps,
         )  # fmt: skip
@@ -148,9 +166,40 @@ class RowsBackward(SummedRowsBackward):
 class RowsSumBackward(SumBackward, RowsBackward):
     """Each program takes a share, with sums around the norm."""
 
+    kernel = sum_kernels.rows_sum_backward
+
     def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
         grad_output, input, *around = data
         self.backward(grad_output, input, dx, *operands, *around, *sums)
+
+
+class RowsGatedBackward(RowsSumBackward):
+    """Each program takes a share, with sums around the norm, of which the one before it is of a product. The shares of
+    the rows of a gate leave sums for its gradient, which a last launch adds up, and an only share leaves the gradient.
+    """
+
+    kernel = sum_kernels.rows_gated_backward
+
+    def __init__(self, problem: Problem, config: RowsBackwardConfig) -> None:
+        super().__init__(problem, config)
+        rows, gate = self.rows, self.rows.gate
+        assert gate is not None
+        shares = self.shares * (gate.rows // max(1, rows.shared))
+        view = View(rows.count // max(1, gate.rows), 1, problem.view.channels if gate.per_element else 1, 1)
+        partials = PartialsShape(view, shares, 0, last=True, per_batch=False)
+        self.gate_sums = partials.total
+        self.of_gate: Combination | None = None
+        if shares > 1:
+            self.of_gate = Combination(self, partials, 0, 1, ParameterSums(partials, False, True))
+
+    def gradients(self, data: Tensors, dx: Tensor | None, operands: Tensors, sums: Tensors) -> None:
+        *around, grad_gate = data
+        if grad_gate is None or self.of_gate is None:
+            super().gradients(data, dx, operands, sums)
+        else:
+            partials = self.workspace(self.gate_sums)
+            super().gradients((*around, partials), dx, operands, sums)
+            self.of_gate(partials, (None,) * 4, None, (None, None, None, grad_gate))
 
 
 class LongRowsBackward(SummedRowsBackward):

@@ -6,9 +6,18 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, contiguous_in
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
+from fusednorm.operands import (
+    BackwardOperands,
+    Gated,
+    Gradients,
+    Operands,
+    Results,
+    SumGradients,
+    Sums,
+    Wanted,
+)
 from fusednorm.problem import Added, Problem
-from fusednorm.strides import contiguous
+from fusednorm.strides import contiguous, packed_strides
 
 
 def added_of(problem: Problem) -> Added:
@@ -72,8 +81,8 @@ class SumForward(ForwardPlan):
 
 class SumBackward(BackwardPlan):
     """A :class:`~fusednorm.instance.SumBackwardPlan`. To the data that it runs on belong, behind grad_output and the
-    input, post_add, the gradient of the sum, and the tensor for the gradient of post_add, each None where there is
-    none."""
+    input, post_add, the gradient of the sum, and the tensor for the gradient of post_add, and where there is a gate
+    that gate, pre_add, and the tensors for the gradients of pre_add and of the gate; each None where there is none."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -81,13 +90,14 @@ class SumBackward(BackwardPlan):
         wanted: Wanted,
         post_add: Tensor | None,
         grad_sum: Tensor | None,
+        gated: Gated | None = None,
         out: Tensor | None = None,
         post_out: Tensor | None = None,
-    ) -> tuple[Gradients, Tensor | None]:
+    ) -> tuple[Gradients, SumGradients]:
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, wanted, post_add, grad_sum, out, post_out)
+                return self(operands, wanted, post_add, grad_sum, gated, out, post_out)
         grad_input, grad_post_add = out, post_out
         if grad_input is None and self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype)
@@ -97,13 +107,26 @@ class SumBackward(BackwardPlan):
             self.allocate(*like) if like is not None and want else None
             for like, want in zip(self.gradients_of, wanted[1:], strict=True)
         ]
+        around = SumGradients(post_add=grad_post_add)
+        product = () if gated is None else self.product(gated, around)
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             saved = None if self.rms else contiguous_in(o.mean, self.compute), contiguous_in(o.rstd, self.compute)
-            data = o.grad_output, o.input, post_add, grad_sum, grad_post_add
+            data = o.grad_output, o.input, post_add, grad_sum, grad_post_add, *product
             self.run(data, grad_input, saved, parameters, grads)
         else:
-            for grad in grads:
+            for grad in (*grads, around.pre_gate):
                 if grad is not None:
                     grad.zero_()
-        return Gradients(grad_input, *grads), grad_post_add
+        return Gradients(grad_input, *grads), around
+
+    def product(self, gated: Gated, around: SumGradients) -> Tensors:
+        """The gate, pre_add, and the tensors for their gradients, which are put into ``around``."""
+        gate, pre_add = contiguous(gated.pre_gate), gated.pre_add
+        assert gate is not None
+        if gated.wants_pre_add:
+            around.pre_add = self.allocate(self.shape, self.strides, self.dtype)
+        if pre_add is not None:
+            shape = tuple(gate.shape)
+            around.pre_gate = self.allocate(shape, packed_strides(shape), gate.dtype)
+        return gate, pre_add, around.pre_add, around.pre_gate
