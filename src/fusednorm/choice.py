@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusednorm.backends import reference
-from fusednorm.instance import Backend, Candidate, Instance, Plan
+from fusednorm.instance import (
+    Backend,
+    Candidate,
+    Instance,
+    Plan,
+    Ranks,
+    SpreadBackwardPlan,
+    SpreadForwardPlan,
+)
 from fusednorm.problem import Problem
 from fusednorm.tuning import TunedFile, file_of_environment, opened
 
@@ -147,6 +155,27 @@ def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Cho
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)
     return Choice(instance or default(problem, alone))
+
+
+def spread(problem: Problem, name: str | None = None) -> SpreadForwardPlan | SpreadBackwardPlan | None:
+    """The plan of a process's part of an input that is spread over several; None where no instance has one, or where
+    the ``name`` of another one is given."""
+    if problem.device != "cuda" and name is None:
+        return None
+    from fusednorm.backends.triton.instances import TILES
+
+    return TILES.spread(problem) if name in (None, TILES.name) else None
+
+
+def ranks(device: str) -> Ranks | None:
+    """What merges the vectors of all ranks on a device; None where torch's operators do."""
+    from fusednorm.backends.triton.instances import TILES, unavailable
+
+    if (device == "cuda" or forced() == TILES.name) and unavailable() is None:
+        from fusednorm.backends.triton.plans import spread as found
+
+        return found
+    return None
 
 
 @contextmanager

@@ -92,10 +92,16 @@ class Units:
         return values.narrow(-1, self.first, channels)
 
     def merge(self, part: Moments) -> Moments:
-        """This rank's part of the statistics of the whole, from the moments of its (n, c)."""
+        """This rank's part of the statistics of the whole, from the moments of its (n, c).
+
+        The count stays one number where every statistic has as many elements: where this rank has all channels.
+        """
         channels = part.mean.shape[-1]
-        counts = part.count.expand(part.mean.shape)
-        count = self.sums(counts)
+        complete = self.first == 0 and channels == self.channels
+        if complete and self.group_channels == 1:
+            return part
+        counts = part.count if complete else part.count.expand(part.mean.shape)
+        count = counts * self.group_channels if complete else self.sums(counts)
         elements = count.clamp(min=1)
         mean = self.sums(counts * part.mean) / elements
         # The mean of the deviations corrects the rounding of the mean: the mean of equal numbers is then that number.
