@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,11 +172,14 @@ def ranks(device: str) -> Ranks | None:
     """What merges the vectors of all ranks on a device; None where torch's operators do."""
     from fusednorm.backends.triton.instances import TILES, unavailable
 
-    if (device == "cuda" or forced() == TILES.name) and unavailable() is None:
-        from fusednorm.backends.triton.plans import spread as found
+    return _rank_kernels() if (device == "cuda" or forced() == TILES.name) and unavailable() is None else None
 
-        return found
-    return None
+
+@cache
+def _rank_kernels() -> Ranks:
+    from fusednorm.backends.triton.plans.spread import RankKernels
+
+    return RankKernels()
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from fusednorm.distributed.collective import active_group, gather, sum_in_rank_o
 from fusednorm.distributed.moments import Units
 from fusednorm.distributed.rows import row_norm
 from fusednorm.distributed.sharding import (
+    Shard,
     axis_of,
     channel_part,
     check_axis,
@@ -110,7 +111,10 @@ def group_norm(
         arguments.check_integer(function, "num_groups", num_groups)
         return facts_of(operands, axis, eps, activation, channel_dim=channel_dim, num_groups=num_groups)
 
-    shard = (together if part == "channels" else together_once)(function, ranks, axis, check)
+    if part == "channels":
+        shard: Shard | None = together(function, ranks, axis, check)
+    else:
+        shard = together_once(function, ranks, axis, input, check)
     channels = shard.whole if shard is not None and part == "channels" else input.shape[channel_dim]
     if num_groups <= 0 or channels % num_groups:
         raise ValueError(
@@ -197,7 +201,10 @@ def instance_norm(
             running_statistics=running_mean is not None,
         )  # fmt: skip
 
-    shard = (together if part == "samples" else together_once)(function, ranks, axis, check)
+    if part == "samples":
+        shard: Shard | None = together(function, ranks, axis, check)
+    else:
+        shard = together_once(function, ranks, axis, input, check)
     if not own:
         weight, bias, scale, shift = with_summed_gradients(function, ranks, operands)
         return functional.instance_norm(
@@ -291,7 +298,7 @@ def batch_norm(
             running_statistics=running_mean is not None,
         )  # fmt: skip
 
-    shard = together_once(function, ranks, axis, check)
+    shard = together_once(function, ranks, axis, input, check)
     if not own:
         weight, bias, scale, shift = with_summed_gradients(function, ranks, operands)
         return functional.batch_norm(

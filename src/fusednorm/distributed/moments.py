@@ -97,7 +97,7 @@ class Units:
         The count stays one number where every statistic has as many elements: where this rank has all channels.
         """
         channels = part.mean.shape[-1]
-        complete = self.first == 0 and channels == self.channels
+        complete = self.first == 0 and channels == self.channels and not (self.over_samples and len(part.mean) > 1)
         if complete and self.group_channels == 1:
             return part
         counts = part.count if complete else part.count.expand(part.mean.shape)

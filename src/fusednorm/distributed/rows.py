@@ -54,7 +54,7 @@ def row_norm(
         return facts_of(operands, axis, number, activation, channel_dim=channel_dim, normalized_shape=wanted)
 
     if part == "rows":
-        together_once(function, group, axis, check)
+        together_once(function, group, axis, input, check)
         weight, bias, _, _ = with_summed_gradients(function, group, operands)
         return plain(weight, bias)
     shard = together(function, group, axis, check)

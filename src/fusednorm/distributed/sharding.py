@@ -114,29 +114,34 @@ def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -
             raise
     if refusal is not None:
         raise refusal
-    if exchange_device(group).type == "cuda":
-        _agreed.setdefault(group, set()).add(_key(function, facts))
     return Shard(axis, sizes, sum(sizes[: torch.distributed.get_rank(group)]))
 
 
-def together_once(function: str, group: Any, axis: int, check: Callable[[], Facts]) -> Shard | None:
-    """:func:`together`, or None where the group has agreed about such a call and only a GPU's memory could carry
-    another header, for which the host would wait: a call need not know the sizes of the other parts then.
+def together_once(function: str, group: Any, axis: int, input: Tensor, check: Callable[[], Facts]) -> Shard | None:
+    """:func:`together`; None where the group has agreed about such a call before, of a whole with elements, and only a
+    GPU's memory could carry another header, for which the host would wait. The call must not need the sizes then.
 
     Ranks whose calls differ later on send a header and moments. The transport's watchdog ends that after the group's
     timeout, as it ends calls that a rank does not make.
     """
-    known = _agreed.get(group)
-    if known is not None and exchange_device(group).type == "cuda":
+    if exchange_device(group).type != "cuda":
+        return together(function, group, axis, check)
+    known = _agreed.setdefault(group, set())
+    if known:
         facts = check()
         del facts[_OWN]
-        if _key(function, facts) in known:
+        if repr((function, facts)) in known:
             return None
-    return together(function, group, axis, check)
+    found: list[Facts] = []
 
+    def checked() -> Facts:
+        found.append(check())
+        return found[0]
 
-def _key(function: str, facts: Facts | None) -> str:
-    return repr((function, facts))
+    shard = together(function, group, axis, checked)
+    if shard.elements(input):
+        known.add(repr((function, found[0])))  # without this rank's own size, which together has taken
+    return shard
 
 
 def facts_of(operands: Operands, axis: int, eps: float, activation: str | Activation | None, **others: Any) -> Facts:

@@ -91,7 +91,7 @@ def normalize_channels(
     channels = input.shape[channel_dim]
     learning = any(each is not None and each.requires_grad for each in _parameters(operands))
     exchange = Exchange(function, groups, units, replicated, backward=input.requires_grad or (replicated and learning))
-    if units.first == 0 and channels == units.channels and input.numel():
+    if units.first == 0 and channels == units.channels:
         norm = call_norm(*_family(units), channel_dim, eps, activation)
         found = normalize_fused(exchange, norm, operands, running, inspect)
         if found is not None:

@@ -143,7 +143,7 @@ class TilesInstance:
         """The plan of a part of an input that is spread over processes; None where this instance has none."""
         from fusednorm.backends.triton.plans.spread import SpreadBackward, SpreadForward
 
-        if "input" in problem.copies or problem.view.numel == 0 or problem.norm.per_position or _elsewhere(problem):
+        if "input" in problem.copies or problem.norm.per_position or _elsewhere(problem):
             return None
         seen = tiled(problem)
         return (SpreadBackward if problem.backward else SpreadForward)(problem, seen, passes_for(seen))

@@ -45,7 +45,7 @@ def move_running(p_running, o_unit, m_unit, statistic, share):
 @triton.jit(do_not_specialize=["units", "ranks"])
 def merge_ranks(
     p_parts, p_mean, p_rstd, p_var, p_count, p_running_mean, p_running_var, p_share,
-    units, ranks, eps: tl.float64, share: tl.float64, BLOCK_U: tl.constexpr,
+    units, ranks, eps: tl.float64, share: tl.float64, OVERLAP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The statistics of the whole from the moments of all ranks, by Chan's formula in the order of the ranks; and the
     running statistics, which move by ``share``, or by the number in ``p_share`` where that is given.
@@ -53,7 +53,9 @@ def merge_ranks(
     Any rank may have no elements. A count of NaN makes all statistics NaN. Where no rank has any element, the mean and
     the variance are 0, and running statistics stay.
     """
-    o_unit = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    if OVERLAP:
+        gdc_launch_dependents()
+    o_unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_unit = o_unit < units
     one = tl.full((), 1.0, tl.float64)
     total = tl.load(p_parts + 2 * units)
@@ -86,8 +88,10 @@ def merge_ranks(
 
 
 @triton.jit(do_not_specialize=["length", "ranks"])
-def sum_ranks(p_parts, p_count, p_sums, p_means, length, ranks, BLOCK: tl.constexpr):
+def sum_ranks(p_parts, p_count, p_sums, p_means, length, ranks, OVERLAP: tl.constexpr, BLOCK: tl.constexpr):
     """The sums over the ranks, in their order, and the same over the number of elements under one statistic."""
+    if OVERLAP:
+        gdc_launch_dependents()
     o_sum = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     m_sum = o_sum < length
     total = tl.load(p_parts + o_sum, m_sum, 0.0)

@@ -6,7 +6,6 @@ The current device is that of the tensors.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config.kinds import TilesConfig
 from fusednorm.backends.triton.kernels import ranks as kernels
 from fusednorm.backends.triton.launch import Launch, Scalars, prepared
+from fusednorm.backends.triton.plans import base
 from fusednorm.backends.triton.plans.base import BackwardPlan, Tensors, allocator
 from fusednorm.backends.triton.plans.tiles import (
     Combination,
@@ -24,12 +24,15 @@ from fusednorm.backends.triton.plans.tiles import (
     TilesForward,
 )
 from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.instance import Ranks
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
 from fusednorm.problem import Problem, View
 from fusednorm.strides import contiguous
 
 #: Numbers that a program merges over the ranks: a thread has two, and few programs start.
-MERGED_NUMBERS = 256
+MERGED_NUMBERS, MERGING_WARPS = 256, 4
+#: A program whose lengths or momenta change with every call pays for launches again.
+MOST_LAUNCHES = 1024
 _NONE = (None, None, None, None)
 
 
@@ -48,6 +51,8 @@ class SpreadForward(TilesForward):
 
     def local_moments(self, input: Tensor) -> Tensor:
         packed = self.allocate((2 * self.units + 1,), (1,), torch.float64)
+        if self.empty:
+            return packed.zero_()
         partials = self.workspace(2 * self.partials.total)
         self.moments(input, partials)
         self.finalize(partials, packed)
@@ -55,7 +60,8 @@ class SpreadForward(TilesForward):
 
     def output(self, operands: Operands, mean: Tensor, rstd: Tensor) -> Tensor:
         output = self.allocate(self.shape, self.strides, self.dtype)
-        self.apply(operands.input, output, *_parameters(operands), mean, rstd, None, None, None, None)
+        if not self.empty:
+            self.apply(operands.input, output, *_parameters(operands), mean, rstd, None, None, None, None)
         return output
 
 
@@ -89,17 +95,22 @@ class SpreadBackward(TilesBackward):
 
     def local_sums(self, operands: BackwardOperands) -> Tensor:
         o, partials = operands, self.workspace(2 * self.partials.total)
-        self.reduce(o.grad_output, o.input, *_parameters(o), o.mean, o.rstd, partials)
+        if not self.empty:
+            self.reduce(o.grad_output, o.input, *_parameters(o), o.mean, o.rstd, partials)
         return partials
 
     def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
         totals = self.allocate((2 * self.units,), (1,), torch.float64)
+        if self.empty:
+            return totals.zero_()
         self.of_chunks.totals(sums, _parameters(operands), totals)
         return totals
 
     def packed_sums(self, sums: Tensor) -> Tensor:
         size = self.rows * self.of_ranks.channels
         packed = self.allocate((2 * size,), (1,), torch.float64)
+        if self.empty:
+            return packed.zero_()
         p, q = packed[:size], packed[size:]
         self.of_chunks.gradients(sums, _NONE, (None, None, q, p) if self.by_sample else (q, p, None, None))
         return packed
@@ -109,6 +120,8 @@ class SpreadBackward(TilesBackward):
             self.allocate(*like) if like is not None and want else None
             for like, want in zip(self.gradients_of, wanted[1:], strict=True)
         ]
+        if self.empty and not of_ranks:
+            return Gradients(None, *(None if grad is None else grad.zero_() for grad in grads))
         if any(grad is not None for grad in grads):
             (self.of_ranks if of_ranks else self.of_chunks).gradients(sums, _parameters(operands), grads)
         return Gradients(None, *grads)
@@ -120,7 +133,8 @@ class SpreadBackward(TilesBackward):
 
     def grad_input(self, operands: BackwardOperands, totals: Tensor) -> Tensor:
         o, dx = operands, self.allocate(self.shape, self.strides, self.dtype)
-        self.last_pass(o.grad_output, o.input, dx, *_parameters(o), o.mean, o.rstd, totals, None, *_NONE)
+        if not self.empty:
+            self.last_pass(o.grad_output, o.input, dx, *_parameters(o), o.mean, o.rstd, totals, None, *_NONE)
         return dx
 
 
@@ -153,48 +167,57 @@ def _parameters(operands: Operands | BackwardOperands) -> Tensors:
     return contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
 
 
-# --- what all ranks sent ---
+class RankKernels(Ranks):
+    """What Triton's kernels make of the vectors of all ranks. Each launch is the first of an operation: what is before
+    it in the stream is the transport's."""
+
+    def __init__(self) -> None:
+        self.overlap = {"OVERLAP": base.overlaps()}
+        self.merges: dict[tuple[int, int, float, float], Launch] = {}
+        self.sums: dict[tuple[int, int], Launch] = {}
+
+    def merge_moments(
+        self,
+        parts: Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        share: float | Tensor = 0.0,
+    ) -> Statistics:
+        ranks, length = parts.shape
+        units, empty = length // 2, allocator(parts.device.type)
+        mean, rstd, var = (empty((units,), (1,), dtype) for _ in range(3))
+        count = empty((1,), (1,), torch.float64)
+        given = share.to(parts.device) if isinstance(share, Tensor) else None
+        key = (units, ranks, float(eps), 0.0 if given is not None else float(share))
+        launch = self.merges.get(key)
+        if launch is None:
+            launch = _kept(self.merges, key, self._over(kernels.merge_ranks, units, key))
+        launch(parts, mean, rstd, var, count, running_mean, running_var, given)
+        return Statistics(mean, rstd, var, count)
+
+    def sum_over_ranks(
+        self, parts: Tensor, count: Tensor, sums: torch.dtype | None, means: torch.dtype | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        ranks, length = parts.shape
+        empty = allocator(parts.device.type)
+        total, mean = (None if dtype is None else empty((length,), (1,), dtype) for dtype in (sums, means))
+        key = (length, ranks)
+        launch = self.sums.get(key)
+        if launch is None:
+            launch = _kept(self.sums, key, self._over(kernels.sum_ranks, length, key))
+        launch(parts, count, total, mean)
+        return total, mean
+
+    def _over(self, kernel: Any, numbers: int, scalars: Scalars) -> Launch:
+        """The launch whose programs take a block of so many numbers each."""
+        block = min(power_of_two(numbers), MERGED_NUMBERS)
+        return Launch(kernel, -(-numbers // block), scalars, {**self.overlap, "BLOCK": block}, MERGING_WARPS)
 
 
-def merge_moments(
-    parts: Tensor,
-    eps: float,
-    dtype: torch.dtype,
-    running_mean: Tensor | None = None,
-    running_var: Tensor | None = None,
-    share: float | Tensor = 0.0,
-) -> Statistics:
-    """See :class:`~fusednorm.instance.Ranks`."""
-    ranks, length = parts.shape
-    units = length // 2
-    empty, shape = allocator(parts.device.type), (units,)
-    mean, rstd, var = (empty(shape, (1,), dtype) for _ in range(3))
-    count = empty((1,), (1,), torch.float64)
-    number, given = (0.0, share) if isinstance(share, Tensor) else (float(share), None)
-    if given is not None and given.device != parts.device:
-        given = given.to(parts.device)
-    _merge(units, ranks, float(eps), number)(parts, mean, rstd, var, count, running_mean, running_var, given)
-    return Statistics(mean, rstd, var, count)
-
-
-def sum_over_ranks(
-    parts: Tensor, count: Tensor, sums: torch.dtype | None, means: torch.dtype | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """See :class:`~fusednorm.instance.Ranks`."""
-    ranks, length = parts.shape
-    empty = allocator(parts.device.type)
-    total, mean = (None if dtype is None else empty((length,), (1,), dtype) for dtype in (sums, means))
-    _sum(length, ranks)(parts, count, total, mean)
-    return total, mean
-
-
-@lru_cache(1024)
-def _merge(units: int, ranks: int, eps: float, share: float) -> Launch:
-    block = min(power_of_two(units), MERGED_NUMBERS)
-    return Launch(kernels.merge_ranks, -(-units // block), (units, ranks, eps, share), {"BLOCK_U": block}, 4)
-
-
-@lru_cache(1024)
-def _sum(length: int, ranks: int) -> Launch:
-    block = min(power_of_two(length), MERGED_NUMBERS)
-    return Launch(kernels.sum_ranks, -(-length // block), (length, ranks), {"BLOCK": block}, 4)
+def _kept(launches: dict[Any, Launch], key: Any, launch: Launch) -> Launch:
+    if len(launches) >= MOST_LAUNCHES:
+        launches.clear()
+    launches[key] = launch
+    return launch
