@@ -23,7 +23,7 @@ from fusednorm.distributed.fused import normalize_fused
 
 #: An empty rank, each order of memory, float64, running statistics by a number and by a tensor, no gradient. The
 #: interpreter truncates to bfloat16.
-MODULES = ("silu_empty", "double", "cumulative", "frozen")
+MODULES = ("modulated", "double", "cumulative", "frozen")
 #: The same for shared parameters and units of groups; one element of a statistic on each rank.
 FUNCTIONS = (
     "group, width, channels_last",

@@ -48,17 +48,15 @@ def merge_in_order(parts: Tensor, statistics: int) -> Moments:
 
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
     """
-    means, m2s, counts = parts[:, :statistics], parts[:, statistics : 2 * statistics], parts[:, 2 * statistics :]
-    # The sums of the first counts, exact in any order. cumsum is refused on GPUs under deterministic algorithms.
-    totals = counts.T.unsqueeze(1).expand(-1, len(parts), -1).tril().sum(2).T
-    shares = counts / totals.clamp(min=1)
-    weights = (totals - counts) * shares
-    mean, m2 = means[0], m2s[0]
+    means, m2s, counts = (list(each.unbind()) for each in parts.tensor_split((statistics, 2 * statistics), 1))
+    mean, m2, total = means[0], m2s[0], counts[0]
     for rank in range(1, len(parts)):
+        before, total = total, total + counts[rank]
+        share = counts[rank] / total.clamp(min=1)
         delta = means[rank] - mean
-        mean = mean + delta * shares[rank]
-        m2 = m2 + m2s[rank] + delta * delta * weights[rank]
-    return Moments(totals[-1], mean, m2)
+        mean = mean + delta * share
+        m2 = m2 + m2s[rank] + delta * delta * (before * share)
+    return Moments(total, mean, m2)
 
 
 @dataclass(frozen=True, slots=True)

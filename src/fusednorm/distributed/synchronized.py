@@ -160,7 +160,7 @@ class _Synchronized(torch.autograd.Function):
         results = [
             normalize(norm, Operands(part, a, b, mean=m, var=v)) for part, a, b, m, v in zip(parts, *rows, strict=True)
         ]
-        rstd = torch.cat([found.rstd for found in results if found.rstd is not None]).view(mean.shape)
+        rstd = _whole([found.rstd for found in results]).view(mean.shape)
         ctx.save_for_backward(input, factor, offset, mean, var, rstd, count)
         return _joined(norm, [found.output for found in results], input)
 
@@ -217,7 +217,9 @@ def _parts(tensor: Tensor, rows: int, like: Tensor | None = None) -> list[Tensor
 
 def _rows(tensor: Tensor | None, parts: int) -> list[Any]:
     """A row of statistics or parameters for each part."""
-    return [None] * parts if tensor is None else list(tensor.reshape(parts, -1).unbind())
+    if tensor is None:
+        return [None] * parts
+    return [tensor.reshape(-1)] if parts == 1 else list(tensor.reshape(parts, -1).unbind())
 
 
 def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
@@ -242,9 +244,14 @@ def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor
             check_backward(function, norm, operands)
         # A and B are in the dtype of the computation, so that their gradients, q and p, are not rounded to another.
         found.append(gradients(norm, operands, (False, True, True, False, False)))
-    p = torch.cat([each.bias for each in found if each.bias is not None])
-    q = torch.cat([each.weight for each in found if each.weight is not None])
+    p, q = _whole([each.bias for each in found]), _whole([each.weight for each in found])
     return torch.stack((p, q)).view(2, *mean.shape)
+
+
+def _whole(parts: list[Tensor | None]) -> Tensor:
+    """What each part has, one after the other."""
+    found = [part for part in parts if part is not None]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _widened(o: BackwardOperands) -> BackwardOperands:

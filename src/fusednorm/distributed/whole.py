@@ -131,10 +131,12 @@ def _composed(
         whole_mean, whole_var, count = exchange_statistics(exchange, part, eps, dtype, running, inspect)
         mean, var = (units.spread(each, input.shape[axis]) for each in (whole_mean, whole_var))
     factor, offset = _affine(operands, dtype)
-    shape = torch.broadcast_shapes(*(each.shape for each in (mean, factor, offset) if each is not None))
-    rows = [None if each is None else each.expand(shape) for each in (factor, offset)]
+    # A row for each sample, of which there may be none, where anything differs by sample.
+    rows = next((len(each) for each in (mean, factor, offset) if each is not None and len(each) != 1), 1)
+    mean, var = (each.expand(rows, -1) for each in (mean, var))
+    factor, offset = (None if each is None else each.expand(rows, -1) for each in (factor, offset))
     norm = call_norm("batch_norm", 0, axis, eps, activation, False)
-    output = normalize_by(exchange, norm, input, rows[0], rows[1], mean.expand(shape), var.expand(shape), count)
+    output = normalize_by(exchange, norm, input, factor, offset, mean, var, count)
     return Whole(output.movedim(1, -1) if moves else output, whole_mean, whole_var, count)
 
 
