@@ -49,7 +49,8 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
             case = distributed_cases.CASES[name]
             found[name] = [distributed_worker.trained(case, rank, world_size, None, device)]
         for name in FUNCTIONS:
-            found[name] = [spread_worker.results(spread_cases.CASES[name], rank, world_size, device)]
+            with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):  # which are checked
+                found[name] = [spread_worker.results(spread_cases.CASES[name], rank, world_size, device)]
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -48,8 +48,11 @@ class _Call:
         parts, _ = gather_moments(self.exchange, packed, packed.numel() // 2, self.inspect)
         moved = () if self.running is None else (self.running.mean, self.running.var, self.running.share)
         dtype = compute_dtype(operands.input.dtype)
-        statistics = self.kernels.merge_moments(parts, self.norm.eps, dtype, *moved)
-        return self.plan.output(operands, statistics.mean, statistics.rstd), statistics
+        found = self.kernels.merge_moments(parts, self.norm.eps, dtype, *moved)
+        if not self.norm.per_batch:
+            shape = operands.input.shape[0], -1
+            found = Statistics(found.mean.view(shape), found.rstd.view(shape), found.var.view(shape), found.count)
+        return self.plan.output(operands, found.mean, found.rstd), found
 
 
 def normalize_fused(
@@ -59,7 +62,8 @@ def normalize_fused(
     running: Running | None = None,
     inspect: Inspection | None = None,
 ) -> tuple[Tensor, Statistics] | None:
-    """This rank's part of the output, and the statistics of the whole as vectors; None where no kernels run the call.
+    """This rank's part of the output, and the statistics of the whole, (N, groups), in batch_norm (C,); None where no
+    kernels run the call.
 
     ``norm`` is that of this rank's units, all of whose channels the rank has.
     """

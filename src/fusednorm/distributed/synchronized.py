@@ -85,7 +85,8 @@ def exchange_statistics(
     """mean and biased variance of the whole, (N or 1, groups), in a dtype, from this rank's part, and their counts."""
     units, shape = part.mean.numel(), part.mean.shape
     parts, any_elements = gather_moments(exchange, part.packed(), units, inspect)
-    kernels = None if part.count.numel() > 1 or type(parts) is not Tensor else ranks(parts.device.type)
+    traced = type(parts) is not Tensor or torch.compiler.is_compiling()
+    kernels = None if part.count.numel() > 1 or traced else ranks(parts.device.type)
     if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
         moved = () if running is None else (running.mean, running.var, running.share)
         found = kernels.merge_moments(parts, eps, dtype, *moved)

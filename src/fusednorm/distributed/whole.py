@@ -91,13 +91,12 @@ def normalize_channels(
     channels = input.shape[channel_dim]
     learning = any(each is not None and each.requires_grad for each in _parameters(operands))
     exchange = Exchange(function, groups, units, replicated, backward=input.requires_grad or (replicated and learning))
-    if units.first == 0 and channels == units.channels:
+    if units.first == 0 and channels == units.channels and (units.over_samples or input.shape[0]):
         norm = call_norm(*_family(units), channel_dim, eps, activation)
         found = normalize_fused(exchange, norm, operands, running, inspect)
         if found is not None:
             output, statistics = found
-            rows = 1 if units.over_samples else input.shape[0]
-            mean, var = statistics.mean.view(rows, -1), statistics.var.view(rows, -1)
+            mean, var = (each[None] if units.over_samples else each for each in (statistics.mean, statistics.var))
             return Whole(output, mean, var, statistics.count)
     return _composed(exchange, operands, eps, activation, channel_dim, running, inspect)
 
