@@ -30,6 +30,7 @@ class Case:
     offset: float = 3.0  # how far the ranks' means are apart
     mean: float = 0.0  # what is added to all of them
     frozen: bool = False  # the input requires no grad
+    modulated: bool = False  # by a scale and a shift of each rank's samples
 
     def samples(self, world_size: int) -> tuple[int, ...]:
         return (WITH_EMPTY if self.empty else UNEVEN)[world_size]
@@ -55,6 +56,8 @@ CASES = {
     "far": Case(mean=3000.0, momentum=1.0),
     "far_relu": Case(mean=3000.0, activation="relu"),
     "frozen": Case(frozen=True, activation="relu"),
+    "modulated": Case(modulated=True, activation="silu", empty=True),
+    "modulated_nhwc": Case(modulated=True, activation="relu", layout="channel_dim"),
 }
 
 
@@ -63,6 +66,13 @@ def parameters(case: Case) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(1)
     weight, bias = torch.randn(2, CHANNELS, generator=generator).to(case.parameter_dtype)
     return weight, bias
+
+
+def modulation(case: Case, rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    """A rank's scale and shift."""
+    generator = torch.Generator().manual_seed(500 + rank)
+    scale, shift = torch.randn(2, case.samples(world_size)[rank], CHANNELS, generator=generator)
+    return scale, shift
 
 
 def draw(case: Case, rank: int, world_size: int, step: int) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from distributed_cases import CASES, CHANNELS, Case, draw, parameters
+from distributed_cases import CASES, CHANNELS, Case, draw, modulation, parameters
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,11 +37,15 @@ def module_of(case: Case, group: Any) -> SyncBatchNorm:
 def trained(case: Case, rank: int, world_size: int, group: Any, device: str) -> Found:
     """The results of the last step, and the running statistics."""
     module = module_of(case, group).to(device)
+    around: Found = {}
+    if case.modulated:
+        scale, shift = (tensor.to(device).requires_grad_() for tensor in modulation(case, rank, world_size))
+        around = {"scale": scale, "shift": shift}
     for step in range(case.steps):
         input, grad = (tensor.to(device) for tensor in draw(case, rank, world_size, step))
         input.requires_grad_(not case.frozen)
         module.zero_grad()
-        output = module(input)
+        output = module(input, **around)
         if output.requires_grad:
             output.backward(grad)
     found = {
@@ -54,7 +58,7 @@ def trained(case: Case, rank: int, world_size: int, group: Any, device: str) -> 
         "running_var": module.running_var,
         "num_batches_tracked": module.num_batches_tracked,
         "evaluated": module.eval()(input).detach(),
-    }
+    } | {name: value.grad for name, value in around.items()}
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 

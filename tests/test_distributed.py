@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from distributed_cases import CASES, CHANNELS, Case, draw, laid_out, parameters, plain
+from distributed_cases import CASES, CHANNELS, Case, draw, laid_out, modulation, parameters, plain
 from torch import Tensor
 
 import fusednorm
@@ -64,14 +64,17 @@ def whole(case: Case, members: list[int], world_size: int, dtype: torch.dtype) -
         # Parameters of each member's own: the gradients are those of its samples.
         weights = [values[0].to(dtype).clone().requires_grad_() for _ in members]
         biases = [values[1].to(dtype).clone().requires_grad_() for _ in members]
+        scales, shifts = zip(*(modulated(case, rank, world_size, dtype) for rank in members), strict=True)
         x = torch.cat(inputs)
         mean = x.mean((0, 2, 3), keepdim=True)
         var = (x - mean).square().mean((0, 2, 3), keepdim=True)
         outputs = [
             ACTIVATIONS[case.activation](
-                (input - mean) * (var + EPS).rsqrt() * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1)
+                ((input - mean) * (var + EPS).rsqrt() * weight.view(1, -1, 1, 1) + bias.view(1, -1, 1, 1))
+                * (1 + scale[:, :, None, None])
+                + shift[:, :, None, None]
             )
-            for input, weight, bias in zip(inputs, weights, biases, strict=True)
+            for input, weight, bias, scale, shift in zip(inputs, weights, biases, scales, shifts, strict=True)
         ]
         grads = [plain(case, grad).to(dtype) for _, grad in drawn]
         torch.autograd.backward(outputs, grads)
@@ -85,12 +88,20 @@ def whole(case: Case, members: list[int], world_size: int, dtype: torch.dtype) -
         "input": [laid_out(case, input.grad) for input in inputs if input.grad is not None],
         "weight": [weight.grad for weight in weights],
         "bias": [bias.grad for bias in biases],
+        "scale": [scale.grad for scale in scales],
+        "shift": [shift.grad for shift in shifts],
         "running_mean": [running_mean] * len(members),
         "running_var": [running_var] * len(members),
         "mean": mean.detach().flatten(),
         "rstd": (var.detach().flatten() + EPS).rsqrt(),
         "count": count,
     }
+
+
+def modulated(case: Case, rank: int, world_size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """A rank's scale and shift, which are zeros where the call has none."""
+    scale, shift = (each.to(dtype) * case.modulated for each in modulation(case, rank, world_size))
+    return scale.requires_grad_(), shift.requires_grad_()
 
 
 def check_results(ranks: Found, name: str) -> None:
@@ -103,7 +114,8 @@ def check_results(ranks: Found, name: str) -> None:
         rough = whole(case, members, world_size, torch.float32)
         offset = offset_of(exact["mean"], exact["rstd"])
         got = found[name][0]
-        for key in ("output", "input", "weight", "bias", "running_mean", "running_var"):
+        keys = ("output", "input", "weight", "bias", "running_mean", "running_var")
+        for key in (*keys, "scale", "shift") if case.modulated else keys:
             if (case.frozen and key == "input") or (not case.affine and key in ("weight", "bias")):
                 assert got[key] is None
                 continue

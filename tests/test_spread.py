@@ -307,7 +307,7 @@ def test_units_merge_a_ranks_channels(size: int, first: int, channels: int) -> N
     for place in range(6 // size):
         start, stop = (min(max(edge - first, 0), channels) for edge in (place * size, (place + 1) * size))
         elements = values[:, start:stop].flatten(1)
-        assert found.count[0, place] == elements.shape[1]
+        assert found.count.expand(found.mean.shape)[0, place] == elements.shape[1]
         if elements.numel():
             torch.testing.assert_close(found.mean[:, place], elements.mean(1))
             torch.testing.assert_close(found.var()[:, place], elements.var(1, correction=0))
@@ -341,7 +341,7 @@ def test_the_exchange_of_a_backward_runs_beside_a_pass_over_memory(monkeypatch: 
     monkeypatch.setattr(synchronized, "_direct", lambda *arguments: seen.append("a pass") or direct(*arguments))
     x = torch.randn(1, 6, 4).requires_grad_()
     operands = Operands(x, torch.ones(6))
-    y, _ = normalize_channels("alone", [None], operands, Units(6, group_channels=2), False, EPS, "relu", 1)
+    y = normalize_channels("alone", [None], operands, Units(6, group_channels=2), False, EPS, "relu", 1).output
     (found,) = torch.autograd.grad(y.square().sum(), x)
     assert seen == ["sent", "a pass", "arrived"]
     (expected,) = torch.autograd.grad(fusednorm.group_norm(x, 3, activation="relu").square().sum(), x)

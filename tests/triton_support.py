@@ -21,6 +21,7 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
+from fusednorm.backends.triton.plans.spread import RankKernels
 from fusednorm.norm import Family, Norm, activation_of, norm_of
 from fusednorm.operands import BackwardOperands, Gated, Operands, Sums
 from fusednorm.problem import Problem
@@ -41,7 +42,8 @@ KERNELS = {
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
     "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward", "rows_gated_backward",
     "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients", "sum_moments_of_planes",
-    "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward",
+    "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward", "pack_moments", "merge_ranks",
+    "sum_ranks",
 }  # fmt: skip
 
 
@@ -64,6 +66,7 @@ class Case:
     activation_parameter: float = 1.0
     sums: tuple[str, ...] = ()  # around the norm; a gate is each sample's, of elements, or of channels as small_add is
     keeps_sum: bool = True  # which a backward needs
+    ranks: int = 0  # the processes that the input is spread over
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -154,6 +157,10 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD, sums=("pre_add", "post_add")),
     Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, instance=HELD, sums=("pre_add", "post_add")),
     Case("group_norm", 32, (8, 512, 8, 8), activation="silu", instance=WHOLE, sums=("pre_add", "post_add")),
+    Case("batch_norm", 0, (32, 256, 56, 56), activation="relu", parameters=FP32, ranks=2),
+    Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", ranks=2),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP64, last=True, ranks=2),
+    Case("group_norm", 32, (2, 320, 64, 64), activation="silu", last=True, modulated=True, ranks=4),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS
@@ -234,6 +241,7 @@ def operations(able: Capabilities, cases: Iterable[Case]) -> list[Operation]:
         patch.setattr(base, "approximates", lambda: able.approximates)
         patch.setattr(base, "overlaps", lambda: able.overlaps)
         patch.setattr(instances, "_common", lambda problem: None)
+        patch.setattr(instances, "_elsewhere", lambda problem: None)
         for case in cases:
             _run(case, made)
     return made
@@ -258,6 +266,9 @@ def _run(case: Case, made: list[Operation]) -> None:
     operands = Operands(x, weight, bias, scale, scale, given, given)
     if case.sums:
         _run_sums(case, norm, operands, made)
+        return
+    if case.ranks:
+        _run_ranks(case, norm, operands, compute, made)
         return
     results = _plan(case.instance, forward_problem(norm, operands))(operands)
     if case.instance is not WHOLE:
@@ -286,6 +297,32 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
     gated = None if sums.pre_gate is None or case.instance is not ROWS else Gated(sums.pre_gate, added, True)
     problem = sum_backward_problem(norm, gradient, "backward", post_add, sums.pre_add is not None, gated)
     _plan(case.instance, problem)(gradient, (True,) * 5, post_add, results.sum, gated)
+
+
+def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype, made: list[Operation]) -> None:
+    """Both directions of one of so many processes. Float64 moves running statistics by a number in a tensor."""
+    o, kernels = operands, RankKernels()
+    plan: Any = TILES.spread(forward_problem(norm, o))
+    packed = plan.local_moments(o.input)
+    running = torch.empty(case.shape[1], device="meta") if case.family == "batch_norm" else None
+    share = torch.empty((), device="meta") if case.dtype is FP64 else 0.1
+    parts = packed.expand(case.ranks, -1)
+    made.append([])
+    found = kernels.merge_moments(parts, case.eps, compute, running, running, share)
+    plan.output(o, found.mean, found.rstd)
+    made.append([])
+    gradient = BackwardOperands(o.input, o.input, found.mean, found.rstd, o.weight, o.bias, o.scale, o.shift)
+    plan = TILES.spread(backward_problem(norm, gradient))
+    sums = plan.local_sums(gradient)
+    totals = plan.packed_totals(gradient, sums).expand(case.ranks, -1)
+    plan.parameters(gradient, sums, (True,) * 5, False)
+    parts = plan.packed_sums(sums).expand(case.ranks, -1)
+    made.append([])
+    plan.grad_input(gradient, kernels.sum_over_ranks(totals, found.count, None, compute)[1])
+    made.append([])
+    summed, means = kernels.sum_over_ranks(parts, found.count, compute, compute)
+    plan.parameters(gradient, summed, (True,) * 5, True)
+    plan.totals_of_ranks(gradient, means)
 
 
 def configuration(made: Made) -> tuple[Any, ...]:

@@ -9,11 +9,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fusednorm.backends import reference
-from fusednorm.instance import Backend, Candidate, Instance, Plan
+from fusednorm.instance import (
+    Backend,
+    Candidate,
+    Instance,
+    Plan,
+    Ranks,
+    SpreadBackwardPlan,
+    SpreadForwardPlan,
+)
 from fusednorm.problem import Problem
 from fusednorm.tuning import TunedFile, file_of_environment, opened
 
@@ -151,6 +160,30 @@ def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Cho
         if found is not None and instance in (None, found[0]):
             return Choice(*found, file)
     return Choice(instance or default(problem, alone))
+
+
+def spread(problem: Problem, name: str | None = None) -> SpreadForwardPlan | SpreadBackwardPlan | None:
+    """The plan of a process's part of an input that is spread over several; None where no instance has one, or where
+    the ``name`` of another one is given."""
+    if problem.device != "cuda" and name is None:
+        return None
+    from fusednorm.backends.triton.instances import TILES
+
+    return TILES.spread(problem) if name in (None, TILES.name) else None
+
+
+def ranks(device: str) -> Ranks | None:
+    """What merges the vectors of all ranks on a device; None where torch's operators do."""
+    from fusednorm.backends.triton.instances import TILES, unavailable
+
+    return _rank_kernels() if (device == "cuda" or forced() == TILES.name) and unavailable() is None else None
+
+
+@cache
+def _rank_kernels() -> Ranks:
+    from fusednorm.backends.triton.plans.spread import RankKernels
+
+    return RankKernels()
 
 
 @contextmanager

@@ -10,10 +10,17 @@ from typing import Any
 from torch import Tensor
 
 from fusednorm.backends import reference
-from fusednorm.choice import choose, forced, selection
+from fusednorm.choice import choose, forced, selection, spread
 from fusednorm.copies import copying
 from fusednorm.formats import Quantized
-from fusednorm.instance import CompilationError, QuantizedForwardPlan, SumBackwardPlan, SumForwardPlan
+from fusednorm.instance import (
+    CompilationError,
+    QuantizedForwardPlan,
+    SpreadBackwardPlan,
+    SpreadForwardPlan,
+    SumBackwardPlan,
+    SumForwardPlan,
+)
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Gated, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
@@ -103,6 +110,31 @@ def backward(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> Gradient
     """Run a backward of checked operands."""
     gradients: Gradients = backward_plan(norm, operands, wanted)(operands, wanted)
     return gradients
+
+
+# --- inputs that are spread over processes ---
+
+
+def spread_forward_plan(norm: Norm, operands: Operands) -> SpreadForwardPlan | None:
+    """The plan of a forward of this process's part; None where no instance has one."""
+    input = operands.input
+    key = ("spread", norm, _described(input), input.device, *_parameter_dtypes(operands), forced())
+    return _spread_plan(key, forward_problem, norm, operands)
+
+
+def spread_backward_plan(norm: Norm, operands: BackwardOperands) -> SpreadBackwardPlan | None:
+    """The plan of a backward of this process's part; None where no instance has one."""
+    input, strides = operands.input, operands.grad_output.stride()
+    key = ("spread", norm, strides, _described(input), input.device, *_parameter_dtypes(operands), forced())
+    return _spread_plan(key, backward_problem, norm, operands)
+
+
+def _spread_plan(key: tuple[object, ...], problem: Any, norm: Norm, operands: Any) -> Any:
+    if key not in _plans:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        _plans[key] = spread(problem(norm, operands), forced())
+    return _plans[key]
 
 
 # --- sums around a norm ---

@@ -14,6 +14,7 @@ from fusednorm.operands import (
     Gradients,
     Operands,
     Results,
+    Statistics,
     SumGradients,
     Sums,
     Wanted,
@@ -103,6 +104,66 @@ class SumBackwardPlan(Protocol):
 
         grad_input and the gradient of post_add are written into ``out`` and ``post_out``, which have the problem's
         output strides, where these are given; that of pre_add has these strides too."""
+
+
+class SpreadForwardPlan(Protocol):
+    """A forward of one process's part of an input that is spread over several, in two steps. The current device is that
+    of the tensors, as for all plans of such inputs."""
+
+    def local_moments(self, input: Tensor) -> Tensor:
+        """A float64 vector: the means of this part's units, their M2, and the number of elements under each."""
+
+    def output(self, operands: Operands, mean: Tensor, rstd: Tensor) -> Tensor:
+        """The output by the statistics of the whole, in the dtype of the computation."""
+
+
+class SpreadBackwardPlan(Protocol):
+    """The backward of one process's part.
+
+    P and Q of a unit lie side by side. p and q are of each sample and channel, or of each channel where no parameter
+    differs by sample, all p before all q.
+    """
+
+    def gradient(self, grad_output: Tensor) -> Tensor:
+        """What the other methods take for grad_output: itself, or a copy where its strides fit no memory order."""
+
+    def local_sums(self, operands: BackwardOperands) -> Tensor:
+        """p and q of this part, in pieces that the next three methods take; one pass over grad_output and input."""
+
+    def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
+        """P and Q of this part, in float64."""
+
+    def packed_sums(self, sums: Tensor) -> Tensor:
+        """p and q of this part, in float64."""
+
+    def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
+        """The gradients of the parameters alone, from this part's sums, or from p and q that were summed over the
+        ranks."""
+
+    def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
+        """P / K and Q / K of the whole, from p / K and q / K that were summed over the ranks."""
+
+    def grad_input(self, operands: BackwardOperands, totals: Tensor) -> Tensor:
+        """The input's gradient, from P / K and Q / K of the whole; another pass."""
+
+
+class Ranks(Protocol):
+    """What a device makes of the float64 vectors of all ranks, ``parts`` of shape (ranks, length), in their order."""
+
+    def merge_moments(
+        self,
+        parts: Tensor,
+        eps: float,
+        dtype: Any,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        share: float | Tensor = 0.0,
+    ) -> Statistics:
+        """The statistics of the whole, from vectors as :meth:`SpreadForwardPlan.local_moments` makes them, of which any
+        may have no elements; running statistics move towards them by ``share``, unless there are no elements at all."""
+
+    def sum_over_ranks(self, parts: Tensor, count: Tensor, sums: Any, means: Any) -> tuple[Any, Any]:
+        """The sums over the ranks, and the same over ``count``, each in a dtype, or None where that is None."""
 
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan

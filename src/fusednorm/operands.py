@@ -134,3 +134,14 @@ class SumGradients:
 
 #: Whether the gradients of input, weight, bias, scale and shift are wanted.
 Wanted = tuple[bool, bool, bool, bool, bool]
+
+
+@dataclass(slots=True, eq=False)
+class Statistics:
+    """The statistics of an input that is spread over processes: mean, rstd and the biased variance of each unit, in the
+    dtype of the computation, and the elements under one of them, in float64."""
+
+    mean: Tensor
+    rstd: Tensor
+    var: Tensor
+    count: Tensor

@@ -30,8 +30,7 @@ def agree(
     ``facts`` is None on a rank that refuses its arguments. Raises RuntimeError on every rank where facts differ or a
     rank refuses its arguments.
     """
-    rows = gather(function, _encoded([facts, own], device), group).cpu()
-    found = [_decoded(row) for row in rows]
+    found = _decoded(gather(function, _encoded([facts, own], device), group))
     refusing = [rank for rank, (each, _) in enumerate(found) if each is None]
     if refusing:
         refuse_peers(function, refusing)
@@ -51,11 +50,15 @@ def refuse_peers(function: str, ranks: list[int]) -> None:
 
 
 def _encoded(value: Any, device: torch.device) -> Tensor:
-    return torch.tensor(list(json.dumps(value).encode().ljust(_BYTES)), dtype=torch.uint8, device=device)
+    text = bytearray(json.dumps(value).encode().ljust(_BYTES))
+    return torch.frombuffer(text, dtype=torch.uint8).to(device)
 
 
-def _decoded(row: Tensor) -> Any:
-    return json.loads(bytes(row.tolist()))
+def _decoded(rows: Tensor) -> list[Any]:
+    """The value of each row. torch writes into memory of Python's: tolist would make a number of each byte, 80 us."""
+    text = bytearray(rows.numel())
+    torch.frombuffer(text, dtype=torch.uint8).copy_(rows.flatten())
+    return [json.loads(text[start : start + _BYTES]) for start in range(0, len(text), _BYTES)]
 
 
 def _described(facts: Facts, names: list[str]) -> str:

@@ -14,29 +14,25 @@ from torch import Tensor
 
 from fusednorm import arguments
 from fusednorm.activations import Activation
-from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import refuse_peers
 from fusednorm.distributed.collective import gather
-from fusednorm.distributed.moments import Units, merge_in_order, moments_of
-from fusednorm.distributed.synchronized import Exchange, normalize_by
-from fusednorm.dtypes import compute_dtype
-from fusednorm.functional import call_norm
+from fusednorm.distributed.moments import Units
+from fusednorm.distributed.synchronized import Running
+from fusednorm.distributed.whole import normalize_channels
 from fusednorm.operands import Operands
-from fusednorm.running import move_running
 
 
 def check(
     function: str,
     channels: int,
-    input: Tensor,
+    operands: Operands,
     running_mean: Tensor | None,
     running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
     eps: float,
     channel_dim: int,
 ) -> None:
     """This rank's arguments fit each other and the module's ``channels``; ValueError or TypeError where they do not."""
+    input = operands.input
     arguments.check_input(function, input, 2)
     if input.shape[channel_dim] != channels:
         raise ValueError(
@@ -44,7 +40,7 @@ def check(
             f"{channel_dim}; expected num_features={channels}; build the module for {input.shape[channel_dim]} "
             "channels, or check channel_dim"
         )
-    arguments.check_channels(function, Operands(input, weight, bias), eps, channel_dim)
+    arguments.check_channels(function, operands, eps, channel_dim)
     arguments.check_running(function, input, running_mean, running_var, channels, True)
     arguments.check_batch_eps(float(eps), True)
 
@@ -57,42 +53,30 @@ def take_part_in_vain(function: str, channels: int, device: torch.device, group:
 
 def synchronized_batch_norm(
     function: str,
-    input: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    momentum: float | Tensor,
+    operands: Operands,
+    running: Running | None,
     eps: float,
     activation: Activation | None,
     channel_dim: int,
     group: Any,
 ) -> Tensor:
-    """Batch normalization of checked arguments in training, by the statistics of all ranks of ``group``.
+    """Batch normalization of checked operands in training, by the statistics of all ranks of ``group``."""
+    input = operands.input
+    channels = input.shape[channel_dim]
+    count = input.numel() // max(channels, 1)
 
-    Running statistics move towards the mean and the unbiased variance of the whole.
-    """
-    count = input.numel() // max(input.shape[channel_dim], 1)
-    dtype = compute_dtype(input.dtype)
-    with torch.no_grad():
-        local = normalize(call_norm("batch_norm", 0, channel_dim, eps, None), Operands(input.detach()))
-        assert local.mean is not None and local.var is not None
-        parts = gather(function, moments_of(count, local.mean, local.var).packed(), group)
+    def inspect(parts: Tensor) -> bool:
         # Reading the counts waits for a GPU and breaks a compiled graph; unread, a NaN in them makes all results NaN.
         # A rank with more than one element knows that the whole has a variance. Where the whole has one element, every
         # rank has one or none, so every rank reads and raises.
-        elements = count
         if count <= 1 or (parts.device.type == "cpu" and not torch.compiler.is_compiling()):
-            elements = _read_count(function, input, parts)
-        whole = merge_in_order(parts, local.mean.numel())
-        mean, var = whole.mean.to(dtype), whole.var().to(dtype)
-        if running_mean is not None and running_var is not None and elements > 0:
-            move_running(running_mean, mean, momentum)
-            move_running(running_var, whole.unbiased_var().to(dtype), momentum)
-    norm = call_norm("batch_norm", 0, channel_dim, eps, activation, False)
-    exchange = Exchange(function, (group,), Units(len(mean), over_samples=True), backward=input.requires_grad)
-    factor, offset = (None if each is None else each.to(dtype)[None] for each in (weight, bias))
-    return normalize_by(exchange, norm, input, factor, offset, mean[None], var[None], whole.count)
+            return _read_count(function, input, parts) > 0
+        return True
+
+    units = Units(channels, over_samples=True)
+    return normalize_channels(
+        function, (group,), operands, units, False, eps, activation, channel_dim, running, inspect
+    ).output
 
 
 def _read_count(function: str, input: Tensor, parts: Tensor) -> int:

@@ -7,6 +7,7 @@ statistic. Values go over one group after the other, so that each rank merges th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import torch
@@ -39,13 +40,22 @@ def active_group(function: str, group: Any) -> Any:
     return found if dist.get_world_size(found) > 1 else None
 
 
+@cache
+def _all_gather() -> Callable[..., Any]:
+    """torch's gather into one tensor. torch 2.15 renames it, and warns at each call by the old name."""
+    found: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return found
+
+
 def gather(function: str, values: Tensor, group: Any) -> Tensor:
     """The ``values`` of every rank, of shape (ranks, *values.shape)."""
-    return begin_gather(function, values, group)()
+    return begin_gather(function, values, group, overlaps=False)()
 
 
-def begin_gather(function: str, values: Tensor, group: Any) -> Callable[[], Tensor]:
+def begin_gather(function: str, values: Tensor, group: Any, overlaps: bool = True) -> Callable[[], Tensor]:
     """Start to exchange ``values``; the result waits for those of every rank, of shape (ranks, *values.shape).
+
+    Without ``overlaps`` the exchange runs on the device's own stream, which spares the events between two.
 
     It is an all_gather and not an all_reduce, since the order of an all_reduce's additions depends on the transport and
     on the number of values: each rank adds for itself, in the order of the ranks.
@@ -58,11 +68,11 @@ def begin_gather(function: str, values: Tensor, group: Any) -> Callable[[], Tens
         pending = traced_all_gather(values.unsqueeze(0), group)
         return lambda: traced_wait(pending)
     gathered = torch.empty((ranks, *values.shape), dtype=values.dtype, device=values.device)
-    overlaps = not torch.compiler.is_compiling()
+    overlaps = overlaps and not torch.compiler.is_compiling()
     try:
-        if values.is_cuda and "nccl" in str(dist.get_backend(group)):
+        if ("nccl" if values.is_cuda else "gloo") in str(dist.get_backend(group)):
             # NCCL would gather a list into a buffer of its own, and copy each rank's part out of it.
-            work = dist.all_gather_into_tensor(gathered.view(-1), values.view(-1), group, async_op=overlaps)
+            work = _all_gather()(gathered.view(-1), values.view(-1), group, async_op=overlaps)
         else:
             work = dist.all_gather(list(gathered.unbind(0)), values, group, async_op=overlaps)
     except RuntimeError as error:

@@ -31,11 +31,10 @@ from fusednorm import autograd
 from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import agree
 from fusednorm.distributed.collective import exchange_device
-from fusednorm.distributed.moments import Moments, Units
+from fusednorm.distributed.moments import Units
 from fusednorm.distributed.rows import normalize_rows
 from fusednorm.distributed.sharding import facts_of
 from fusednorm.distributed.whole import normalize_channels
-from fusednorm.dtypes import compute_dtype
 from fusednorm.norm import ROW_FAMILIES, Norm, norm_of
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import keep_no_traces, mixes_with_dtensors
@@ -318,16 +317,9 @@ def _merged(norm: Norm, operands: Operands, local: Operands, place: Place, group
     channels = (operands if place.cut else local).input.shape[norm.channel_dim]
     size = _group_channels(norm, operands.input.shape) if norm.family == "group_norm" else 1
     units = Units(channels, norm.per_batch, size, place.first)
-    output, whole = normalize_channels(
-        norm.family, groups, local, units, False, norm.eps, norm.activation, norm.channel_dim
-    )
-    return _with_statistics(norm, output, whole)
-
-
-def _with_statistics(norm: Norm, output: Tensor, whole: Moments) -> Results:
-    dtype = compute_dtype(output.dtype)
-    mean, var = (each.flatten() if norm.per_batch else each for each in (whole.mean.to(dtype), whole.var().to(dtype)))
-    return Results(output, mean, (var + norm.eps).rsqrt(), var if norm.has_variance else None)
+    found = normalize_channels(norm.family, groups, local, units, False, norm.eps, norm.activation, norm.channel_dim)
+    mean, var = (each.flatten() if norm.per_batch else each for each in (found.mean, found.var))
+    return Results(found.output, mean, (var + norm.eps).rsqrt(), var if norm.has_variance else None)
 
 
 def _distributed(norm: Norm, input: Any, results: Results, place: Place, wants_statistics: bool) -> Results:

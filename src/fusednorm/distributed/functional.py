@@ -16,7 +16,9 @@ gradients must leave out, or multiply by the number of processes, the gradients 
 
 Processes that refuse their arguments, or that do not make the same call, give an error on every one, wherever a call
 exchanges anything. There is no double backward. The exchange of what must agree is read by each process, so it breaks a
-compiled graph, and waits for the device where the group has no transport for tensors of the CPU.
+compiled graph, and waits for the device where the group has no transport for tensors of the CPU. There it is made at
+the first call of a kind alone, but over channels and normalized dimensions at each, and a later disagreement is an
+error after the group's timeout.
 
 Source of the merged statistics: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
 Sample Variances, 1979.
@@ -36,7 +38,18 @@ from fusednorm.distributed.agreement import Facts
 from fusednorm.distributed.collective import active_group, gather, sum_in_rank_order
 from fusednorm.distributed.moments import Units
 from fusednorm.distributed.rows import row_norm
-from fusednorm.distributed.sharding import axis_of, channel_part, check_axis, facts_of, refuse_one_element, together
+from fusednorm.distributed.sharding import (
+    Shard,
+    axis_of,
+    channel_part,
+    check_axis,
+    facts_of,
+    refuse_one_element,
+    refusing_one_element,
+    together,
+    together_once,
+)
+from fusednorm.distributed.synchronized import Running
 from fusednorm.distributed.whole import learns, normalize_channels, with_summed_gradients
 from fusednorm.dtypes import compute_dtype
 from fusednorm.operands import Operands
@@ -100,23 +113,31 @@ def group_norm(
         arguments.check_integer(function, "num_groups", num_groups)
         return facts_of(operands, axis, eps, activation, channel_dim=channel_dim, num_groups=num_groups)
 
-    shard = together(function, ranks, axis, check)
-    channels = shard.whole if part == "channels" else input.shape[channel_dim]
+    if part == "channels":
+        shard: Shard | None = together(function, ranks, axis, check)
+    else:
+        shard = together_once(function, ranks, axis, input, check)
+    channels = shard.whole if shard is not None and part == "channels" else input.shape[channel_dim]
     if num_groups <= 0 or channels % num_groups:
         raise ValueError(
             f"{function}: the {channels} channels of all processes cannot be divided into num_groups={num_groups} "
             f"equal groups; choose a divisor of {channels}; this process's input has shape {tuple(input.shape)}"
         )
-    elements = shard.elements(input)
-    if elements == num_groups:
-        refuse_one_element(function, "group")
-    size = channels // num_groups
-    apart = part == "channels" and all(each % size == 0 for each in shard.sizes)
-    if elements == 0 or apart:
-        groups = max(input.shape[channel_dim] // size, 1) if apart and elements else 1
-        return functional.group_norm(input, groups, weight, bias, eps, **fused)
-    units = Units(channels, group_channels=size, first=shard.first if part == "channels" else 0)
-    return normalize_channels(function, (ranks,), operands, units, part == "positions", eps, activation, channel_dim)[0]
+    size, first = channels // num_groups, 0
+    if shard is not None:
+        elements = shard.elements(input)
+        if elements == num_groups:
+            refuse_one_element(function, "group")
+        apart = part == "channels" and all(each % size == 0 for each in shard.sizes)
+        if elements == 0 or apart:
+            groups = max(input.shape[channel_dim] // size, 1) if apart and elements else 1
+            return functional.group_norm(input, groups, weight, bias, eps, **fused)
+        first = shard.first if part == "channels" else 0
+    units = Units(channels, group_channels=size, first=first)
+    inspect = refusing_one_element(function, "group", units, input, shard)
+    return normalize_channels(
+        function, (ranks,), operands, units, part == "positions", eps, activation, channel_dim, inspect=inspect
+    ).output
 
 
 def instance_norm(
@@ -182,36 +203,38 @@ def instance_norm(
             running_statistics=running_mean is not None,
         )  # fmt: skip
 
-    shard = together(function, ranks, axis, check)
+    if part == "samples":
+        shard: Shard | None = together(function, ranks, axis, check)
+    else:
+        shard = together_once(function, ranks, axis, input, check)
     if not own:
         weight, bias, scale, shift = with_summed_gradients(function, ranks, operands)
         return functional.instance_norm(
             input, running_mean, running_var, weight, bias, False, momentum, eps, activation=activation,
             channel_dim=channel_dim, scale=scale, shift=shift,
         )  # fmt: skip
-    elements, channels = shard.elements(input), input.shape[channel_dim]
-    samples = shard.whole if part == "samples" else input.shape[0]
-    positions = elements // max(samples * channels, 1)
-    if positions == 1:
-        refuse_one_element(function, "sample and channel")
-    if elements == 0 or part == "samples":
-        # What this process's samples alone would make of the running statistics at a momentum of 1.
-        own_mean, own_var = torch.zeros(2, channels, dtype=torch.float64, device=input.device)
-        output = functional.instance_norm(input, own_mean, own_var, weight, bias, True, 1.0, eps, **fused)
-        if elements and running_mean is not None and running_var is not None:
-            averages = torch.stack((own_mean, own_var)) * (input.shape[0] / samples)
-            mean, var = sum_in_rank_order(gather(function, averages, ranks)).to(compute_dtype(input.dtype))
-            move_running(running_mean, mean, momentum)
-            move_running(running_var, var, momentum)
-        return output
-    output, whole = normalize_channels(
-        function, (ranks,), operands, Units(channels), True, eps, activation, channel_dim
-    )
+    channels = input.shape[channel_dim]
+    if shard is not None:
+        elements, samples = shard.elements(input), shard.whole if part == "samples" else input.shape[0]
+        if elements == samples * channels != 0:
+            refuse_one_element(function, "sample and channel")
+        if elements == 0 or part == "samples":
+            # What this process's samples alone would make of the running statistics at a momentum of 1.
+            own_mean, own_var = torch.zeros(2, channels, dtype=torch.float64, device=input.device)
+            output = functional.instance_norm(input, own_mean, own_var, weight, bias, True, 1.0, eps, **fused)
+            if elements and running_mean is not None and running_var is not None:
+                averages = torch.stack((own_mean, own_var)) * (input.shape[0] / samples)
+                mean, var = sum_in_rank_order(gather(function, averages, ranks)).to(compute_dtype(input.dtype))
+                move_running(running_mean, mean, momentum)
+                move_running(running_var, var, momentum)
+            return output
+    units = Units(channels)
+    inspect = refusing_one_element(function, "sample and channel", units, input, shard)
+    found = normalize_channels(function, (ranks,), operands, units, True, eps, activation, channel_dim, inspect=inspect)
     if running_mean is not None and running_var is not None:
-        mean, var = whole.mean.mean(0), whole.unbiased_var().mean(0)
-        move_running(running_mean, mean.to(compute_dtype(input.dtype)), momentum)
-        move_running(running_var, var.to(compute_dtype(input.dtype)), momentum)
-    return output
+        move_running(running_mean, found.mean.mean(0), momentum)
+        move_running(running_var, found.unbiased_var().mean(0), momentum)
+    return found.output
 
 
 def batch_norm(
@@ -277,25 +300,29 @@ def batch_norm(
             running_statistics=running_mean is not None,
         )  # fmt: skip
 
-    shard = together(function, ranks, axis, check)
+    shard = together_once(function, ranks, axis, input, check)
     if not own:
         weight, bias, scale, shift = with_summed_gradients(function, ranks, operands)
         return functional.batch_norm(
             input, running_mean, running_var, weight, bias, False, momentum, eps, activation=activation,
             channel_dim=channel_dim, scale=scale, shift=shift,
         )  # fmt: skip
-    elements, channels = shard.elements(input), input.shape[channel_dim]
-    if elements == 0:
-        return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps, **fused)
-    if elements == channels:
-        refuse_one_element(function, "channel")
+    channels = input.shape[channel_dim]
+    if shard is not None:
+        elements = shard.elements(input)
+        if elements == 0:
+            return functional.batch_norm(input, running_mean, running_var, weight, bias, True, momentum, eps, **fused)
+        if elements == channels:
+            refuse_one_element(function, "channel")
     units = Units(channels, over_samples=True)
+    inspect = refusing_one_element(function, "channel", units, input, shard)
     replicated = part == "positions"
-    output, whole = normalize_channels(function, (ranks,), operands, units, replicated, eps, activation, channel_dim)
+    running = None
     if running_mean is not None and running_var is not None:
-        move_running(running_mean, whole.mean.flatten().to(compute_dtype(input.dtype)), momentum)
-        move_running(running_var, whole.unbiased_var().flatten().to(compute_dtype(input.dtype)), momentum)
-    return output
+        running = Running(running_mean, running_var, momentum)
+    return normalize_channels(
+        function, (ranks,), operands, units, replicated, eps, activation, channel_dim, running, inspect
+    ).output
 
 
 def layer_norm(

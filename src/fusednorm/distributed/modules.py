@@ -5,6 +5,7 @@
 import sys
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,12 +16,13 @@ from fusednorm.arguments import check_momentum, check_sums
 from fusednorm.distributed.agreement import agree
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
+from fusednorm.distributed.synchronized import Running
 from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.functional import call_norm
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm
 from fusednorm.gate import is_dtensor
 from fusednorm.norm import Norm
-from fusednorm.operands import Results, Sums
+from fusednorm.operands import Operands, Results, Sums
 from fusednorm.sums import around
 
 _REMEDY = (
@@ -33,7 +35,8 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
     """:class:`torch.nn.SyncBatchNorm` with a fused activation, on CPUs too; see :func:`fusednorm.batch_norm`.
 
     y = phi(x̂ weight + bias) with the mean and variance of the inputs of all processes in ``process_group`` (None: all
-    processes), whose sizes may differ and be 0. In evaluation, and with one process, it is BatchNorm.
+    processes), whose sizes may differ and be 0. In evaluation, and with one process, it is BatchNorm. A ``scale`` and
+    ``shift`` of this process's samples are those of :class:`fusednorm.nn.BatchNorm2d`.
 
     In training each process makes the same calls in the same order: one exchange forward, and one backward where the
     input requires grad. The first call over a group also exchanges what must agree: channels, dtype, and whether the
@@ -85,13 +88,15 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
         self,
         input: Tensor,
         *,
+        scale: Tensor | None = None,
+        shift: Tensor | None = None,
         pre_add: Tensor | None = None,
         pre_gate: Tensor | None = None,
         return_sum: bool = False,
         post_add: Tensor | None = None,
     ) -> Any:
         if type(input) is not Tensor:
-            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add)
+            call = interop.leaf(self, input, pre_add, pre_gate, return_sum, post_add, scale=scale, shift=shift)
             if call is not None:
                 return call
         # A meta tensor has shapes alone to exchange; a DTensor's mesh says which processes have its other parts.
@@ -99,30 +104,47 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
         if self.training and not alone:
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
-                return self._synchronized(input, group, Sums(pre_add, pre_gate, post_add, return_sum))
-        return self._normalize(input, pre_add=pre_add, pre_gate=pre_gate, return_sum=return_sum, post_add=post_add)
+                operands = Operands(input, self.weight, self.bias, scale, shift)
+                return self._synchronized(operands, group, Sums(pre_add, pre_gate, post_add, return_sum))
+        return self._normalize(
+            input,
+            scale=scale,
+            shift=shift,
+            pre_add=pre_add,
+            pre_gate=pre_gate,
+            return_sum=return_sum,
+            post_add=post_add,
+        )
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
             yield from super().named_modules(*arguments, **keywords)
 
-    def _synchronized(self, input: Tensor, group: Any, sums: Sums) -> Any:
-        running = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        self._check_together(input, running, group, sums)
+    def _synchronized(self, operands: Operands, group: Any, sums: Sums) -> Any:
+        buffers = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
+        self._check_together(operands, buffers, group, sums)
         counter = self.num_batches_tracked if self.track_running_stats else None
-        share: float | Tensor = 0.0 if self.momentum is None else self.momentum
-        if counter is not None and self.momentum is None and running[0] is not None:
-            # A tensor, since a number would wait for the device.
-            share = (counter + 1).to(compute_dtype(running[0].dtype)).reciprocal()
+        running = None
+        if buffers[0] is not None and buffers[1] is not None:
+            share: float | Tensor = 0.0 if self.momentum is None else self.momentum
+            if counter is not None and self.momentum is None:
+                # A tensor, since a number would wait for the device.
+                share = (counter + 1).to(compute_dtype(buffers[0].dtype)).reciprocal()
+            running = Running(buffers[0], buffers[1], share)
 
         def run(norm: Norm, s: Tensor) -> Results:
             output = synchronized_batch_norm(
-                "SyncBatchNorm", s, *running, self.weight, self.bias, share, self._eps, norm.activation,
-                self.channel_dim, group,
-            )  # fmt: skip
+                "SyncBatchNorm",
+                replace(operands, input=s),
+                running,
+                self._eps,
+                norm.activation,
+                self.channel_dim,
+                group,
+            )
             return Results(output)
 
-        results = around(self._norm(), input, sums, run)
+        results = around(self._norm(), operands.input, sums, run)
         if counter is not None:
             counter.add_(1)
         return (results.output, results.sum) if sums.return_sum else results.output
@@ -131,15 +153,14 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
         return call_norm("batch_norm", 0, self.channel_dim, self._eps, self.activation, False)
 
     def _check_together(
-        self, input: Tensor, running: tuple[Tensor | None, Tensor | None], group: Any, sums: Sums
+        self, operands: Operands, running: tuple[Tensor | None, Tensor | None], group: Any, sums: Sums
     ) -> None:
         """Check this rank's arguments; whatever is wrong with them, it takes part in the exchange, since the other
         ranks would wait for it."""
         refusal: Exception | None = None
+        input = operands.input
         try:
-            check(
-                "SyncBatchNorm", self.num_features, input, *running, self.weight, self.bias, self._eps, self.channel_dim
-            )
+            check("SyncBatchNorm", self.num_features, operands, *running, self._eps, self.channel_dim)
             check_sums("SyncBatchNorm", self._norm(), input, sums)
             if self.momentum is not None:
                 check_momentum("SyncBatchNorm", self.momentum)

@@ -48,17 +48,15 @@ def merge_in_order(parts: Tensor, statistics: int) -> Moments:
 
     Source: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing Sample Variances, 1979.
     """
-    means, m2s, counts = parts[:, :statistics], parts[:, statistics : 2 * statistics], parts[:, 2 * statistics :]
-    # The sums of the first counts, exact in any order. cumsum is refused on GPUs under deterministic algorithms.
-    totals = counts.T.unsqueeze(1).expand(-1, len(parts), -1).tril().sum(2).T
-    shares = counts / totals.clamp(min=1)
-    weights = (totals - counts) * shares
-    mean, m2 = means[0], m2s[0]
+    means, m2s, counts = (list(each.unbind()) for each in parts.tensor_split((statistics, 2 * statistics), 1))
+    mean, m2, total = means[0], m2s[0], counts[0]
     for rank in range(1, len(parts)):
+        before, total = total, total + counts[rank]
+        share = counts[rank] / total.clamp(min=1)
         delta = means[rank] - mean
-        mean = mean + delta * shares[rank]
-        m2 = m2 + m2s[rank] + delta * delta * weights[rank]
-    return Moments(totals[-1], mean, m2)
+        mean = mean + delta * share
+        m2 = m2 + m2s[rank] + delta * delta * (before * share)
+    return Moments(total, mean, m2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +90,16 @@ class Units:
         return values.narrow(-1, self.first, channels)
 
     def merge(self, part: Moments) -> Moments:
-        """This rank's part of the statistics of the whole, from the moments of its (n, c)."""
+        """This rank's part of the statistics of the whole, from the moments of its (n, c).
+
+        The count stays one number where every statistic has as many elements: where this rank has all channels.
+        """
         channels = part.mean.shape[-1]
-        counts = part.count.expand(part.mean.shape)
-        count = self.sums(counts)
+        complete = self.first == 0 and channels == self.channels and not (self.over_samples and len(part.mean) > 1)
+        if complete and self.group_channels == 1:
+            return part
+        counts = part.count if complete else part.count.expand(part.mean.shape)
+        count = counts * self.group_channels if complete else self.sums(counts)
         elements = count.clamp(min=1)
         mean = self.sums(counts * part.mean) / elements
         # The mean of the deviations corrects the rounding of the mean: the mean of equal numbers is then that number.

@@ -14,8 +14,8 @@ from fusednorm.activations import Activation
 from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import Facts
 from fusednorm.distributed.moments import Moments, Units
-from fusednorm.distributed.sharding import axis_of, check_axis, facts_of, row_part, together
-from fusednorm.distributed.synchronized import Exchange, exchange_moments, local_moments, normalize_by
+from fusednorm.distributed.sharding import axis_of, check_axis, facts_of, row_part, together, together_once
+from fusednorm.distributed.synchronized import Exchange, exchange_statistics, local_moments, normalize_by
 from fusednorm.distributed.whole import learns, with_summed_gradients
 from fusednorm.dtypes import compute_dtype
 from fusednorm.functional import call_norm
@@ -53,10 +53,11 @@ def row_norm(
         wanted = tuple(normalized_shape)
         return facts_of(operands, axis, number, activation, channel_dim=channel_dim, normalized_shape=wanted)
 
-    shard = together(function, group, axis, check)
     if part == "rows":
+        together_once(function, group, axis, input, check)
         weight, bias, _, _ = with_summed_gradients(function, group, operands)
         return plain(weight, bias)
+    shard = together(function, group, axis, check)
     expected = normalized_shape[0 if channel_dim == 1 else axis - input.dim()]
     if shard.whole != expected:
         raise ValueError(
@@ -93,11 +94,10 @@ def normalize_rows(
         if not centred:
             part = Moments(part.count, torch.zeros_like(part.mean), part.m2 + part.count * part.mean.square())
         exchange = Exchange(function, groups, Units(part.mean.shape[1]), backward=input.requires_grad, centred=centred)
-        whole = exchange_moments(exchange, part)
-        mean, var = whole.mean.to(dtype), whole.var().to(dtype)
+        mean, var, count = exchange_statistics(exchange, part, eps, dtype)
     norm = call_norm("batch_norm", 0, 1, eps, None if affine else activation, False)
     wide = input.to(dtype) if affine else input
-    units = normalize_by(exchange, norm, _as_units(wide, num_dims), None, None, mean, var, whole.count)
+    units = normalize_by(exchange, norm, _as_units(wide, num_dims), None, None, mean, var, count)
     if not affine:
         return _from_units(units, input.shape, num_dims)
     # An element of a row is a channel here: (R, K), or (N, C, *).

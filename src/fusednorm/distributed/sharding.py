@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from fusednorm import arguments
 from fusednorm.activations import Activation, resolve
 from fusednorm.distributed.agreement import Facts, agree
 from fusednorm.distributed.collective import exchange_device
+from fusednorm.distributed.moments import Units
+from fusednorm.distributed.synchronized import Inspection
 from fusednorm.dtypes import dtype_name
 from fusednorm.gate import is_dtensor
 from fusednorm.operands import Operands
@@ -88,6 +91,10 @@ class Shard:
         return prod(input.shape[: self.axis]) * self.whole * prod(input.shape[self.axis + 1 :])
 
 
+#: The calls about which the ranks of a group have agreed, where agreeing each time would wait for a GPU.
+_agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+
+
 def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -> Shard:
     """Check this rank's arguments by ``check``, which tells the facts and the size of ``axis`` among them, and agree.
 
@@ -108,6 +115,33 @@ def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -
     if refusal is not None:
         raise refusal
     return Shard(axis, sizes, sum(sizes[: torch.distributed.get_rank(group)]))
+
+
+def together_once(function: str, group: Any, axis: int, input: Tensor, check: Callable[[], Facts]) -> Shard | None:
+    """:func:`together`; None where the group has agreed about such a call before, of a whole with elements, and only a
+    GPU's memory could carry another header, for which the host would wait. The call must not need the sizes then.
+
+    Ranks whose calls differ later on send a header and moments. The transport's watchdog ends that after the group's
+    timeout, as it ends calls that a rank does not make.
+    """
+    if exchange_device(group).type != "cuda":
+        return together(function, group, axis, check)
+    known = _agreed.setdefault(group, set())
+    if known:
+        facts = check()
+        del facts[_OWN]
+        if repr((function, facts)) in known:
+            return None
+    found: list[Facts] = []
+
+    def checked() -> Facts:
+        found.append(check())
+        return found[0]
+
+    shard = together(function, group, axis, checked)
+    if shard.elements(input):
+        known.add(repr((function, found[0])))  # without this rank's own size, which together has taken
+    return shard
 
 
 def facts_of(operands: Operands, axis: int, eps: float, activation: str | Activation | None, **others: Any) -> Facts:
@@ -137,3 +171,21 @@ def refuse_one_element(function: str, what: str) -> None:
         f"{function}: the inputs of all ranks have 1 element for each {what} together, so its variance is 0; expected "
         "more than 1; use more samples or larger inputs, or evaluation mode where the family has one"
     )
+
+
+def refusing_one_element(
+    function: str, what: str, units: Units, input: Tensor, shard: Shard | None
+) -> Inspection | None:
+    """What looks at the counts of all ranks, where the sizes of their parts are not known and the whole may have one
+    element under each statistic: then no rank has more than one, and every rank looks."""
+    statistics = units.channels // units.group_channels * (1 if units.over_samples else input.shape[0])
+    if shard is not None or input.numel() > statistics:
+        return None
+
+    def inspect(parts: Tensor) -> bool:
+        elements = int(parts[:, -1].sum())
+        if elements == 1:
+            refuse_one_element(function, what)
+        return elements > 0
+
+    return inspect

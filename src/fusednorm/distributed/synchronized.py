@@ -13,7 +13,7 @@ elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from fusednorm.autograd import gradients, normalize
+from fusednorm.choice import ranks
 from fusednorm.distributed.collective import begin_sum, gather, sum_in_rank_order
 from fusednorm.distributed.moments import Moments, Units, merge_in_order, moments_of
 from fusednorm.functional import call_norm
 from fusednorm.norm import Family, Norm
 from fusednorm.op_arguments import check_backward
 from fusednorm.operands import BackwardOperands, Operands, Sums
+from fusednorm.running import move_running
 from fusednorm.strides import empty_output
 from fusednorm.sums import fused, straight
 
@@ -48,24 +50,65 @@ class Exchange:
     centred: bool = True
 
 
-def exchange_moments(exchange: Exchange, part: Moments) -> Moments:
-    """The statistics of the whole, of shape (N or 1, groups), from this rank's part of them."""
-    for group in exchange.groups:
-        whole = merge_in_order(gather(exchange.function, part.packed(), group), part.mean.numel())
-        count = whole.count.view(part.mean.shape) if part.count.numel() > 1 else whole.count
-        part = Moments(count, whole.mean.view(part.mean.shape), whole.m2.view(part.m2.shape))
-    return part
+@dataclass(slots=True, eq=False)
+class Running:
+    """Running statistics, which move towards those of the whole by ``share``."""
+
+    mean: Tensor
+    var: Tensor
+    share: float | Tensor
 
 
-def local_moments(input: Tensor, over_samples: bool = False) -> Moments:
-    """The moments of each (n, c) of this rank's input, (N, C, *), or of each c, (1, C, *); 0 where it is empty."""
-    samples, channels = input.shape[:2]
+#: Looks at the moments of all ranks, a row each, before they are merged, and raises what is wrong with them. Returns
+#: whether there are any elements, as far as the host knows.
+Inspection = Callable[[Tensor], bool]
+
+
+def gather_moments(exchange: Exchange, packed: Tensor, units: int, inspect: Inspection | None) -> tuple[Tensor, bool]:
+    """The packed moments of so many ``units`` of all ranks, a row each; those of several groups are merged over the
+    first ones. And whether there are any elements, as far as the host knows."""
+    *others, last = exchange.groups
+    for group in others:
+        packed = merge_in_order(gather(exchange.function, packed, group), units).packed()
+    parts = gather(exchange.function, packed, last)
+    return parts, inspect is None or inspect(parts)
+
+
+def exchange_statistics(
+    exchange: Exchange,
+    part: Moments,
+    eps: float,
+    dtype: torch.dtype,
+    running: Running | None = None,
+    inspect: Inspection | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """mean and biased variance of the whole, (N or 1, groups), in a dtype, from this rank's part, and their counts."""
+    units, shape = part.mean.numel(), part.mean.shape
+    parts, any_elements = gather_moments(exchange, part.packed(), units, inspect)
+    traced = type(parts) is not Tensor or torch.compiler.is_compiling()
+    kernels = None if part.count.numel() > 1 or traced else ranks(parts.device.type)
+    if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
+        moved = () if running is None else (running.mean, running.var, running.share)
+        found = kernels.merge_moments(parts, eps, dtype, *moved)
+        return found.mean.view(shape), found.var.view(shape), found.count
+    whole = merge_in_order(parts, units)
+    mean, var = whole.mean.to(dtype), whole.var().to(dtype)
+    if running is not None and any_elements:
+        move_running(running.mean, mean, running.share)
+        move_running(running.var, whole.unbiased_var().to(dtype), running.share)
+    count = whole.count.view(shape) if part.count.numel() > 1 else whole.count
+    return mean.view(shape), var.view(shape), count
+
+
+def local_moments(input: Tensor, over_samples: bool = False, channel_dim: int = 1) -> Moments:
+    """The moments of each (n, c) of this rank's input, or of each c, of shape (1, C); 0 where it is empty."""
+    samples, channels = input.shape[0], input.shape[channel_dim]
     rows = 1 if over_samples else samples
     if input.numel() == 0:
         nothing = torch.zeros(rows, channels, dtype=torch.float64, device=input.device)
         return moments_of(0, nothing, nothing)
     family: Family = "batch_norm" if over_samples else "instance_norm"
-    results = normalize(call_norm(family, 0, 1, 1e-5, None), Operands(input.detach()))
+    results = normalize(call_norm(family, 0, channel_dim, 1e-5, None), Operands(input.detach()))
     assert results.mean is not None and results.var is not None
     elements = input.numel() // (rows * channels)
     return moments_of(elements, results.mean.view(rows, channels), results.var.view(rows, channels))
@@ -118,7 +161,7 @@ class _Synchronized(torch.autograd.Function):
         results = [
             normalize(norm, Operands(part, a, b, mean=m, var=v)) for part, a, b, m, v in zip(parts, *rows, strict=True)
         ]
-        rstd = torch.cat([found.rstd for found in results if found.rstd is not None]).view(mean.shape)
+        rstd = _whole([found.rstd for found in results]).view(mean.shape)
         ctx.save_for_backward(input, factor, offset, mean, var, rstd, count)
         return _joined(norm, [found.output for found in results], input)
 
@@ -140,7 +183,8 @@ class _Synchronized(torch.autograd.Function):
         if exchange.backward:
             units, wide = exchange.units, sums.double()
             sent = wide if exchange.replicated else units.sums(gamma * wide)
-            arrive = begin_sum(exchange.function, sent, exchange.groups)
+            # P and Q of a unit lie side by side, as fused.py has them.
+            arrive = begin_sum(exchange.function, sent if exchange.replicated else sent.movedim(0, -1), exchange.groups)
             # A pass over memory while the sums are on their way.
             wide_calls = [_widened(each) for each in calls] if wants_input else []
             direct = [_direct(ctx.norm, each) for each in wide_calls]
@@ -148,6 +192,8 @@ class _Synchronized(torch.autograd.Function):
             if exchange.replicated:
                 sums = totals.to(mean.dtype)
                 totals = units.sums(gamma * totals)
+            else:
+                totals = totals.movedim(-1, 0)
             if wants_input:
                 means = units.spread(totals / count.clamp(min=1), mean.shape[1])
                 lines = (-rstd * means).to(mean.dtype).expand(2, *mean.shape)
@@ -172,7 +218,9 @@ def _parts(tensor: Tensor, rows: int, like: Tensor | None = None) -> list[Tensor
 
 def _rows(tensor: Tensor | None, parts: int) -> list[Any]:
     """A row of statistics or parameters for each part."""
-    return [None] * parts if tensor is None else list(tensor.reshape(parts, -1).unbind())
+    if tensor is None:
+        return [None] * parts
+    return [tensor.reshape(-1)] if parts == 1 else list(tensor.reshape(parts, -1).unbind())
 
 
 def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
@@ -197,9 +245,14 @@ def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor
             check_backward(function, norm, operands)
         # A and B are in the dtype of the computation, so that their gradients, q and p, are not rounded to another.
         found.append(gradients(norm, operands, (False, True, True, False, False)))
-    p = torch.cat([each.bias for each in found if each.bias is not None])
-    q = torch.cat([each.weight for each in found if each.weight is not None])
+    p, q = _whole([each.bias for each in found]), _whole([each.weight for each in found])
     return torch.stack((p, q)).view(2, *mean.shape)
+
+
+def _whole(parts: list[Tensor | None]) -> Tensor:
+    """What each part has, one after the other."""
+    found = [part for part in parts if part is not None]
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def _widened(o: BackwardOperands) -> BackwardOperands:

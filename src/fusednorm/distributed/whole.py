@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusednorm.activations import Activation
-from fusednorm.distributed.moments import Moments, Units
+from fusednorm.distributed.fused import normalize_fused
+from fusednorm.distributed.moments import Units
 from fusednorm.distributed.synchronized import (
     Exchange,
-    exchange_moments,
+    Inspection,
+    Running,
+    exchange_statistics,
     local_moments,
     normalize_by,
     sum_gradients,
 )
 from fusednorm.dtypes import compute_dtype
 from fusednorm.functional import call_norm
+from fusednorm.norm import Family
 from fusednorm.operands import Operands
 
 Parameters = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -50,6 +55,21 @@ def _parameters(operands: Operands) -> Parameters:
     return operands.weight, operands.bias, operands.scale, operands.shift
 
 
+@dataclass(slots=True, eq=False)
+class Whole:
+    """This rank's part of the output, and mean and biased variance of the whole, (N or 1, groups), in the dtype of the
+    computation, with the elements under each, or under all, in float64."""
+
+    output: Tensor
+    mean: Tensor
+    var: Tensor
+    count: Tensor
+
+    def unbiased_var(self) -> Tensor:
+        """The unbiased variance, of which torch's running variance is an average."""
+        return (self.var.double() * (self.count / (self.count - 1))).to(self.var.dtype)
+
+
 def normalize_channels(
     function: str,
     groups: Sequence[Any],
@@ -59,27 +79,64 @@ def normalize_channels(
     eps: float,
     activation: str | Activation | None,
     channel_dim: int,
-) -> tuple[Tensor, Moments]:
-    """This rank's part of the output, and the statistics of the whole, (N or 1, groups).
+    running: Running | None = None,
+    inspect: Inspection | None = None,
+) -> Whole:
+    """The norm by the statistics of the whole.
 
-    ``replicated`` says that all ranks have the same parameters, whose gradients are summed over them.
+    ``replicated`` says that all ranks have the same parameters, whose gradients are summed over them. ``running``
+    statistics, one for each statistic of the whole, move towards its mean and unbiased variance.
     """
-    input = operands.input.movedim(-1, 1) if channel_dim == -1 else operands.input
+    input = operands.input
+    channels = input.shape[channel_dim]
     learning = any(each is not None and each.requires_grad for each in _parameters(operands))
-    exchange = Exchange(
-        function, groups, units, replicated, backward=operands.input.requires_grad or (replicated and learning)
-    )
-    dtype, channels = compute_dtype(input.dtype), input.shape[1]
+    exchange = Exchange(function, groups, units, replicated, backward=input.requires_grad or (replicated and learning))
+    if units.first == 0 and channels == units.channels and (units.over_samples or input.shape[0]):
+        norm = call_norm(*_family(units), channel_dim, eps, activation)
+        found = normalize_fused(exchange, norm, operands, running, inspect)
+        if found is not None:
+            output, statistics = found
+            mean, var = (each[None] if units.over_samples else each for each in (statistics.mean, statistics.var))
+            return Whole(output, mean, var, statistics.count)
+    return _composed(exchange, operands, eps, activation, channel_dim, running, inspect)
+
+
+def _family(units: Units) -> tuple[Family, int]:
+    """The norm of a rank's units, and its number of groups."""
+    if units.over_samples:
+        return "batch_norm", 0
+    groups = units.channels // units.group_channels
+    return ("instance_norm", 0) if units.group_channels == 1 else ("group_norm", groups)
+
+
+def _composed(
+    exchange: Exchange,
+    operands: Operands,
+    eps: float,
+    activation: str | Activation | None,
+    channel_dim: int,
+    running: Running | None,
+    inspect: Inspection | None,
+) -> Whole:
+    """:func:`normalize_channels` by plans that know nothing of other processes, and torch's operators."""
+    units, modulated = exchange.units, operands.scale is not None or operands.shift is not None
+    # One row of statistics and parameters serves all samples of a batch_norm, in either order.
+    moves = channel_dim == -1 and (modulated or not units.over_samples)
+    input = operands.input.movedim(-1, 1) if moves else operands.input
+    axis = 1 if moves else channel_dim
+    dtype = compute_dtype(input.dtype)
     with torch.no_grad():
-        whole = exchange_moments(exchange, units.merge(local_moments(input, units.over_samples)))
-        mean, var = (units.spread(each.to(dtype), channels) for each in (whole.mean, whole.var()))
+        part = units.merge(local_moments(input, units.over_samples, axis))
+        whole_mean, whole_var, count = exchange_statistics(exchange, part, eps, dtype, running, inspect)
+        mean, var = (units.spread(each, input.shape[axis]) for each in (whole_mean, whole_var))
     factor, offset = _affine(operands, dtype)
-    # One row serves all samples of a batch_norm without a modulation.
-    shape = torch.broadcast_shapes(*(each.shape for each in (mean, factor, offset) if each is not None))
-    rows = [None if each is None else each.expand(shape) for each in (factor, offset)]
-    norm = call_norm("batch_norm", 0, 1, eps, activation, False)
-    output = normalize_by(exchange, norm, input, rows[0], rows[1], mean.expand(shape), var.expand(shape), whole.count)
-    return output.movedim(1, -1) if channel_dim == -1 else output, whole
+    # A row for each sample, of which there may be none, where anything differs by sample.
+    rows = next((len(each) for each in (mean, factor, offset) if each is not None and len(each) != 1), 1)
+    mean, var = (each.expand(rows, -1) for each in (mean, var))
+    factor, offset = (None if each is None else each.expand(rows, -1) for each in (factor, offset))
+    norm = call_norm("batch_norm", 0, axis, eps, activation, False)
+    output = normalize_by(exchange, norm, input, factor, offset, mean, var, count)
+    return Whole(output.movedim(1, -1) if moves else output, whole_mean, whole_var, count)
 
 
 def _affine(operands: Operands, dtype: torch.dtype) -> tuple[Tensor | None, Tensor | None]:

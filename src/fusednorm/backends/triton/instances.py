@@ -52,7 +52,7 @@ from fusednorm.backends.triton.config.units import (
     whole_sum_for,
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
-from fusednorm.instance import Instance, Plan
+from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
@@ -94,6 +94,10 @@ def _common(problem: Problem) -> str | None:
         return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
+    return _elsewhere(problem)
+
+
+def _elsewhere(problem: Problem) -> str | None:
     if problem.device != "cuda" and not (problem.device == "cpu" and interpreted()):
         return f"runs on cuda, the tensor is on {problem.device}"
     return unavailable()
@@ -139,6 +143,15 @@ class TilesInstance:
         else:
             make = plans.TilesSumBackward if problem.backward else plans.TilesSumForward
         return make(problem, seen, config or passes_for(seen))
+
+    def spread(self, problem: Problem) -> SpreadForwardPlan | SpreadBackwardPlan | None:
+        """The plan of a part of an input that is spread over processes; None where this instance has none."""
+        from fusednorm.backends.triton.plans.spread import SpreadBackward, SpreadForward
+
+        if "input" in problem.copies or problem.norm.per_position or _elsewhere(problem):
+            return None
+        seen = tiled(problem)
+        return (SpreadBackward if problem.backward else SpreadForward)(problem, seen, passes_for(seen))
 
 
 @dataclass(frozen=True, slots=True)

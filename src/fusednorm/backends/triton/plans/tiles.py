@@ -6,6 +6,7 @@ A plan allocates for its problem, and its kernels work on the problem as tiles s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from fusednorm.backends.triton.config.tiles import merged
 from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
-from fusednorm.backends.triton.launch import Launch, prepared
+from fusednorm.backends.triton.launch import Launch, Scalars, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.runs import (
@@ -146,6 +147,9 @@ class PartialsShape:
 class TilesForward(ForwardPlan):
     """Statistics of all chunks, their merge, the output of all chunks."""
 
+    #: Whether the pass for the output may merge partials itself.
+    may_merge = True
+
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
         source = grouped(problem)
@@ -159,7 +163,7 @@ class TilesForward(ForwardPlan):
         self.given = problem.direction == "inference"
         within = view.groups == 1 or view.group_channels % config.output.channels == 0
         within = within and reduction.repeat == output.repeat == 1
-        self.merges = not self.given and within and partials.count <= merged(problem)
+        self.merges = self.may_merge and not self.given and within and partials.count <= merged(problem)
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
@@ -173,16 +177,12 @@ class TilesForward(ForwardPlan):
             {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
             reduction.warps,
         )  # fmt: skip
-        self.finalize = prepared(
-            forward_kernels.finalize,
-            partials.programs,
-            (*_sizes(seen)[:3], problem.num_statistics, *numbers, self.eps),
+        self.finalize = self.merging(
+            (*_sizes(seen)[:3], problem.num_statistics, *numbers),
             {
                 **self.overlap, "RMS": self.rms, **partials.order, **reduction.repeats,
                 "BLOCK_U": partials.together, **partials.block,
             },
-            partials.warps,
-            follows=True,
         )  # fmt: skip
         self.apply = prepared(
             forward_kernels.apply if problem.added is None else sum_kernels.sum_apply,
@@ -203,6 +203,11 @@ class TilesForward(ForwardPlan):
             output.warps,
             follows=not self.given,
         )  # fmt: skip
+
+    def merging(self, scalars: Scalars, constants: dict[str, Any]) -> Launch:
+        """The launch that merges the partials of units."""
+        partials, scalars = self.partials, (*scalars, self.eps)
+        return prepared(forward_kernels.finalize, partials.programs, scalars, constants, partials.warps, follows=True)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.apply(x, y, *parameters, *saved, self.statistics(saved, x), *given)
@@ -239,6 +244,9 @@ class TilesSumForward(TilesForward, SumForward):
 class TilesBackward(BackwardPlan):
     """p and q of all chunks; the units' totals and the parameters' gradients; the input's gradient of all chunks."""
 
+    #: Whether the pass for the input's gradient may merge partials itself.
+    may_merge = True
+
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
         view, shared = problem.view, shares_parameters(made_for, problem)
@@ -268,7 +276,7 @@ class TilesBackward(BackwardPlan):
         )  # fmt: skip
         within = view.group_channels % config.output.channels == 0 and reduction.repeat == output.repeat == 1
         few = partials.count <= merged(problem) and partials.summed <= MOST_SUMMED
-        self.merges = self.totals and within and not shared and few
+        self.merges = self.may_merge and self.totals and within and not shared and few
         self.arguments = (
             *_sizes(view), *output.steps, output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),

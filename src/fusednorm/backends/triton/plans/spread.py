@@ -1,0 +1,223 @@
+"""Plans of norms whose input is spread over processes: the passes of plans/tiles.py, between which processes exchange
+what they found, and the launches that make one result of what all ranks sent (kernels/ranks.py).
+
+The current device is that of the tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fusednorm.backends.triton.config.kinds import TilesConfig
+from fusednorm.backends.triton.kernels import ranks as kernels
+from fusednorm.backends.triton.launch import Launch, Scalars, prepared
+from fusednorm.backends.triton.plans import base
+from fusednorm.backends.triton.plans.base import BackwardPlan, Tensors, allocator
+from fusednorm.backends.triton.plans.tiles import (
+    Combination,
+    ParameterSums,
+    PartialsShape,
+    TilesBackward,
+    TilesForward,
+)
+from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.instance import Ranks
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
+from fusednorm.problem import Problem, View
+from fusednorm.strides import contiguous
+
+#: Numbers that a program merges over the ranks: a thread has two, and few programs start.
+MERGED_NUMBERS, MERGING_WARPS = 256, 4
+#: A program whose lengths or momenta change with every call pays for launches again.
+MOST_LAUNCHES = 1024
+_NONE = (None, None, None, None)
+
+
+class SpreadForward(TilesForward):
+    """A :class:`~fusednorm.instance.SpreadForwardPlan`."""
+
+    may_merge = False
+
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for, problem, config)
+        self.units = made_for.num_statistics
+
+    def merging(self, scalars: Scalars, constants: dict[str, Any]) -> Launch:
+        partials = self.partials
+        return prepared(kernels.pack_moments, partials.programs, scalars, constants, partials.warps, follows=True)
+
+    def local_moments(self, input: Tensor) -> Tensor:
+        packed = self.allocate((2 * self.units + 1,), (1,), torch.float64)
+        if self.empty:
+            return packed.zero_()
+        partials = self.workspace(2 * self.partials.total)
+        self.moments(input, partials)
+        self.finalize(partials, packed)
+        return packed
+
+    def output(self, operands: Operands, mean: Tensor, rstd: Tensor) -> Tensor:
+        output = self.allocate(self.shape, self.strides, self.dtype)
+        if not self.empty:
+            self.apply(operands.input, output, *_parameters(operands), mean, rstd, None, None, None, None)
+        return output
+
+
+class SpreadBackward(TilesBackward):
+    """A :class:`~fusednorm.instance.SpreadBackwardPlan`."""
+
+    may_merge = False
+
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for, problem, config)
+        self.copies = "grad_output" in made_for.copies
+        self.last_pass = prepared(
+            self.kernel,
+            self.output.programs,
+            (0, self.output.programs, 0, self.partials.view.samples, *self.arguments),
+            {**self.constants, "CHANNELS": 1, "BLOCK_N": 1},
+            self.output.warps,
+            follows=True,
+        )
+        view, self.by_sample = made_for.view, made_for.modulated or not made_for.norm.per_batch
+        #: The samples, each of whose channels has a p and a q; one for all where no parameter differs by sample.
+        self.rows = view.samples if self.by_sample else 1
+        whole = View(self.rows, view.groups, view.group_channels, 1)
+        self.of_chunks = _Sums(self, self.partials, self.units, self.shared)
+        self.of_ranks = _Sums(
+            self, PartialsShape(whole, 1, self.units, last=False, per_batch=made_for.norm.per_batch), self.units, False
+        )
+
+    def gradient(self, grad_output: Tensor) -> Tensor:
+        return self.allocate(self.shape, self.strides, self.dtype).copy_(grad_output) if self.copies else grad_output
+
+    def local_sums(self, operands: BackwardOperands) -> Tensor:
+        o, partials = operands, self.workspace(2 * self.partials.total)
+        if not self.empty:
+            self.reduce(o.grad_output, o.input, *_parameters(o), o.mean, o.rstd, partials)
+        return partials
+
+    def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
+        totals = self.allocate((2 * self.units,), (1,), torch.float64)
+        if self.empty:
+            return totals.zero_()
+        self.of_chunks.totals(sums, _parameters(operands), totals)
+        return totals
+
+    def packed_sums(self, sums: Tensor) -> Tensor:
+        size = self.rows * self.of_ranks.channels
+        packed = self.allocate((2 * size,), (1,), torch.float64)
+        if self.empty:
+            return packed.zero_()
+        p, q = packed[:size], packed[size:]
+        self.of_chunks.gradients(sums, _NONE, (None, None, q, p) if self.by_sample else (q, p, None, None))
+        return packed
+
+    def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
+        grads = [
+            self.allocate(*like) if like is not None and want else None
+            for like, want in zip(self.gradients_of, wanted[1:], strict=True)
+        ]
+        if self.empty and not of_ranks:
+            return Gradients(None, *(None if grad is None else grad.zero_() for grad in grads))
+        if any(grad is not None for grad in grads):
+            (self.of_ranks if of_ranks else self.of_chunks).gradients(sums, _parameters(operands), grads)
+        return Gradients(None, *grads)
+
+    def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
+        totals = self.workspace(2 * self.units)
+        self.of_ranks.totals(means, _parameters(operands), totals)
+        return totals
+
+    def grad_input(self, operands: BackwardOperands, totals: Tensor) -> Tensor:
+        o, dx = operands, self.allocate(self.shape, self.strides, self.dtype)
+        if not self.empty:
+            self.last_pass(o.grad_output, o.input, dx, *_parameters(o), o.mean, o.rstd, totals, None, *_NONE)
+        return dx
+
+
+class _Sums:
+    """The launches that make sums of p and q: P and Q of units, or the parameters' gradients."""
+
+    def __init__(self, plan: BackwardPlan, partials: PartialsShape, units: int, shared: bool) -> None:
+        self.plan, self.partials, self.units, self.shared = plan, partials, units, shared
+        self.channels = units if shared else partials.view.channels
+        self.launches: dict[tuple[bool, bool], Combination] = {}
+        self.unit_sums = Combination(plan, partials, units, 1, ParameterSums(partials, False, False), shared=shared)
+
+    def totals(self, sums: Tensor, parameters: Tensors, totals: Tensor) -> None:
+        self.unit_sums(sums, parameters, totals, _NONE)
+
+    def gradients(self, sums: Tensor, parameters: Tensors, grads: Tensors) -> None:
+        if self.shared:  # the channels of a unit share its weight and bias
+            self.unit_sums(sums, parameters, None, grads)
+            return
+        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
+        launch = self.launches.get(wanted)
+        if launch is None:
+            launch = Combination(self.plan, self.partials, 0, 1, ParameterSums(self.partials, *wanted))
+            self.launches[wanted] = launch
+        launch(sums, parameters, None, grads)
+
+
+def _parameters(operands: Operands | BackwardOperands) -> Tensors:
+    o = operands
+    return contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
+
+
+class RankKernels(Ranks):
+    """What Triton's kernels make of the vectors of all ranks. Each launch is the first of an operation: what is before
+    it in the stream is the transport's."""
+
+    def __init__(self) -> None:
+        self.overlap = {"OVERLAP": base.overlaps()}
+        self.merges: dict[tuple[int, int, float, float], Launch] = {}
+        self.sums: dict[tuple[int, int], Launch] = {}
+
+    def merge_moments(
+        self,
+        parts: Tensor,
+        eps: float,
+        dtype: torch.dtype,
+        running_mean: Tensor | None = None,
+        running_var: Tensor | None = None,
+        share: float | Tensor = 0.0,
+    ) -> Statistics:
+        ranks, length = parts.shape
+        units, empty = length // 2, allocator(parts.device.type)
+        mean, rstd, var = (empty((units,), (1,), dtype) for _ in range(3))
+        count = empty((1,), (1,), torch.float64)
+        given = share.to(parts.device) if isinstance(share, Tensor) else None
+        key = (units, ranks, float(eps), 0.0 if given is not None else float(share))
+        launch = self.merges.get(key)
+        if launch is None:
+            launch = _kept(self.merges, key, self._over(kernels.merge_ranks, units, key))
+        launch(parts, mean, rstd, var, count, running_mean, running_var, given)
+        return Statistics(mean, rstd, var, count)
+
+    def sum_over_ranks(
+        self, parts: Tensor, count: Tensor, sums: torch.dtype | None, means: torch.dtype | None
+    ) -> tuple[Tensor | None, Tensor | None]:
+        ranks, length = parts.shape
+        empty = allocator(parts.device.type)
+        total, mean = (None if dtype is None else empty((length,), (1,), dtype) for dtype in (sums, means))
+        key = (length, ranks)
+        launch = self.sums.get(key)
+        if launch is None:
+            launch = _kept(self.sums, key, self._over(kernels.sum_ranks, length, key))
+        launch(parts, count, total, mean)
+        return total, mean
+
+    def _over(self, kernel: Any, numbers: int, scalars: Scalars) -> Launch:
+        """The launch whose programs take a block of so many numbers each."""
+        block = min(power_of_two(numbers), MERGED_NUMBERS)
+        return Launch(kernel, -(-numbers // block), scalars, {**self.overlap, "BLOCK": block}, MERGING_WARPS)
+
+
+def _kept(launches: dict[Any, Launch], key: Any, launch: Launch) -> Launch:
+    if len(launches) >= MOST_LAUNCHES:
+        launches.clear()
+    launches[key] = launch
+    return launch

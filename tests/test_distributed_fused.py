@@ -1,0 +1,64 @@
+"""SyncBatchNorm and the functions over processes by Triton's kernels: in its interpreter, and in CUDA graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+import numpy as np  # noqa: E402
+import test_distributed  # noqa: E402
+import test_spread  # noqa: E402
+from fused_worker import FUNCTIONS, MODULES  # noqa: E402
+from test_distributed import Found, load, run  # noqa: E402
+
+WORKER = Path(__file__).with_name("fused_worker.py")
+GRAPHS = Path(__file__).with_name("graphs_worker.py")
+OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    if OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("triton < 3.8 with numpy >= 2.4 has no interpreter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        return load(run(tmp_path_factory.mktemp("ranks"), "cpu", 2, worker=WORKER), 2)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_are_those_of_the_whole_in_one_process(ranks: Found, name: str) -> None:
+    test_distributed.check_results(ranks, name)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_are_those_of_the_whole_in_one_process(ranks: Found, name: str) -> None:
+    test_spread.check_results(ranks, name)
+
+
+@pytest.mark.parametrize("name", [*MODULES, *FUNCTIONS])
+def test_what_ranks_share_has_the_same_bits_on_each(ranks: Found, name: str) -> None:
+    first, second = (found[name][0] for found in ranks)
+    keys = ["running_mean", "running_var"]
+    if name in FUNCTIONS:
+        case = test_spread.CASES[name]
+        keys += [key for key in case.operands if test_spread.shares(case, key) and key not in case.frozen]
+    for key in keys:
+        if key in first:
+            assert torch.equal(first[key], second[key])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_graphs_hold_the_exchange_over_nccl(tmp_path: Path) -> None:
+    """A replay has the bits of an eager call of the same input."""
+    for found in load(run(tmp_path, "cuda", 2, worker=GRAPHS), 2):
+        assert list(found) == ["SyncBatchNorm", "group_norm", "batch_norm"]
+        for name, (replayed, eager) in found.items():
+            assert len(replayed) == len(eager) > 0
+            for one, other in zip(replayed, eager, strict=True):
+                assert torch.isfinite(one).all(), name
+                assert torch.equal(one, other), name
