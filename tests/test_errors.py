@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusednorm
@@ -36,6 +38,9 @@ CASES: dict[str, tuple[Callable[[], Any], type[Exception], tuple[str, ...]]] = {
     "negative groups": (lambda: gn(X, -2), ValueError, ("num_groups is -2",)),
     "groups of another type": (lambda: gn(X, 2.0), TypeError, ("num_groups", "float", "int")),  # type: ignore[arg-type]
     "groups a bool": (lambda: gn(X, True), TypeError, ("num_groups", "bool", "int")),
+    "a size a float": (lambda: ln(X, (8, 4.0)), TypeError, ("normalized_shape[1]", "float", "int")),  # type: ignore[list-item]
+    "a size a bool": (lambda: rms(X, (True,)), TypeError, ("normalized_shape[0]", "bool", "int")),
+    "channel_dim a word": (lambda: ln(X, (8,), channel_dim="1"), TypeError, ("channel_dim", "str", "int")),  # type: ignore[arg-type]
     "wrong channel_dim": (lambda: gn(X, 4, channel_dim=-1, weight=C), ValueError, ("weight", "(8,)", "(4,)")),
     "unknown channel_dim": (lambda: gn(X, 4, channel_dim=2), ValueError, ("channel_dim is 2", "1", "-1")),
     "short weight": (lambda: gn(X, 4, C[:7]), ValueError, ("weight", "(7,)", "(8,)")),
@@ -176,3 +181,33 @@ def test_a_failing_backend_updates_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="no memory"):
         norm(IMAGE)
     assert all(torch.equal(value, before[name]) for name, value in norm.state_dict().items())
+
+
+# --- numbers that are equal to ints ---
+
+#: Calls of a size or a dimension, and a good one.
+INTEGERS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "num_groups": (lambda one: gn(X, one), 1),
+    "group_norm": (lambda one: gn(X, 4, channel_dim=one), 1),
+    "instance_norm": (lambda one: inorm(X, channel_dim=one), 1),
+    "batch_norm": (lambda one: bn(X, None, None, training=True, channel_dim=one), 1),
+    "layer_norm": (lambda one: ln(X, (8,), channel_dim=one), 1),
+    "a row": (lambda one: ln(X, (one,)), 4),
+    "rows": (lambda one: rms(X, (8, one)), 4),
+    "modulated rows": (lambda one: ln(X, (one,), scale=torch.ones(2, 4)), 4),
+}
+
+
+@pytest.mark.parametrize(("call", "good"), INTEGERS.values(), ids=INTEGERS)
+def test_what_is_equal_to_an_int_is_none_whatever_was_called_before(call: Callable[[Any], Any], good: int) -> None:
+    expected = call(good)
+    for same in (good, good, np.int64(good)):
+        torch.testing.assert_close(call(same), expected)
+    for wrong in (float(good), np.float32(good), *([True] if good == 1 else [])):
+        with pytest.raises(TypeError, match=f"is a {type(wrong).__name__}; expected an int"):
+            call(wrong)
+
+
+def test_sizes_of_a_tracer_are_ints() -> None:
+    graph = make_fx(lambda x: ln(gn(x, x.shape[1] // 2), x.shape[1:]), tracing_mode="symbolic")(X)
+    torch.testing.assert_close(graph(X), ln(gn(X, 4), (8, 4)))

@@ -98,6 +98,7 @@ def _shape_remedy(name: str, value: Tensor, shape: Sequence[int]) -> str:
 
 
 def check_channel_dim(function: str, channel_dim: int) -> None:
+    check_integer(function, "channel_dim", channel_dim)
     if channel_dim != 1 and channel_dim != -1:
         raise ValueError(f"{function}: channel_dim is {channel_dim!r}; expected 1 for (N, C, *) or -1 for (N, *, C)")
 
@@ -122,7 +123,7 @@ def check_channels(function: str, operands: Operands | BackwardOperands, eps: fl
     """Checks what the families with a channel dimension share; returns the number of channels C."""
     input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 2)
-    if channel_dim != 1:
+    if type(channel_dim) is not int or channel_dim != 1:
         check_channel_dim(function, channel_dim)
     if type(eps) is not float:
         check_eps(function, eps)
@@ -146,7 +147,8 @@ def check_modulation_of_samples(function: str, operands: Operands | BackwardOper
 
 
 def check_integer(function: str, name: str, value: object) -> None:
-    if not isinstance(value, Integral) or isinstance(value, bool):
+    """``value`` is an int of Python, numpy or a tracer; as in torch True is none, nor is 2.0."""
+    if not isinstance(value, (Integral, torch.SymInt)) or isinstance(value, bool):
         raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected an int")
 
 
@@ -196,13 +198,16 @@ def check_normalized(
     dimension 1 is normalized."""
     input, weight, bias = operands.input, operands.weight, operands.bias
     check_input(function, input, 1 if channel_dim == -1 else 2)
-    if channel_dim != -1:
+    if type(channel_dim) is not int or channel_dim != -1:
         check_channel_dim(function, channel_dim)
     if not isinstance(normalized_shape, (tuple, list)):
         raise TypeError(
             f"{function}: normalized_shape is a {type(normalized_shape).__name__}; expected a tuple of "
             f"ints such as ({input.shape[-1]},)"
         )
+    for place, size in enumerate(normalized_shape):
+        if type(size) is not int and not isinstance(size, Tensor):  # torch.jit.trace has tensors for sizes
+            check_integer(function, f"normalized_shape[{place}]", size)
     if type(eps) is not float:
         check_eps(function, eps)
     num_dims, shape, device = len(normalized_shape), tuple(normalized_shape), input.device

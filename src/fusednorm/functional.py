@@ -74,7 +74,13 @@ def call_norm(
     """The Norm of a public call whose arguments are checked; the activation is checked here."""
     if torch.compiler.is_dynamo_compiling():
         return traced_norm(family, int(groups_or_dims), channel_dim, float(eps), resolve(activation), training)
+    groups_or_dims = groups_or_dims if type(groups_or_dims) is int else int(groups_or_dims)  # a tracer's has no hash
     return norm_of(family, groups_or_dims, channel_dim, eps if type(eps) is float else float(eps), activation, training)
+
+
+def _types(normalized_shape: Sequence[int]) -> tuple[type, ...]:
+    """The types of several sizes, for the key of a call: 4.0 is equal to 4, and is no size."""
+    return tuple(map(type, normalized_shape)) if type(normalized_shape) is tuple else ()
 
 
 def _returned(results: Results, sums: Sums | None) -> Any:
@@ -155,8 +161,8 @@ def group_norm(
                 channel_dim=channel_dim, scale=scale, shift=shift,
                 **({} if sums is None else sums.keywords()),
             )  # fmt: skip
-    # The type too: True is equal to 1, and is no number of groups.
-    call = ("group_norm", num_groups, type(num_groups), channel_dim, eps)
+    # The types too: True is equal to 1, and is no number of groups.
+    call = ("group_norm", num_groups, type(num_groups), channel_dim, type(channel_dim), eps)
     if sums is None:
         output = repeated(call, activation, input, weight, bias, scale, shift)
         if output is not None:
@@ -246,7 +252,7 @@ def instance_norm(
             )  # fmt: skip
     given = not use_input_stats
     updates = not given and (running_mean is not None or running_var is not None)
-    call = ("instance_norm", given, momentum, channel_dim, eps)
+    call = ("instance_norm", given, momentum, channel_dim, type(channel_dim), eps)
     if not updates and sums is None:
         mean, var = (running_mean, running_var) if given else (None, None)
         output = repeated(call, activation, input, weight, bias, scale, shift, mean, var)
@@ -410,7 +416,10 @@ def layer_norm(
     if scale is not None or shift is not None:
         operands = Operands(input, weight, bias, scale, shift)
         return _modulated("layer_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
-    call = ("layer_norm", normalized_shape, channel_dim, eps)
+    # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
+    one = type(normalized_shape) is tuple and len(normalized_shape) == 1
+    kind = type(normalized_shape[0]) if one else _types(normalized_shape)
+    call = ("layer_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
     if sums is None:
         output = repeated(call, activation, input, weight, bias)
         if output is not None:
@@ -525,7 +534,10 @@ def rms_norm(
     if scale is not None or shift is not None:
         eps, operands = arguments.rms_eps("rms_norm", input, eps), Operands(input, weight, None, scale, shift)
         return _modulated("rms_norm", operands, normalized_shape, eps, activation, channel_dim, sums)
-    call = ("rms_norm", normalized_shape, channel_dim, eps)
+    # One size apart, as the rows of most models: its type costs a third of what a tuple of one type does.
+    one = type(normalized_shape) is tuple and len(normalized_shape) == 1
+    kind = type(normalized_shape[0]) if one else _types(normalized_shape)
+    call = ("rms_norm", normalized_shape, kind, channel_dim, type(channel_dim), eps)
     if sums is None:
         output = repeated(call, activation, input, weight)
         if output is not None:
@@ -551,7 +563,8 @@ def _modulated(
     sums: Sums | None,
 ) -> Any:
     """layer_norm or rms_norm with a scale or a shift, as a norm over the channels of samples and positions."""
-    o, call = operands, (family, "modulated", normalized_shape, channel_dim, eps)
+    o, sizes = operands, _types(normalized_shape)
+    call = (family, "modulated", normalized_shape, sizes, channel_dim, type(channel_dim), eps)
     if sums is None:
         output = repeated(call, activation, o.input, o.weight, o.bias, o.scale, o.shift)
         if output is not None:
@@ -756,7 +769,8 @@ def batch_norm_results(
     """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
     for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
-    call = ("batch_norm", bool(training), Tensor if isinstance(momentum, Tensor) else momentum, channel_dim, eps)
+    number = Tensor if isinstance(momentum, Tensor) else momentum
+    call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
     repeats = not wants_statistics and sums is None
     if repeats:
         moments: list[tuple[Tensor, Tensor]] | None = [] if training and running_mean is not None else None

@@ -7,7 +7,6 @@ them, by torch.ops or from an edited exported graph, and a kernel reads as many 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
 from torch import Tensor
 
@@ -112,8 +111,7 @@ def _check_kind(
 ) -> None:
     if family not in FAMILIES:
         raise ValueError(f"{function}: family is {family!r}; expected one of {', '.join(FAMILIES)}")
-    if not isinstance(groups_or_dims, Integral) or isinstance(groups_or_dims, bool):
-        raise TypeError(f"{function}: num_groups is a {type(groups_or_dims).__name__}; expected an int")
+    arguments.check_integer(function, "num_groups", groups_or_dims)
     arguments.check_channel_dim(function, channel_dim)
     if not isinstance(activation, str):
         raise TypeError(f"{function}: activation is a {type(activation).__name__}; expected a name, or '' for none")
