@@ -179,9 +179,16 @@ class SumsApart(nn.Module):
         self.norm1, self.norm2, self.norm3, self.norm4 = (nn.GroupNorm(4, 8) for _ in range(4))
         self.norm5, self.norm6, self.norm7 = (nn.GroupNorm(4, 8) for _ in range(3))
         self.norm8, self.norm9, self.norm10, self.norm11 = (nn.GroupNorm(4, 8) for _ in range(4))
-        self.norm12, self.norm13 = nn.GroupNorm(4, 8), nn.GroupNorm(4, 8)
+        self.norm12, self.norm13, self.norm14 = (nn.GroupNorm(4, 8) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
+        def seen() -> Tensor:
+            return v
+
+        v = self.norm14(self.conv(x))
+        x = x + seen()
+        v = F.relu(v + x)
+        x = x + v
         z = self.norm1(x)
         x = self.act(self.conv(x))  # could change what norm1 has seen
         z += x

@@ -60,3 +60,14 @@ def test_a_part_of_the_tokens_is_not_copied() -> None:
     assert faults("layer_norm", tensors, differentiated(lambda t: called("layer_norm", t, 1), tensors)) == []
     del tensors["scale"], tensors["shift"]
     assert faults("layer_norm", tensors, differentiated(lambda t: called("layer_norm", t, 1), tensors)) == []
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windows_that_overlap(family: str) -> None:
+    """Neighbouring rows lie one element apart, as the elements of a row do."""
+    sizes = (2, 9, 4)
+    tensors = given(family, sizes, 1, (), ()) | {"input": drawn(2, 12).unfold(1, 4, 1)}
+    del tensors["scale"], tensors["shift"]
+    assert tensors["input"].stride() == (12, 1, 1)
+    assert faults(family, tensors, differentiated(lambda t: called(family, t, 1), tensors)) == []
+    assert forward_problem(norm_of("layer_norm", 1), Operands(tensors["input"])).copies == ()

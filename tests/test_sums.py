@@ -287,6 +287,29 @@ def test_any_strides(name: str) -> None:
                 assert y.stride() == s.stride() == plain.stride(), form
 
 
+@pytest.mark.parametrize("trailing", [(7,), (7, 1)])
+def test_gates_of_rows_whose_elements_lie_apart(trailing: tuple[int, ...]) -> None:
+    dims = tuple(range(-len(trailing), 0))
+    x, r = (drawn(7, 12, seed=seed)[:, ::2].t().reshape(2, 3, *trailing) for seed in range(2))
+    for gate in (drawn(2, 3, *(1,) * len(trailing)), drawn(*trailing), torch.tensor(0.5)):
+        s = x + gate * r
+        for given in (x, x[0]), (x.contiguous(), x[0].contiguous()):
+            y = fusednorm.layer_norm(given[0], trailing, pre_add=r, pre_gate=gate)
+            torch.testing.assert_close(y, torch.nn.functional.layer_norm(s, trailing))
+            own = gate[0] if gate.dim() > len(trailing) else gate
+            y = fusednorm.rms_norm(given[1], trailing, eps=EPS, pre_add=r[0], pre_gate=own)
+            torch.testing.assert_close(y, s[0] * (s[0].square().mean(dims, keepdim=True) + EPS).rsqrt())
+
+
+def test_gates_of_one_channel() -> None:
+    """batch_norm of (N, 1) shares its statistics among samples, but not its gates."""
+    one = case("batch_norm", (32, 1), torch.float32, "pre_add", "pre_gate")
+    assert one.faults(one.run()) == []
+    x, r, gate, given = drawn(32, 1), drawn(32, 1, seed=1), drawn(32, 1, seed=2), (torch.zeros(1), torch.ones(1))
+    y = fusednorm.instance_norm(x, *given, None, None, False, pre_add=r, pre_gate=gate)
+    torch.testing.assert_close(y, torch.nn.functional.batch_norm(x + gate * r, *given))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_an_empty_batch(form: str) -> None:
     one = case(form, (0, 6, 5), torch.float32, "pre_add", "pre_gate", "post_add", activation="silu")

@@ -268,8 +268,11 @@ class Added:
 
 def gate_of(norm: Norm, shape: Sequence[int], gate: Sequence[int], order: Order) -> Gate | None:
     """A gate in the shape of :func:`gate_shape`, against rows of one position per channel, or of a position whose
-    channels come last in memory and have statistics of their own; None where no rows share it one after the other.
-    Where there are other positions, a gate is a number for each plane of them, or None."""
+    channels come last in memory and have statistics of their own; None where no rows share it one after the other, and
+    for rows whose elements lie apart. Where there are other positions, a gate is a number for each plane of them, or
+    None."""
+    if norm.row_family and order == "channels_first":
+        return None
     positions = norm.per_position and order == "channels_last"
     if not norm.row_family and not positions and view_of(norm, shape).spatial != 1:
         planes = spread_shape(shape, norm.channel_axis)
@@ -344,7 +347,10 @@ class Problem:
         added, view = self.added, self.view
         if added is None:
             return False
-        rows = self.of_positions if self.norm.per_position else view.spatial == view.groups == 1
+        if self.norm.per_position:
+            rows = self.of_positions
+        else:
+            rows = view.spatial == view.groups == 1 and not self.norm.per_batch
         return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
 
     @property

@@ -18,6 +18,7 @@ from fusednorm.problem import (
     Direction,
     Gate,
     Layout,
+    Order,
     Problem,
     gate_of,
     gate_shape,
@@ -55,7 +56,7 @@ def _problem(
     strides, output_strides = input.stride(), _output_strides(norm, input)
     grad_strides = None if grad_output is None else grad_output.stride()
     seen = _seen(norm, tuple(input.shape), strides, output_strides, grad_strides)
-    layout, like = layout_of(seen.norm, seen.shape, seen.input), seen.input
+    layout, like = layout_of(seen.norm, seen.shape, seen.input, wanted=seen.order), seen.input
     if layout is None:
         copies.append("input")
         output_strides = packed_strides(input.shape)
@@ -97,13 +98,15 @@ def _problem(
 
 class _Seen(NamedTuple):
     """A call as kernels see it: the norm, the shape, and the strides of input, output and grad_output; None for those
-    of a gradient that is to be copied."""
+    of a gradient that is to be copied. ``order`` is the memory order that all have, None where the input has one
+    alone: where its rows overlap, it has both."""
 
     norm: Norm
     shape: tuple[int, ...]
     input: tuple[int, ...]
     output: tuple[int, ...]
     grad: tuple[int, ...] | None
+    order: Order | None = None
 
 
 def _seen(
@@ -135,7 +138,8 @@ def _seen(
 def _seen_as(norm: Norm, channel_dim: int, shape: tuple[int, ...], strides: Sequence[tuple[int, ...]]) -> _Seen:
     """Rows as positions of samples, whose channels have this dimension."""
     seen = norm_of(norm.family, 0, channel_dim, norm.eps, norm.activation, norm.training)
-    return _Seen(seen, shape, strides[0], strides[1], strides[2] if len(strides) > 2 else None)
+    order: Order = "channels_first" if channel_dim == 1 else "channels_last"
+    return _Seen(seen, shape, strides[0], strides[1], strides[2] if len(strides) > 2 else None, order)
 
 
 def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> Problem:
