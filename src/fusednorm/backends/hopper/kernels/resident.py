@@ -14,6 +14,9 @@ Without the lag all blocks would wait in each wave for the slowest one and for t
 1x512x256x256 in bf16 a forward takes 49 us with a lag of 1, and 47 with 2. A unit's chunks may lie in two waves, so the
 lag is at least 2, or 1 where each wave has whole units, or 0 where there is one wave.
 
+Each block merges the numbers of its unit, or where units have many chunks the block of the first one leads
+(``leaders.py``) and the others read what it makes of them.
+
 Every thread reads from shared memory what it copied there itself. It sums its elements of a tile, takes the sum of the
 squares of their distances to their own mean, and merges tiles by Chan's formula; threads, and then chunks, are merged
 around the mean of all. So no cancellation occurs anywhere, however large the mean is.
@@ -54,7 +57,7 @@ def resident_forward(
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
     IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
     the vectors of a channel, where channels are SHORT, which means shorter than a tile. PARTS is the next power of 2
-    from the chunks of a unit on.
+    from the chunks of a unit on. LEAD: the block of a unit's first chunk leads.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)

@@ -63,6 +63,7 @@ def resident_backward(
 
     ``length`` and TILE are the vectors of a unit and a tile; ``channel_tiles`` are the tiles of a channel, which tiles
     divide. p of tile t of channel c is partial t of (n, c), and q lies ``total`` behind it. EVEN: chunks divide units.
+    LEAD: the block of a unit's first chunk leads.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_dy = p_dy.to(gl.pointer_type(gl.int32), bitcast=True)
