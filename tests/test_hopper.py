@@ -202,6 +202,27 @@ def test_the_kernel_divides_by_a_product(divisor: int) -> None:
             assert (2 * dividend * magic(divisor)) >> 32 == dividend // divisor
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups", "leads"),
+    [((1, 128, 1024, 1024), 32, True), ((1, 512, 256, 256), 32, False), ((1, 32, 160, 240), 1, False)],
+)
+def test_the_blocks_of_many_chunks_have_a_leader(shape: tuple[int, ...], groups: int, leads: bool) -> None:
+    """But in a single wave, where a leader would wait for its own block."""
+    problem = problem_of(shape, groups)
+    default = resident_for(problem, PROCESSORS)
+    assert default is not None
+    plan = ResidentForward(problem, default, PROCESSORS)
+    assert plan.launch.constants["LEAD"] is plan.place.leads is leads
+    assert plan.pairs == 2 * (plan.place.waves * plan.place.blocks + shape[0] * groups)
+
+
+def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_own() -> None:
+    problem = problem_of((32, 512, 64, 64), last=True)
+    default = slabs.slabs_for(problem, PROCESSORS)
+    assert default is not None
+    assert SlabsForward(problem, default, PROCESSORS).pairs == 2 * 32 * 32 * (43 + 1)
+
+
 # --- what is chosen ---
 
 

@@ -62,7 +62,10 @@ def make_plan(problem: Problem, name: str | None = None) -> Any:
 
 
 def _keep(key: tuple[object, ...], problem: Problem) -> Any:
-    plan = make_plan(problem, forced())
+    return _kept(key, make_plan(problem, forced()))
+
+
+def _kept(key: tuple[object, ...], plan: Any) -> Any:
     if len(_plans) >= MOST_PLANS:
         _plans.clear()
     _plans[key] = plan
@@ -130,11 +133,10 @@ def spread_backward_plan(norm: Norm, operands: BackwardOperands) -> SpreadBackwa
 
 
 def _spread_plan(key: tuple[object, ...], problem: Any, norm: Norm, operands: Any) -> Any:
-    if key not in _plans:
-        if len(_plans) >= MOST_PLANS:
-            _plans.clear()
-        _plans[key] = spread(problem(norm, operands), forced())
-    return _plans[key]
+    try:
+        return _plans[key]
+    except KeyError:
+        return _kept(key, spread(problem(norm, operands), forced()))
 
 
 # --- sums around a norm ---
@@ -151,10 +153,7 @@ def _sum_plan(key: tuple[object, ...], problem: Problem) -> Any:
             if forced() is not None:
                 raise
             _warn_once(f"{error}; calls that need it are composed of torch's sums")
-    if len(_plans) >= MOST_PLANS:
-        _plans.clear()
-    _plans[key] = plan
-    return plan
+    return _kept(key, plan)
 
 
 def _described(tensor: Tensor | None) -> object:

@@ -15,8 +15,9 @@ from fusednorm.backends.hopper.config.resident import (
     configs,
     resident_for,
     spread,
+    vector_of,
 )
-from fusednorm.backends.hopper.config.slabs import SlabsConfig, held_vectors, slabs_for, span, vector_of
+from fusednorm.backends.hopper.config.slabs import SlabsConfig, held_vectors, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.triton import instances as triton
 from fusednorm.instance import Instance, Plan

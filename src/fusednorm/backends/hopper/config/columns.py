@@ -12,6 +12,7 @@ from fusednorm.backends.hopper.config.resident import (
     VECTOR_BYTES,
     channel_vectors,
 )
+from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.problem import Problem
 
 #: Vectors of a channel that a block may have, its warps, and the channels of a step that a thread may have.
@@ -60,7 +61,7 @@ def columns_for(problem: Problem, processors: int) -> ColumnsConfig | None:
     """The default, or None where no block has room for all channels: lines of 128 bytes, which are fewer where several
     blocks would not fit a multiprocessor, or not every multiprocessor would have one."""
     vectors, channels, samples = channel_vectors(problem), problem.view.channels, problem.view.samples
-    lanes = min(LANES[0], 1 << (vectors - 1).bit_length())
+    lanes = min(LANES[0], power_of_two(vectors))
     while lanes > 2 and (
         lanes * channels * VECTOR_BYTES > (MOST_WIDE if lanes > 4 else MOST_HALF)
         or samples * -(-vectors // lanes) < processors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -87,6 +87,11 @@ class Spread(Waves):
         return self.parts >= MANY_PARTS and self.lag > 0
 
 
+def vector_of(problem: Problem) -> int:
+    """The elements of a vector."""
+    return VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
+
+
 def unit_vectors(problem: Problem) -> int:
     """The vectors of a unit."""
     return problem.reduced * DTYPE_BYTES[problem.dtype] // VECTOR_BYTES
@@ -106,11 +111,7 @@ def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread 
     chunk = config.vectors * config.tiles
     tensors = 2 if problem.backward else 1
     found = in_waves(units, -(-vectors // chunk), config, processors, tensors=tensors, least=0)
-    return (
-        None
-        if found is None
-        else Spread(found.parts, found.blocks, found.waves, found.lag, found.ahead, vectors, chunk)
-    )
+    return None if found is None else Spread(**asdict(found), vectors=vectors, chunk=chunk)
 
 
 def candidates() -> Iterator[ResidentConfig]:

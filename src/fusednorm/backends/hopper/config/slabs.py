@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import gcd, lcm
 
-from fusednorm.backends.hopper.config.resident import VECTOR_BYTES, ResidentConfig, Waves, in_waves
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.backends.hopper.config.resident import ResidentConfig, Waves, in_waves, vector_of
+from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.problem import Problem
 
 #: Vectors of each position that a slab may have.
 LANES = (16, 8, 32, 64)
@@ -27,17 +28,16 @@ class SlabsConfig(ResidentConfig):
 @dataclass(frozen=True, slots=True)
 class SlabsSpread(Waves):
     """Slabs of ``held`` vectors of each position, ``bands`` of them to a sample, in chunks of ``rows`` positions, and
-    chunks over blocks. ``lanes`` is the next power of 2 from ``held`` on."""
+    chunks over blocks."""
 
     held: int
-    lanes: int
     bands: int
     rows: int
 
-
-def vector_of(problem: Problem) -> int:
-    """The elements of a vector."""
-    return VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
+    @property
+    def lanes(self) -> int:
+        """The next power of 2 from ``held`` on."""
+        return power_of_two(self.held)
 
 
 def span(problem: Problem) -> int:
@@ -63,14 +63,12 @@ def spread(problem: Problem, config: SlabsConfig, processors: int) -> SlabsSprea
     held = held_vectors(problem, config.lanes)
     if held is None:
         return None
-    lanes = 1 << (held - 1).bit_length()
+    lanes = power_of_two(held)
     if lanes > 32 * config.warps or held * vector // view.group_channels > MOST_GROUPS:
         return None
     bands, rows = view.channels // (held * vector), config.vectors // lanes * config.tiles
     found = in_waves(view.samples * bands, -(-view.spatial // rows), config, processors, tensors=1, least=1)
-    if found is None:
-        return None
-    return SlabsSpread(found.parts, found.blocks, found.waves, found.lag, found.ahead, held, lanes, bands, rows)
+    return None if found is None else SlabsSpread(**asdict(found), held=held, bands=bands, rows=rows)
 
 
 def candidates() -> Iterator[SlabsConfig]:

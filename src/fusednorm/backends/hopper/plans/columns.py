@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from fusednorm.backends.hopper.config.columns import ColumnsConfig
-from fusednorm.backends.hopper.config.resident import channel_vectors
+from fusednorm.backends.hopper.config.resident import channel_vectors, vector_of
 from fusednorm.backends.hopper.kernels import columns
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import Narrower, NarrowerBackward, NarrowerForward, name_of
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.rows import SummedRowsBackward
-from fusednorm.problem import DTYPE_BYTES, Layout, Problem
+from fusednorm.problem import Layout, Problem
 
 
 def _blocks(problem: Problem, config: ColumnsConfig) -> int:
@@ -30,7 +30,7 @@ def _launch(
     scalars: tuple[float, ...],
     constants: dict[str, Any],
 ) -> Launch:
-    each, blocks = 16 // DTYPE_BYTES[problem.dtype], _blocks(problem, config)
+    each, blocks = vector_of(problem), _blocks(problem, config)
     strides = (stride // each for layout in layouts if layout for stride in (layout.sample, layout.channel))
     numbers = (channel_vectors(problem), *strides, blocks, 1.0 / problem.view.channels, *scalars)
     tile = {"K": problem.view.channels, "ROWS": config.rows, "LANES": config.lanes}

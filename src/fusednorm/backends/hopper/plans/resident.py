@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread
+from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread, vector_of
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of
@@ -15,7 +15,7 @@ from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Give
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.operands import BackwardOperands, Gated, Gradients, SumGradients, Wanted
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.problem import Problem
 
 
 class Resident(InWaves):
@@ -29,7 +29,7 @@ class Resident(InWaves):
         units = problem.view.samples * problem.view.groups
         # A pair for each chunk, and for each unit, whose leader publishes it.
         super().__init__(problem, config, place, problem.view.groups, place.waves * place.blocks + units)
-        self.place, self.vector = place, 16 // DTYPE_BYTES[problem.dtype]
+        self.place, self.vector = place, vector_of(problem)
 
     @property
     def constants(self) -> dict[str, Any]:

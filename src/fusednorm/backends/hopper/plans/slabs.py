@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.hopper.config.slabs import SlabsConfig, span, spread, vector_of
+from fusednorm.backends.hopper.config.resident import vector_of
+from fusednorm.backends.hopper.config.slabs import SlabsConfig, span, spread
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.kernels.slabs import slabs_forward
 from fusednorm.backends.hopper.plans.base import NarrowerForward, name_of
