@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -139,7 +140,10 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
 
 def meet(rank: int, world_size: int, folder: Path, device: str) -> None:
     if device == "cuda":
-        torch.cuda.set_device(rank)
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+        if world_size > torch.cuda.device_count():
+            # NCCL refuses two ranks of one host on one GPU; ranks of several hosts meet over sockets.
+            os.environ |= {"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
         init_method=f"file://{folder}/meeting{world_size}",

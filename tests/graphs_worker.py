@@ -44,7 +44,7 @@ def _batch(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
 
 def replayed(make: Callable[[torch.device], Any], rank: int) -> tuple[list[Tensor], list[Tensor]]:
     """What a replay leaves, and what the same eager call gives: output, gradients and running statistics."""
-    device = torch.device("cuda", rank)
+    device = torch.device("cuda", torch.cuda.current_device())
     torch.manual_seed(rank)
     shape = (3, 16, 4 + rank, 20)
     x = torch.zeros(shape, device=device, dtype=torch.bfloat16).requires_grad_()
