@@ -148,6 +148,8 @@ FORMULAS: dict[str, Formula] = {
     "leaky_relu": Formula(leaky_relu, leaky_relu_derivative, 2, 1, "negative_slope", 0.01),
 }
 ALIASES = {"swish": "silu"}
+#: A product with a slope of so much leaves a sixteenth of a gradient's own rounding.
+SMALL_SLOPE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +182,12 @@ class Activation:
     @property
     def flops(self) -> int:
         return FORMULAS[self.name].flops
+
+    @property
+    def hardly_rounds(self) -> bool:
+        """Whether a gradient of 16 bits times the derivative is that gradient, 0, or so small a part of it that its
+        rounding does not count."""
+        return self.name == "relu" or (self.name == "leaky_relu" and abs(self.parameter or 0.0) <= SMALL_SLOPE)
 
     @property
     def derivative_flops(self) -> int:
