@@ -36,6 +36,8 @@ from fusednorm.strides import contiguous
 TOTAL, TOTAL_PLACE = writer("total", "total")
 ADDED, ADDED_PLACE = writer("pre_add", "post_add")
 GRADIENTS, GRADIENTS_PLACE = writer("post_add", "grad_post_add")
+PRODUCT, PRODUCT_PLACE = writer("grad_pre_add", "grad_pre_gate_dtype")
+CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 
 
 def address(tensor: Tensor | None) -> int:
@@ -160,7 +162,8 @@ class SumBackward(BackwardPlan):
 
     def variant(self, keeps: bool) -> str:
         kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
-        return kept + ("_total" if self.added.grad_sum else "")
+        gated = "_gated" if self.problem.gated_backward else ""
+        return kept + ("_total" if self.added.grad_sum else "") + gated
 
     def __call__(  # type: ignore[override]
         self,
@@ -181,12 +184,15 @@ class SumBackward(BackwardPlan):
             torch.empty_like(each) if each is not None and want else None
             for each, want in zip(parameters, wants[1:], strict=True)
         ]
-        gradients = Gradients(grad_input, *grads)
+        gradients, around = Gradients(grad_input, *grads), SumGradients(post_add=grad_post_add)
+        if gated is not None:
+            around.pre_add = self.output(input) if gated.wants_pre_add else None
+            around.pre_gate = None if gated.pre_add is None else torch.empty_like(gated.pre_gate, **CONTIGUOUS)
         if self.tensor_bytes == 0:
-            for grad in grads:
+            for grad in (*grads, around.pre_gate):
                 if grad is not None:
                     grad.zero_()
-            return gradients, SumGradients(post_add=grad_post_add)
+            return gradients, around
         mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
         rstd = operands.rstd.contiguous()
         threads = self.program.threads()
@@ -197,6 +203,11 @@ class SumBackward(BackwardPlan):
             grad_output.data_ptr(), address(grad_input), *map(address, grads),
         )  # fmt: skip
         GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
+        if gated is not None:
+            gate = gated.pre_gate.to(self.compute).contiguous()
+            code = 0 if around.pre_gate is None else CODES[around.pre_gate.dtype]
+            ADDED(frame.words, ADDED_PLACE, *map(address, (gated.pre_add, gate, post_add)))
+            PRODUCT(frame.words, PRODUCT_PLACE, *map(address, (around.pre_add, around.pre_gate)), code)
         self.program.run(frame, threads)
         self.release(frame)
-        return gradients, SumGradients(post_add=grad_post_add)
+        return gradients, around
