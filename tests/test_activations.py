@@ -83,6 +83,13 @@ def test_anything_else_is_a_type_error(value: Any) -> None:
 # --- formulas ---
 
 
+@pytest.mark.parametrize("name", [name for name in FORMULAS if FORMULAS[name].told])
+def test_a_value_tells_the_derivative(name: str) -> None:
+    z = torch.tensor([-math.inf, -3.0, -1e-30, -0.0, 0.0, 1e-30, 3.0, math.inf, math.nan])
+    derivative, value = (table[name] for table in (reference.DERIVATIVES, reference.VALUES))
+    assert torch.equal(derivative(value(z, 0.0), 0.0), derivative(z, 0.0))
+
+
 @pytest.mark.parametrize(
     "activation", [*map(Activation, FORMULAS), *(Activation("leaky_relu", slope) for slope in (1 / 16, 0.1))]
 )

@@ -207,6 +207,30 @@ def test_planes(shape: tuple[int, ...], gate: tuple[str, ...], monkeypatch: pyte
         assert found == [], names
 
 
+@pytest.mark.parametrize(
+    ("function", "shape", "arguments", "order"),
+    [
+        ("layer_norm", (37, 40), ((40,),), Tensor.contiguous),
+        ("layer_norm", (3, 12, 9, 14), ((12,),), Tensor.contiguous),
+        ("group_norm", PLANES, (2,), Tensor.contiguous),
+        ("group_norm", SHORT, (2,), Tensor.contiguous),
+        ("group_norm", SPLIT, (2,), Tensor.contiguous),
+        ("group_norm", PLANES, (2,), channels_last),
+    ],
+)
+def test_the_output_of_relu_tells_its_derivative(
+    function: str,
+    shape: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    order: Callable[[Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows, columns, planes, tiles, pieces and slabs."""
+    keywords = {"channel_dim": 1} if function == "layer_norm" and len(shape) > 2 else {}
+    tensors = given(shape, "post_add", order=order)
+    assert faults(monkeypatch, function, tensors, *arguments, activation="relu", **keywords) == []
+
+
 def test_units_that_no_cache_holds_are_split(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "KEPT_ELEMENTS", 100)
     tensors = given(PLANES, "pre_add", "post_add", "weight")

@@ -70,6 +70,7 @@ from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
 from fusednorm.backends.cpu.kernels.codes import quantized_row
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
@@ -187,6 +188,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
 @cache
 def _keep_group(element: Element, pullback, adds_behind: bool):
     load, read, keep, store = element.load, element.read, element.keep, element.store
+    at = joined(pullback)
 
     @exact
     def keep_group(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, inverse, weight, bias, first, alpha):
@@ -198,7 +200,7 @@ def _keep_group(element: Element, pullback, adds_behind: bool):
                 gain = read(weight, first + k)
                 z = normalized(load(x, i + k) - centre, scaled(gain, inverse), read(bias, first + k))
                 if adds_behind:
-                    z += load(post, p + k)
+                    z = at(z, load(post, p + k))
                 dz = pullback(load(grad, g + k), z, alpha)
                 keep(kept, r + k, dz)
                 if adds_behind:

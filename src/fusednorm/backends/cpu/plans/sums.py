@@ -169,7 +169,7 @@ class SumBackward(BackwardPlan):
         self,
         operands: BackwardOperands,
         wanted: Wanted,
-        post_add: Tensor | None,
+        behind: Tensor | None,
         grad_sum: Tensor | None,
         gated: Gated | None = None,
         out: Tensor | None = None,
@@ -177,7 +177,7 @@ class SumBackward(BackwardPlan):
     ) -> tuple[Gradients, SumGradients]:
         input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
         grad_input = self.output(input) if out is None and self.wants_input else out
-        grad_post_add = self.output(input) if post_out is None and post_add is not None else post_out
+        grad_post_add = self.output(input) if post_out is None and behind is not None else post_out
         # Operands are held until the kernels are done.
         parameters = [contiguous(each) for each in (operands.weight, operands.bias, operands.scale, operands.shift)]
         grads: list[Any] = [
@@ -202,11 +202,11 @@ class SumBackward(BackwardPlan):
             address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
             grad_output.data_ptr(), address(grad_input), *map(address, grads),
         )  # fmt: skip
-        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
+        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (behind, grad_sum, grad_post_add)))
         if gated is not None:
             gate = gated.pre_gate.to(self.compute).contiguous()
             code = 0 if around.pre_gate is None else CODES[around.pre_gate.dtype]
-            ADDED(frame.words, ADDED_PLACE, *map(address, (gated.pre_add, gate, post_add)))
+            ADDED(frame.words, ADDED_PLACE, *map(address, (gated.pre_add, gate, behind)))
             PRODUCT(frame.words, PRODUCT_PLACE, *map(address, (around.pre_add, around.pre_gate)), code)
         self.program.run(frame, threads)
         self.release(frame)
