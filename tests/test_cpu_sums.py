@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from drawn_judge import same_bits
-from test_sums import channels_last, drawn
+from test_sums import channels_last, drawn, refuse
 from torch import Tensor
 
 import fusednorm
@@ -72,6 +72,8 @@ def faults(
         torch.set_num_threads(threads)
     wrong = [] if plans and plans[-1] is not None else [f"is composed: {plans}"]
     by_torch = {"pre_gate"} | ({"pre_add"} if tensors.get("pre_add", tensors["input"]).dim() == 2 else set())
+    if plans[-1] is not None and plans[-1].problem.gated_backward:
+        by_torch = set()
     changed = {name for name in found if not same_bits(found[name], again[name])} - by_torch
     wrong += [f"{name} depends on the number of threads" for name in changed]
     for name, right in expected.items():
@@ -88,13 +90,58 @@ def some_tokens(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("order", [Tensor.contiguous, some_tokens])
 def test_rows_of_samples(order: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
-    """adaLN: x + gate h, layer_norm, scale and shift of samples, and the sum."""
+    """adaLN: x + gate h, layer_norm, scale and shift of samples, and the sum. The gradients of gate and h are made by
+    the kernel of the others."""
     for names in (
-        ("pre_add", "pre_gate", "scale", "shift"), ("pre_add", "pre_gate", "post_add", "scale", "shift"),
-        ("post_add", "scale"),
+        ("post_add", "scale"), ("pre_add", "pre_gate", "scale", "shift"),
+        ("pre_add", "pre_gate", "post_add", "scale", "shift"),
     ):  # fmt: skip
         tensors = given((2, 37, 40), *names, order=order)
+        if "pre_gate" in names:
+            monkeypatch.setattr("fusednorm.sums._behind_sum", refuse)
         assert faults(monkeypatch, "layer_norm", tensors, (40,), activation="silu") == [], names
+
+
+@pytest.mark.parametrize(
+    ("shape", "gate", "scale"),
+    [
+        ((2, 5000, 24), (2, 1, 24), None),
+        ((2, 5000, 24), (24,), (2, 1, 24)),
+        ((2, 5000, 24), (2, 1, 1), (2, 1, 24)),
+        ((2, 40, 9, 24), (2, 40, 1, 24), (2, 1, 1, 24)),
+        ((2, 40, 9, 24), (), (2, 40, 1, 24)),
+        ((2, 40, 9, 24), (2, 40, 1, 1), None),
+    ],
+)
+def test_segments_of_gated_rows(
+    shape: tuple[int, ...], gate: tuple[int, ...], scale: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gates of more, as many and fewer rows than share a scale; the gradients of a gate, of pre_add, and of both."""
+    monkeypatch.setattr("fusednorm.sums._behind_sum", refuse)
+    tensors = {"x": drawn(*shape), "pre_add": drawn(*shape, seed=1), "pre_gate": drawn(*gate, seed=2)}
+    tensors["pre_gate"] = tensors["pre_gate"].bfloat16()
+    tensors["weight"] = drawn(24, seed=3)
+    if scale is not None:
+        tensors["scale"] = drawn(*scale, seed=4)
+
+    def run(wanted: set[str], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        t = {name: one.to(dtype or one.dtype).requires_grad_(name in wanted) for name, one in tensors.items()}
+        if dtype is None:
+            y = fusednorm.rms_norm(t["x"], (24,), t["weight"], 1e-6, scale=t.get("scale"), pre_add=t["pre_add"],
+                                   pre_gate=t["pre_gate"])  # fmt: skip
+        else:
+            total = t["x"] + t["pre_gate"] * t["pre_add"]
+            y = torch.nn.functional.rms_norm(total, (24,), t["weight"], 1e-6) * (1 + t.get("scale", 0))
+        names = sorted(wanted)
+        found = torch.autograd.grad(y, [t[name] for name in names], drawn(*shape, seed=5).to(y.dtype))
+        return dict(zip(names, found, strict=True))
+
+    expected = run(set(tensors), torch.float64)
+    for wanted in (set(tensors), {"pre_gate"}, {"pre_add", "weight"}):
+        for name, found in run(wanted).items():
+            limit = 2e-2 if name == "pre_gate" else 2e-5
+            torch.testing.assert_close(found.double(), expected[name], rtol=limit, atol=limit * 10)
+            assert found.dtype == tensors[name].dtype
 
 
 def test_rows_of_two_strides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +205,30 @@ def test_planes(shape: tuple[int, ...], gate: tuple[str, ...], monkeypatch: pyte
         found = faults(monkeypatch, "group_norm", tensors, 2, activation="silu")
         found += faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="silu")
         assert found == [], names
+
+
+@pytest.mark.parametrize(
+    ("function", "shape", "arguments", "order"),
+    [
+        ("layer_norm", (37, 40), ((40,),), Tensor.contiguous),
+        ("layer_norm", (3, 12, 9, 14), ((12,),), Tensor.contiguous),
+        ("group_norm", PLANES, (2,), Tensor.contiguous),
+        ("group_norm", SHORT, (2,), Tensor.contiguous),
+        ("group_norm", SPLIT, (2,), Tensor.contiguous),
+        ("group_norm", PLANES, (2,), channels_last),
+    ],
+)
+def test_the_output_of_relu_tells_its_derivative(
+    function: str,
+    shape: tuple[int, ...],
+    arguments: tuple[Any, ...],
+    order: Callable[[Tensor], Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows, columns, planes, tiles, pieces and slabs."""
+    keywords = {"channel_dim": 1} if function == "layer_norm" and len(shape) > 2 else {}
+    tensors = given(shape, "post_add", order=order)
+    assert faults(monkeypatch, function, tensors, *arguments, activation="relu", **keywords) == []
 
 
 def test_units_that_no_cache_holds_are_split(monkeypatch: pytest.MonkeyPatch) -> None:

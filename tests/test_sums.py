@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -851,3 +852,32 @@ def test_a_backward_under_compiled_autograd() -> None:
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
         found = grads()
     torch.testing.assert_close(found, expected)
+
+
+def test_the_backward_of_relu_keeps_no_shortcut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the output, as that of torch's relu does: a shortcut that nobody else keeps is freed, or changed."""
+    monkeypatch.setattr("fusednorm.sums.around", refuse)
+    x, p = (drawn(4, 6, 33, 35, seed=seed).requires_grad_() for seed in range(2))
+
+    def gradients(y: Tensor, **keywords: Any) -> Any:
+        return torch.autograd.grad(y.sin().sum(), (x, p), **keywords)
+
+    def expected() -> Tensor:
+        return torch.relu(fusednorm.group_norm(x, 3) + p)
+
+    shortcut = p * 1
+    freed = weakref.ref(shortcut)
+    y = fusednorm.group_norm(x, 3, activation="relu", post_add=shortcut)
+    del shortcut
+    assert freed() is None
+    changed = p * 1
+    other = fusednorm.group_norm(x, 3, activation="relu", post_add=changed)
+    changed.mul_(2)
+    for one in (y, other):
+        torch.testing.assert_close(gradients(one), gradients(expected()))
+    y = fusednorm.group_norm(x, 3, activation="relu", post_add=p)
+    found, wanted = (
+        torch.autograd.grad(sum(slope.cos().sum() for slope in gradients(one, create_graph=True)), (x, p))
+        for one in (y, expected())
+    )
+    torch.testing.assert_close(found, wanted)

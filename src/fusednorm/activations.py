@@ -126,7 +126,8 @@ def leaky_relu_derivative(z, negative_slope):
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """An activation's value and derivative, the operations each takes, and the name and default of its parameter."""
+    """An activation's value and derivative, the operations each takes, and the name and default of its parameter.
+    ``told`` says that the value tells the derivative, which is the same at z and at the value of z."""
 
     value: Callable[[Any, Any], Any]
     derivative: Callable[[Any, Any], Any]
@@ -134,12 +135,13 @@ class Formula:
     derivative_flops: int
     parameter: str | None = None
     default: float = 0.0
+    told: bool = False
 
 
 # As the float32 primitives compute them: an exponential is counted as 12 operations, a division as 1.
 FORMULAS: dict[str, Formula] = {
     "silu": Formula(silu, silu_derivative, 16, 20, "beta", 1.0),
-    "relu": Formula(relu, relu_derivative, 1, 1),
+    "relu": Formula(relu, relu_derivative, 1, 1, told=True),
     "gelu": Formula(gelu, gelu_derivative, 38, 40),
     "gelu_tanh": Formula(gelu_tanh, gelu_tanh_derivative, 19, 25),
     "sigmoid": Formula(sigmoid_value, sigmoid_derivative, 14, 16),
@@ -148,6 +150,8 @@ FORMULAS: dict[str, Formula] = {
     "leaky_relu": Formula(leaky_relu, leaky_relu_derivative, 2, 1, "negative_slope", 0.01),
 }
 ALIASES = {"swish": "silu"}
+#: A product with a slope of so much leaves a sixteenth of a gradient's own rounding.
+SMALL_SLOPE = 1 / 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +184,16 @@ class Activation:
     @property
     def flops(self) -> int:
         return FORMULAS[self.name].flops
+
+    @property
+    def told(self) -> bool:
+        return FORMULAS[self.name].told
+
+    @property
+    def hardly_rounds(self) -> bool:
+        """Whether a gradient of 16 bits times the derivative is that gradient, 0, or so small a part of it that its
+        rounding does not count."""
+        return self.name == "relu" or (self.name == "leaky_relu" and abs(self.parameter or 0.0) <= SMALL_SLOPE)
 
     @property
     def derivative_flops(self) -> int:

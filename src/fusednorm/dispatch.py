@@ -185,7 +185,7 @@ def sum_backward_plan(
     norm: Norm,
     operands: BackwardOperands,
     wanted: Wanted,
-    post_add: Tensor | None,
+    behind: Tensor | None,
     grad_sum: bool,
     gated: Gated | None = None,
 ) -> SumBackwardPlan | None:
@@ -195,13 +195,13 @@ def sum_backward_plan(
         product = _described(gated.pre_gate), _described(gated.pre_add), gated.wants_pre_add
     key = (
         "sums", direction, norm, _described(input), operands.grad_output.stride(), input.device,
-        *_parameter_dtypes(operands), _described(post_add), grad_sum, product, selection(),
+        *_parameter_dtypes(operands), _described(behind), grad_sum, product, selection(),
     )  # fmt: skip
     found: SumBackwardPlan | None
     try:
         found = _plans[key]
     except KeyError:
-        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, post_add, grad_sum, gated))
+        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, behind, grad_sum, gated))
     return found
 
 

@@ -87,7 +87,7 @@ class SumBackwardPlan(Protocol):
         self,
         operands: BackwardOperands,
         wanted: Wanted,
-        post_add: Tensor | None,
+        behind: Tensor | None,
         grad_sum: Tensor | None,
         gated: Gated | None = None,
         out: Tensor | None = None,
@@ -95,8 +95,10 @@ class SumBackwardPlan(Protocol):
     ) -> tuple[Gradients, SumGradients]:
         """Run it. grad_input is ds, the gradient of s, to which ``grad_sum`` is added, whose strides are those of s.
 
-        The gradient of ``post_add`` is made where that is given, which it is where an activation meets the sum. Where
-        the problem has a gate, ``gated`` is given, and the plan makes gate · ds, the gradient of pre_add, and
+        ``behind`` is given where an activation meets z + post_add, and the gradient of post_add is made then: post_add
+        itself, or the output where that tells the activation's derivative (``Activation.told``).
+
+        Where the problem has a gate, ``gated`` is given, and the plan makes gate · ds, the gradient of pre_add, and
         Σ pre_add · ds in the gate's shape and dtype, in an order of its own that is always the same. A plan makes each
         of the two where it is wanted, and neither reads nor writes anything for the other. An instance that cannot do
         so says so in ``supports``. No plan makes the gradient of a pre_add without a gate: it is ds, or the sum of ds

@@ -168,24 +168,24 @@ def sum_backward_problem(
     norm: Norm,
     operands: BackwardOperands,
     direction: Direction,
-    post_add: Tensor | None,
+    behind: Tensor | None,
     grad_sum: bool,
     gated: Gated | None = None,
 ) -> Problem:
-    """The Problem of a backward whose input is s, with ``post_add`` where that meets an activation, where ``grad_sum``
-    says so with the gradient of s, in the strides of s, and with ``gated`` where the gradients of a product before the
-    norm are made."""
+    """The Problem of a backward whose input is s, with post_add, or the output in its place, ``behind`` a norm where an
+    activation meets their sum, where ``grad_sum`` says so with the gradient of s, in the strides of s, and with
+    ``gated`` where the gradients of a product before the norm are made."""
     problem, input = backward_problem(norm, operands, direction), operands.input
     pre_add, pre_gate = (None, None) if gated is None else (gated.pre_add, gated.pre_gate)
-    given = {"pre_add": pre_add, "pre_gate": pre_gate, "post_add": post_add}
+    given = {"pre_add": pre_add, "pre_gate": pre_gate, "post_add": behind}
     gate, unfit = _gate(problem, norm, input, pre_gate)
     added = Added(
         pre_layout=_added_layout(problem, input, pre_add),
         gate=gate,
-        post_layout=_added_layout(problem, input, post_add),
+        post_layout=_added_layout(problem, input, behind),
         grad_sum=grad_sum,
         grad_pre_add=gated is not None and gated.wants_pre_add,
-        obstacle=_obstacle(problem, input, pre_add=pre_add, post_add=post_add) or unfit,
+        obstacle=_obstacle(problem, input, pre_add=pre_add, post_add=behind) or unfit,
         names=tuple(name for name, tensor in given.items() if tensor is not None),
     )
     return replace(problem, added=added)

@@ -168,7 +168,10 @@ class SummedNormalization(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.norm, ctx.tuned = norm, tuned_file()
         s = input if results.sum is None else results.sum
-        behind = None if norm.activation is None else post_add
+        behind = None
+        if post_add is not None and norm.activation is not None:
+            # Autograd keeps the output for other operators anyway, and a post_add that nobody else keeps is freed.
+            behind = results.output if norm.activation.told else post_add
         gated = pre_gate is not None and ctx.needs_input_grad[2]
         ctx.pre_shape, ctx.pre_dtype = (None, None) if pre_add is None else (pre_add.shape, pre_add.dtype)
         ctx.save_for_backward(
@@ -181,7 +184,7 @@ class SummedNormalization(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        s, weight, bias, scale, shift, post_add, mean, rstd, pre_gate, pre_add = ctx.saved_tensors
+        s, weight, bias, scale, shift, behind, mean, rstd, pre_gate, pre_add = ctx.saved_tensors
         norm: Norm = ctx.norm
         grad_output, grad_sum = grads
         needs = ctx.needs_input_grad
@@ -191,7 +194,7 @@ class SummedNormalization(torch.autograd.Function):
             wanted = (wants_s, *needs[4:8])
             operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
             gated = None if pre_gate is None or not (needs[1] or needs[2]) else Gated(pre_gate, pre_add, needs[1])
-            arguments = (norm, operands, wanted, post_add, needs[3], grad_sum, gated)
+            arguments = (norm, operands, wanted, behind, needs[3], grad_sum, gated)
             if lost(ctx.tuned) and not _is_compiling():
                 with as_selected(Selection(None, ctx.tuned)):
                     found, around = _backward(*arguments)
@@ -306,31 +309,31 @@ def _backward(
     norm: Norm,
     operands: BackwardOperands,
     wanted: Wanted,
-    post_add: Tensor | None,
+    behind: Tensor | None,
     wants_post: bool,
     grad_sum: Tensor | None,
     gated: Gated | None,
 ) -> tuple[Gradients, SumGradients]:
     """The gradients of s and of the parameters, and those of what is around the norm: that of post_add, and those of a
-    product before the norm where one kernel makes them too. ``post_add`` is given where an activation meets it;
-    elsewhere its gradient is grad_output."""
+    product before the norm where one kernel makes them too. ``behind`` is post_add, or the output where that tells the
+    activation's derivative; without an activation it is None, and the gradient of post_add is grad_output."""
     o = operands
-    added = [post_add, grad_sum] if gated is None else [post_add, grad_sum, gated.pre_gate, gated.pre_add]
+    added = [behind, grad_sum] if gated is None else [behind, grad_sum, gated.pre_gate, gated.pre_add]
     if _is_compiling():  # compiled autograd traces the Function's backward
         straight = False
     else:
         straight = not _grad_enabled() and straight_backward(o) and not batched(o)
     straight = straight and all(each is None or (readable(each) and not is_batched(each)) for each in added)
     if straight:
-        results = _fused_backward(norm, o, wanted, post_add, grad_sum, gated)
+        results = _fused_backward(norm, o, wanted, behind, grad_sum, gated)
         if results is not None:
-            if post_add is None and wants_post:
+            if behind is None and wants_post:
                 results[1].post_add = o.grad_output
             if not wants_post:
                 results[1].post_add = None
             return results
-    if not straight or post_add is not None:
-        return _composed_backward(norm, o, wanted, post_add, wants_post, grad_sum)
+    if not straight or behind is not None:
+        return _composed_backward(norm, o, wanted, behind, wants_post, grad_sum)
     found = gradients(norm, o, wanted)
     if grad_sum is not None and found.input is not None:
         found.input = found.input + grad_sum
@@ -341,7 +344,7 @@ def _fused_backward(
     norm: Norm,
     operands: BackwardOperands,
     wanted: Wanted,
-    post_add: Tensor | None,
+    behind: Tensor | None,
     grad_sum: Tensor | None,
     gated: Gated | None,
 ) -> tuple[Gradients, SumGradients] | None:
@@ -349,27 +352,27 @@ def _fused_backward(
     own backward."""
     s, native = operands.input, operands
     fits = grad_sum is not None and wanted[0] and grad_sum.stride() == s.stride()
-    # What one plan may take beside post_add, the most first: the product, and the gradient of s.
+    # What one plan may take beside what is behind, the most first: the product, and the gradient of s.
     attempts: list[tuple[Gated | None, bool]] = [] if gated is None else [(gated, grad_sum is not None)]
-    if post_add is not None or fits:
+    if behind is not None or fits:
         attempts.append((None, fits))
-    if post_add is not None and fits:
+    if behind is not None and fits:
         attempts.append((None, False))
     if attempts and operands.grad_output.stride() != s.stride():
         native = replace(operands, grad_output=torch.empty_like(s).copy_(operands.grad_output))
     # With something behind the norm, or before it, every kernel makes the gradient of s too.
     asked: Wanted = (True, *wanted[1:])
     for product, more in attempts:
-        plan = dispatch.sum_backward_plan(norm, native, asked, post_add, more, product)
-        if plan is None and post_add is not None and post_add.stride() != s.stride():
-            post_add = torch.empty_like(s).copy_(post_add)  # s is dense where the input and post_add were not
-            plan = dispatch.sum_backward_plan(norm, native, asked, post_add, more, product)
+        plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product)
+        if plan is None and behind is not None and behind.stride() != s.stride():
+            behind = torch.empty_like(s).copy_(behind)  # s is dense where the input and post_add were not
+            plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product)
         if plan is None:
             continue
         if more and not fits:
             assert grad_sum is not None
             grad_sum = torch.empty_like(s).copy_(grad_sum)
-        found, around = plan(native, asked, post_add, grad_sum if more else None, product)
+        found, around = plan(native, asked, behind, grad_sum if more else None, product)
         if grad_sum is not None and not more and wanted[0]:
             assert found.input is not None
             found.input += grad_sum
@@ -381,7 +384,7 @@ def _composed_backward(
     norm: Norm,
     operands: BackwardOperands,
     wanted: Wanted,
-    post_add: Tensor | None,
+    behind: Tensor | None,
     wants_post: bool,
     grad_sum: Tensor | None,
 ) -> tuple[Gradients, SumGradients]:
@@ -391,18 +394,22 @@ def _composed_backward(
         # The saved statistics are constants to autograd, so the second derivative needs new ones.
         mean, rstd = reference.saved_statistics(norm, o.input)
         o = replace(o, mean=mean, rstd=rstd)
-    if post_add is not None:
-        assert norm.activation is not None
-        derivative, bare = reference.DERIVATIVES[norm.activation.name], _without_activation(norm)
-        if norm.training:
-            z = normalize(bare, Operands(o.input, *o.tensors()[4:]), False).output
-        else:
-            z = reference.saved_output(bare, o)
-        dz = grad_output * derivative(z.to(compute_dtype(dtype)) + post_add, norm.activation.parameter)
-        norm, grad_output = bare, dz.to(dtype)
+    if behind is not None:
+        activation, norm, z = norm.activation, _without_activation(norm), behind.to(compute_dtype(dtype))
+        assert activation is not None
+        if not activation.told:
+            z = z + _saved_output(norm, o)
+        grad_output = (grad_output * reference.DERIVATIVES[activation.name](z, activation.parameter)).to(dtype)
         o = replace(o, grad_output=grad_output)
     found = gradients(norm, o, wanted)
     if grad_sum is not None and wanted[0]:
         assert found.input is not None
         found.input = found.input + grad_sum
     return found, SumGradients(post_add=grad_output if wants_post else None)
+
+
+def _saved_output(norm: Norm, operands: BackwardOperands) -> Tensor:
+    """z of a forward that has run."""
+    if norm.training:
+        return normalize(norm, Operands(operands.input, *operands.tensors()[4:]), False).output
+    return reference.saved_output(norm, operands)

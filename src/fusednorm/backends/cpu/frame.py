@@ -57,6 +57,9 @@ ARGUMENTS = {
     "post_add": "element",
     "grad_total": "element",
     "grad_post_add": "element",
+    "grad_pre_add": "element",
+    "grad_pre_gate": "operand",
+    "grad_pre_gate_dtype": "integer",
     # Of a quantized output: its bytes, and the scale of all, or those of the rows.
     "codes": "operand",
     "out_scale": "single",
@@ -73,6 +76,8 @@ ARGUMENTS = {
     "wide_weight": "compute",
     "wide_bias": "compute",
     "kept": "compute",
+    "gate_running": "compute",
+    "gate_sums": "double",
 }
 #: An argument's place in words.
 PLACES = {name: HEAD + index for index, name in enumerate(ARGUMENTS)}

@@ -40,7 +40,7 @@ BLOCKS = 25
 #: and how many elements further those of the next sample are.
 GAIN_DTYPE, OFFSET_DTYPE, MODULATION = 26, 27, 28
 #: Of how many rows, or blocks of positions, the parameters' gradients are summed together: those of a sample where
-#: scale or shift differ by sample, or all.
+#: scale or shift differ by sample, or all; of rows that have one gate, where its gradient is made.
 SUMMED = 29
 #: Strides between rows of what is added before and behind a norm, and of s. Where nobody keeps s, each worker has room
 #: for one row of it, TOTAL_WORKER behind that of the worker before.
@@ -49,7 +49,11 @@ PRE_SAMPLE, POST_SAMPLE, TOTAL_SAMPLE, TOTAL_WORKER = range(30, 34)
 GATE_PER_ELEMENT, GATE_ROWS, GATE_STEP = range(34, 37)
 #: The same between planes of channels_first, and between those of the one unit of s for which each worker has room.
 PRE_STEP, POST_STEP, TOTAL_STEP, TOTAL_ROW = range(37, 41)
-FIELDS = 41
+#: Of a backward with a gate: whether the gradients of pre_add and of the gate are wanted.
+WANT_PRE_GRAD, WANT_GATE_GRAD = 41, 42
+#: How many segments of rows make the gradients of the parameters, and that of a gate.
+SEGMENTS, GATE_SEGMENTS = 43, 44
+FIELDS = 45
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
@@ -64,12 +68,21 @@ DTYPE_CODES = {None: 0, "float32": FLOAT32, "float64": FLOAT64, "float16": FLOAT
 COEFFICIENTS = 6
 
 
-def summed_rows(problem: Problem) -> tuple[int, int]:
-    """How many rows, those of each position, a problem of rows has, and of how many the parameters' gradients are
-    summed together."""
+def parameter_rows(problem: Problem) -> tuple[int, int]:
+    """How many rows, those of each position, a problem of rows has, and how many share all parameters."""
     view = problem.view
     rows = view.samples * view.spatial
     return rows, view.spatial if problem.modulated else rows
+
+
+def summed_rows(problem: Problem) -> tuple[int, int]:
+    """How many rows a problem of rows has, and of how many sums are taken together: of all that share their parameters,
+    and a gate whose gradient is made. A gate's rows are those of some samples, or a part of one's."""
+    rows, summed = parameter_rows(problem)
+    if problem.gated_backward:
+        assert problem.added is not None and problem.added.gate is not None
+        summed = min(summed, problem.added.gate.rows)
+    return rows, summed
 
 
 def _strides(layout: Layout) -> tuple[int, int]:
@@ -138,4 +151,5 @@ def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:
             fields[POST_SAMPLE], fields[POST_STEP] = _strides(added.post_layout)
         if added.gate is not None:
             fields[GATE_PER_ELEMENT : GATE_STEP + 1] = added.gate.per_element, added.gate.rows, added.gate.step
+        fields[WANT_PRE_GRAD : WANT_GATE_GRAD + 1] = added.grad_pre_add, added.pre_layout is not None
     return fields

@@ -51,6 +51,8 @@ SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 4, 512, 12
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
 ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
+#: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
+LEAST_GATED = 4
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
@@ -310,7 +312,9 @@ class RowsInstance:
             return f"needs one position per channel, there are {problem.view.spatial}"
         if problem.modulated and not problem.norm.per_position:
             return "has no scale or shift where samples, not positions, have statistics of their own"
-        return _common(problem, adds=True, quantizes=True) or _needs(problem, "channels_last")
+        gate = None if problem.added is None else problem.added.gate
+        gates = gate is not None and gate.rows >= LEAST_GATED
+        return _common(problem, adds=True, quantizes=True, gates=gates) or _needs(problem, "channels_last")
 
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
         if not problem.backward or (problem.added is None and self._few(problem)):

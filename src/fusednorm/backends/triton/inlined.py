@@ -80,7 +80,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "sum_apply": ("p_y", "p_total"),
     "positions_sum_forward": ("p_y", "p_mean", "p_rstd", "p_total"),
     "positions_sum_backward": ("p_dx", "p_grad_behind", "p_partials", "p_grad_weight", "p_grad_bias"),
-    "sum_reduce": ("p_partials",),
+    "sum_reduce": ("p_grad_behind", "p_partials"),
     "pack_moments": ("p_packed",),
     "merge_ranks": ("p_mean", "p_rstd", "p_var", "p_count", "p_running_mean", "p_running_var"),
     "sum_ranks": ("p_sums", "p_means"),

@@ -50,6 +50,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element, element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.operands import narrow, number, widened
 from fusednorm.backends.cpu.kernels.rows import scaled
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, locate, pivot_finder, row_adder
@@ -186,6 +187,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
 @cache
 def _keep_channel(element: Element, pullback, adds_behind: bool):
     load, read, keep, store = element.load, element.read, element.keep, element.store
+    at = joined(pullback)
 
     @exact
     def keep_channel(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, inverse, gain, offset, alpha):
@@ -196,7 +198,7 @@ def _keep_channel(element: Element, pullback, adds_behind: bool):
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - read(centre, k), scaled(gain, read(inverse, k)), offset)
                 if adds_behind:
-                    z += load(post, p + k)
+                    z = at(z, load(post, p + k))
                 dz = pullback(load(grad, g + k), z, alpha)
                 keep(kept, r + k, dz)
                 if adds_behind:

@@ -248,14 +248,42 @@ def _identity_pullback(grad_output, z, unused):
     return grad_output
 
 
+#: The pullbacks of activations whose value tells the derivative.
+_told: set[object] = set()
+
+
+@inlined
+def _sum(z, post):
+    return z + post
+
+
+@inlined
+def _output(z, output):
+    return output
+
+
+def joined(pullback):
+    """``joined(z, post)``, where a pullback takes the derivative: at z + post_add, or where the value tells it at the
+    output, which lies in the place of post_add."""
+    return _output if pullback in _told else _sum
+
+
 @cache
 def activation(name: str | None, dtype: str, parametric: bool = True):
+    """:func:`_functions` of an activation, or of none."""
+    if name is None:
+        return _identity, _identity_pullback
+    value, pullback = _functions(name, dtype, parametric)
+    if FORMULAS[name].told:
+        _told.add(pullback)
+    return value, pullback
+
+
+def _functions(name: str, dtype: str, parametric: bool):
     """Compiled value(z, parameter) and pullback(grad_output, z, parameter) = grad_output * value'(z).
 
     Values are as precise as the dtype that they are rounded to; gradients, which are summed, as float32.
     """
-    if name is None:
-        return _identity, _identity_pullback
     formula = FORMULAS[name]
     value = rewritten(bind(formula.value, _primitives(dtype, False)))
     derivative = inlined(bind(formula.derivative, _primitives(dtype, True)))

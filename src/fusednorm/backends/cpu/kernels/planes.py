@@ -34,6 +34,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.variants import backwards
@@ -81,6 +82,7 @@ def _apply_row(element: Element, value):
 @cache
 def _keep_row(element: Element, pullback, adds_behind: bool):
     load, keep, store, T = element.load, element.keep, element.store, element.compute
+    at = joined(pullback)
 
     @exact
     def keep_row(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, rstd, gain, offset, activation_parameter):
@@ -92,7 +94,7 @@ def _keep_row(element: Element, pullback, adds_behind: bool):
             for k in range(start, stop):
                 z = normalized(load(x, i + k) - centre, a, b)
                 if adds_behind:
-                    z += load(post, p + k)
+                    z = at(z, load(post, p + k))
                 dz = pullback(load(grad, g + k), z, alpha)
                 keep(kept, r + k, dz)
                 if adds_behind:

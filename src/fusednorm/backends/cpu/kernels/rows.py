@@ -13,7 +13,8 @@ gradients.
 
 With sums around the norm the forward first makes a row of s = x + gate pre_add, in ``total``, and then normalizes that
 row while it lies in cache; it adds post_add to z. The backward, whose x is s, then keeps dz of each row and stores it
-too, and adds the gradient of s to dx.
+too, and adds the gradient of s to dx. Of a product before the norm it keeps ds of a piece of a row, and makes gate · ds
+and the sums of pre_add · ds of it, over segments of rows that share a gate.
 
 A quantizing forward writes ``codes`` (codes.py) in place of y.
 """
@@ -31,6 +32,7 @@ from fusednorm.backends.cpu.geometry import (
     GAIN_DTYPE,
     GATE_PER_ELEMENT,
     GATE_ROWS,
+    GATE_SEGMENTS,
     GATE_STEP,
     GRAD_SAMPLE,
     GRAD_STEP,
@@ -52,19 +54,23 @@ from fusednorm.backends.cpu.geometry import (
     ROWS_FLUSHED,
     SCALE_DTYPE,
     SCRATCH,
+    SEGMENTS,
     SHIFT_DTYPE,
     SPATIAL,
     SUMMED,
     TOTAL_SAMPLE,
     TOTAL_STEP,
     TOTAL_WORKER,
+    WANT_GATE_GRAD,
     WANT_INPUT_GRAD,
+    WANT_PRE_GRAD,
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
 from fusednorm.backends.cpu.kernels.codes import quantized_row
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
@@ -182,6 +188,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
 @cache
 def _keep_group(element: Element, pullback, adds_behind: bool):
     load, read, keep, store = element.load, element.read, element.keep, element.store
+    at = joined(pullback)
 
     @exact
     def keep_group(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, inverse, weight, bias, first, alpha):
@@ -193,7 +200,7 @@ def _keep_group(element: Element, pullback, adds_behind: bool):
                 gain = read(weight, first + k)
                 z = normalized(load(x, i + k) - centre, scaled(gain, inverse), read(bias, first + k))
                 if adds_behind:
-                    z += load(post, p + k)
+                    z = at(z, load(post, p + k))
                 dz = pullback(load(grad, g + k), z, alpha)
                 keep(kept, r + k, dz)
                 if adds_behind:
@@ -226,8 +233,8 @@ def _group_sums(element: Element, make, accumulate: bool):
 
 
 @cache
-def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: bool = False):
-    load, read, store, T = element.load, element.read, element.store, element.compute
+def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: bool = False, keeps_gradient=False):
+    load, read, keep, store, T = element.load, element.read, element.keep, element.store, element.compute
     add_first, add_second = element.add_first, element.add_second
 
     @exact
@@ -236,7 +243,8 @@ def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: boo
         grad_total,
     ):  # fmt: skip
         """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` the parameters' gradients are summed too, and
-        with ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
+        with ``adds_gradient`` dx gets the gradient of x itself, which lies as x does. With ``keeps_gradient`` dx is put
+        into ``kept`` too, in the place of dz."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
@@ -249,33 +257,80 @@ def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: boo
             if adds_gradient:
                 gradient += load(grad_total, i + k)
             store(dx, o + k, gradient)
+            if keeps_gradient:
+                keep(kept, r + k, gradient)
 
     return gradient_group
 
 
+@cache
+def _product_group(element: Element):
+    load, read, recall, store, T = element.load, element.read, element.recall, element.store, element.compute
+    add_first = element.add_first
+
+    @exact
+    def scale(kept, r, gates, q, per_element, grad_pre, o, n):
+        gate = read(gates, q)
+        if per_element:
+            for k in range(n):
+                store(grad_pre, o + k, read(gates, q + k) * recall(kept, r + k))
+        else:
+            for k in range(n):
+                store(grad_pre, o + k, gate * recall(kept, r + k))
+
+    @exact
+    def add_products(kept, r, pre, p, n, sums, s):
+        for k in range(n):
+            add_first(sums, s + k, load(pre, p + k) * recall(kept, r + k))
+
+    @reassociated
+    def sum_products(kept, r, pre, p, n):
+        total = T(0)
+        for k in range(n):
+            total += load(pre, p + k) * recall(kept, r + k)
+        return total
+
+    @exact
+    def product_group(kept, r, pre, p, gates, q, grad_pre, o, n, running, totals, s, geometry):
+        """The gradients of a product, from ds of n elements of a row in ``kept``: gate ds, and pre ds, which is added
+        to the sums of a segment, of each element or of all."""
+        per_element = geometry[GATE_PER_ELEMENT] > 0
+        if geometry[WANT_PRE_GRAD]:
+            scale(kept, r, gates, q, per_element, grad_pre, o, n)
+        if geometry[WANT_GATE_GRAD]:
+            if per_element:
+                add_products(kept, r, pre, p, n, running, s)
+            else:
+                totals[s] += np.float64(sum_products(kept, r, pre, p, n))
+
+    return product_group
+
+
 def build_backward(
-    element: Element, value, pullback, accumulate=True, keeps=False, adds_behind=False, adds_gradient=False
+    element: Element, value, pullback, accumulate=True, keeps=False, adds_behind=False, adds_gradient=False, gated=False
 ):
     """The input's gradient, and with ``accumulate`` the parameters' of segments of PIECE rows; PIECES segments make the
     SUMMED rows.
 
     Where dz is kept, ``kept`` has room for a group per worker. With ``adds_behind`` it is the gradient of z + post_add,
-    and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
+    and is stored too; with ``adds_gradient`` dx gets ``grad_total``. With ``gated`` the gradients of a product before
+    the norm are made too, and the rows of a segment have one gate.
     """
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
     make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback, adds_behind)
     group_sums = _group_sums(element, make, accumulate)
-    gradient_group = _gradient_group(element, make, False, adds_gradient)
+    gradient_group = _gradient_group(element, make, False, adds_gradient, gated)
+    product_group, (open_sums, flush_sums) = _product_group(element), _gate_sums(element)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        running, partials, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start,
-        stop,
+        running, partials, kept, pre_add, pre_gate, post_add, grad_total, grad_post_add, grad_pre_add, gate_running,
+        gate_sums, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
-        channels, alpha, slot = groups * length, T(activation_parameter), worker * length if keeps else 0
+        channels, alpha, slot = groups * length, T(activation_parameter), worker * length if keeps or gated else 0
         flushed = geometry[PIECE] > ROWS_FLUSHED
         for segment in range(start, stop):
             # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them, if any.
@@ -288,6 +343,8 @@ def build_backward(
                     running[ps + c] = T(0)
                 for c in range(2 * channels if flushed else 0):
                     partials[ps + c] = 0.0
+            if gated:
+                open_sums(gate_running, gate_sums, geometry, segment)
             for n in range(begin, last):
                 place = parameters_of(geometry[SPATIAL], geometry[MODULATION], n)
                 for group in range(groups):
@@ -321,12 +378,67 @@ def build_backward(
                             gains, offsets, first + k, alpha, mean_p, mean_q, running, ps - place, qs - place,
                             grad_total,
                         )  # fmt: skip
+                        if gated:
+                            at_pre = begin_of(geometry[SPATIAL], n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + channel
+                            q, at = n // geometry[GATE_ROWS] * geometry[GATE_STEP], segment
+                            if geometry[GATE_PER_ELEMENT]:
+                                q, at = q + channel + k, segment * channels + channel + k
+                            product_group(
+                                kept, slot + k, pre_add, at_pre + k, pre_gate, q, grad_pre_add, o + k,
+                                min(CHUNK, length - k), gate_running, gate_sums, at, geometry,
+                            )  # fmt: skip
+                if gated and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
+                    flush_sums(gate_running, gate_sums, geometry, segment)
                 if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
                     for c in range(2 * channels):
                         partials[ps + c] += np.float64(running[ps + c])
                         running[ps + c] = T(0)
 
     return backward
+
+
+@cache
+def _gate_sums(element: Element):
+    """The sums for a gate of a segment of rows, ``gate_sums``; ``gate_running`` has those of its last rows where a gate
+    has a number for each element."""
+    T = element.compute
+
+    @exact
+    def width_of(geometry):
+        if not geometry[WANT_GATE_GRAD]:
+            return 0
+        return geometry[GROUPS] * geometry[GROUP_CHANNELS] if geometry[GATE_PER_ELEMENT] else 1
+
+    @exact
+    def open_sums(gate_running, gate_sums, geometry, segment):
+        width = width_of(geometry)
+        for c in range(segment * width, (segment + 1) * width):
+            gate_running[c], gate_sums[c] = T(0), 0.0
+
+    @exact
+    def flush_sums(gate_running, gate_sums, geometry, segment):
+        width = width_of(geometry)
+        for c in range(segment * width, (segment + 1) * width):
+            gate_sums[c] += np.float64(gate_running[c])
+            gate_running[c] = T(0)
+
+    return open_sums, flush_sums
+
+
+def build_gate_gradients(element: Element, value, pullback):
+    """The gradients of gates start to stop, from the segments of each in order."""
+
+    def gate_gradients(gate_sums, grad_pre_gate, grad_pre_gate_dtype, geometry, start, stop):
+        width = geometry[GROUPS] * geometry[GROUP_CHANNELS] if geometry[GATE_PER_ELEMENT] else 1
+        for gate in range(start, stop):
+            first = gate * geometry[GATE_SEGMENTS] * width
+            for segment in range(1, geometry[GATE_SEGMENTS]):
+                for c in range(width):
+                    gate_sums[first + c] += gate_sums[first + segment * width + c]
+            begin = gate * width
+            narrow(gate_sums, first - begin, grad_pre_gate, grad_pre_gate_dtype, begin, begin + width)
+
+    return gate_gradients
 
 
 def build_reduce(element: Element, value, pullback):
@@ -493,7 +605,7 @@ def build_parameter_gradients(element: Element, value, pullback):
             first = place * channels
             for c in range(start, start if flushed else stop):
                 partials[first + c] = 0.0
-            for segment in range(1 if flushed else 0, geometry[PIECES]):
+            for segment in range(1 if flushed else 0, geometry[SEGMENTS]):
                 add_segment(partials, first, running, 2 * segment * channels + first, start, stop, flushed)
             narrow(partials, first, gradient, dtype, start, stop)
 
@@ -514,11 +626,11 @@ def build_modulation_sums(element: Element, value, pullback):
                 sums[first + 2 * c] += np.float64(read(running, other + c))
 
     def modulation_sums(partials, running, sums, geometry, start, stop):
-        channels, pieces, flushed = geometry[GROUP_CHANNELS], geometry[PIECES], geometry[PIECE] > ROWS_FLUSHED
+        channels, segments, flushed = geometry[GROUP_CHANNELS], geometry[SEGMENTS], geometry[PIECE] > ROWS_FLUSHED
         for n in range(start, stop):
             for c in range(2 * n * channels, 2 * (n + 1) * channels):
                 sums[c] = 0.0
-            for segment in range(n * pieces, (n + 1) * pieces):
+            for segment in range(n * segments, (n + 1) * segments):
                 for place in range(2):
                     other = (2 * segment + place) * channels
                     add_segment(sums, 2 * n * channels + place, running, partials, other, channels, flushed)
@@ -534,8 +646,9 @@ BUILDERS = {
     **QUANTIZING,
     "forward": build_forward,
     **summed("forward", build_forward, by_channel=False),
-    **backwards(build_backward),
-    **backwards(partial(build_backward, accumulate=False), "backward_data"),
+    **backwards(build_backward, gates=True),
+    **backwards(partial(build_backward, accumulate=False), "backward_data", gates=True),
+    "gate_gradients": build_gate_gradients,
     "reduce": build_reduce,
     "columns": build_columns,
     "columns_data": partial(build_columns, accumulate=False),

@@ -30,6 +30,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of, slab_moments
 from fusednorm.backends.cpu.kernels.slabs_backward import gradient_slab
 from fusednorm.backends.cpu.kernels.sums import add_row
@@ -140,6 +141,7 @@ def _slab_sums(element: Element, pullback):
     """dz of one slab, and its p and q per channel, written to the slab's place in the partials."""
     load, read, store, T = element.load, element.read, element.store, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
+    at = joined(pullback)
 
     @reassociated
     def add_row_of_dz(
@@ -148,7 +150,7 @@ def _slab_sums(element: Element, pullback):
         for c in range(n):
             deviation = load(x, i + c) - read(coefficients, k + c)
             a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
-            dz = pullback(load(grad, g + c), normalized(deviation, a, b) + load(post, p + c), alpha)
+            dz = pullback(load(grad, g + c), at(normalized(deviation, a, b), load(post, p + c)), alpha)
             store(grad_post, o + c, dz)
             add_first(first, c, dz)
             add_second(second, c, dz * (deviation * read(coefficients, k + 3 * plane + c)))

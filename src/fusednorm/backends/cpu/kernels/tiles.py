@@ -45,6 +45,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
+from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
@@ -197,6 +198,7 @@ def _apply_tile(element: Element, value, adds_before: bool, adds_behind: bool):
 @cache
 def _tile_products(element: Element, pullback, adds_behind: bool):
     load, read, keep, store = element.load, element.read, element.keep, element.store
+    at = joined(pullback)
 
     @exact
     def tile_products(
@@ -208,7 +210,7 @@ def _tile_products(element: Element, pullback, adds_behind: bool):
             deviation = load(x, i + k) - read(means, k)
             z = normalized(deviation, read(gains, k), read(offsets, k))
             if adds_behind:
-                z += load(post, p + k)
+                z = at(z, load(post, p + k))
             dz = pullback(load(grad, g + k), z, alpha)
             keep(dzs, r + k, dz)
             keep(products, k, dz * (deviation * read(rstds, k)))

@@ -23,13 +23,15 @@ def summed(name: str, build: Callable[..., Any], by_channel: bool = True) -> Bui
     }  # fmt: skip
 
 
-def backwards(build: Callable[..., Any], name: str = "backward") -> Builders:
-    """Those that keep dz between two passes, also as the gradient of z + post_add, and those that add the gradient of s
-    to dx."""
+def backwards(build: Callable[..., Any], name: str = "backward", gates: bool = False) -> Builders:
+    """Those that keep dz between two passes, also as the gradient of z + post_add, those that add the gradient of s to
+    dx, and those that make the gradients of a product before the norm where ``gates`` says so."""
     return {
-        name + kept + total: partial(
-            build, keeps=bool(kept), adds_behind=kept == "_behind", adds_gradient=bool(total)
+        name + kept + total + gated: partial(
+            build, keeps=bool(kept), adds_behind=kept == "_behind", adds_gradient=bool(total),
+            **({"gated": True} if gated else {}),
         )
         for kept in ("", "_kept", "_behind")
         for total in ("", "_total")
+        for gated in (("", "_gated") if gates else ("",))
     }  # fmt: skip

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fusednorm.backends.cpu.geometry import COLUMNS, PIECE, PIECES, ROWS_FLUSHED, SUMMED, summed_rows
+from fusednorm.backends.cpu.geometry import (
+    COLUMNS,
+    GATE_SEGMENTS,
+    PIECE,
+    PIECES,
+    ROWS_FLUSHED,
+    SEGMENTS,
+    SUMMED,
+    parameter_rows,
+    summed_rows,
+)
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
@@ -42,6 +52,20 @@ def modulation_loops(plan: BackwardPlan, work_bytes: int) -> list[Loop]:
     return [plan.loop(sums, plan.samples, work_bytes), *plan.parameter_loops()]
 
 
+def gate_loops(plan: BackwardPlan, segments: int) -> list[Loop]:
+    """The loop, if any, that makes the gradient of a gate from the sums of so many segments of rows."""
+    problem = plan.problem
+    added, (rows, summed) = problem.added, summed_rows(problem)
+    assert added is not None and added.gate is not None
+    if added.pre_layout is None:
+        return []
+    plan.geometry[GATE_SEGMENTS] = added.gate.rows // max(1, summed) * int(plan.geometry[PIECES])
+    count = segments * (plan.channels if added.gate.per_element else 1)
+    plan.reserve(gate_sums=count, gate_running=count)
+    finish = plan.kernel("gate_gradients", activated=False)
+    return [plan.loop(finish, rows // max(1, added.gate.rows), 16 * count)]
+
+
 class RowsForward(ForwardPlan):
     module = "rows"
 
@@ -57,11 +81,14 @@ class RowsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         rows, summed = summed_rows(self.problem)
         self.geometry[SUMMED] = summed
-        segments = rows // max(1, summed) * int(self.geometry[PIECES])
+        pieces = int(self.geometry[PIECES])
+        segments = rows // max(1, summed) * pieces
+        self.geometry[SEGMENTS] = parameter_rows(self.problem)[1] // max(1, summed) * pieces
         widening, self.constant_operands = widen_parameters(self)
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps else 0
+        gated = self.problem.gated_backward
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps or gated else 0
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(name + self.variant(keeps))
         loops = [*widening, self.loop(backward, segments, 2 * self.tensor_bytes)]
@@ -75,6 +102,8 @@ class RowsBackward(BackwardPlan):
             else:
                 finish = self.kernel("parameter_gradients", activated=False)
                 loops.append(self.loop(finish, self.channels, 8 * count))
+        if gated:
+            loops += gate_loops(self, segments)
         self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
 
@@ -90,7 +119,8 @@ class RowsSumForward(SumForward):
 
 
 class RowsSumBackward(SumBackward, RowsBackward):
-    """Keeps dz where an activation meets z + post_add, and adds the gradient of s to dx."""
+    """Keeps dz where an activation meets z + post_add, adds the gradient of s to dx, and makes the gradients of a
+    product before the norm."""
 
 
 class FewRowsBackward(BackwardPlan):

@@ -36,6 +36,8 @@ from fusednorm.strides import contiguous
 TOTAL, TOTAL_PLACE = writer("total", "total")
 ADDED, ADDED_PLACE = writer("pre_add", "post_add")
 GRADIENTS, GRADIENTS_PLACE = writer("post_add", "grad_post_add")
+PRODUCT, PRODUCT_PLACE = writer("grad_pre_add", "grad_pre_gate_dtype")
+CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 
 
 def address(tensor: Tensor | None) -> int:
@@ -160,13 +162,14 @@ class SumBackward(BackwardPlan):
 
     def variant(self, keeps: bool) -> str:
         kept = "_behind" if self.added.post_layout is not None else super().variant(keeps)
-        return kept + ("_total" if self.added.grad_sum else "")
+        gated = "_gated" if self.problem.gated_backward else ""
+        return kept + ("_total" if self.added.grad_sum else "") + gated
 
     def __call__(  # type: ignore[override]
         self,
         operands: BackwardOperands,
         wanted: Wanted,
-        post_add: Tensor | None,
+        behind: Tensor | None,
         grad_sum: Tensor | None,
         gated: Gated | None = None,
         out: Tensor | None = None,
@@ -174,19 +177,22 @@ class SumBackward(BackwardPlan):
     ) -> tuple[Gradients, SumGradients]:
         input, grad_output, wants = operands.input, operands.grad_output, wanted if self.sums_parameters else NOTHING
         grad_input = self.output(input) if out is None and self.wants_input else out
-        grad_post_add = self.output(input) if post_out is None and post_add is not None else post_out
+        grad_post_add = self.output(input) if post_out is None and behind is not None else post_out
         # Operands are held until the kernels are done.
         parameters = [contiguous(each) for each in (operands.weight, operands.bias, operands.scale, operands.shift)]
         grads: list[Any] = [
             torch.empty_like(each) if each is not None and want else None
             for each, want in zip(parameters, wants[1:], strict=True)
         ]
-        gradients = Gradients(grad_input, *grads)
+        gradients, around = Gradients(grad_input, *grads), SumGradients(post_add=grad_post_add)
+        if gated is not None:
+            around.pre_add = self.output(input) if gated.wants_pre_add else None
+            around.pre_gate = None if gated.pre_add is None else torch.empty_like(gated.pre_gate, **CONTIGUOUS)
         if self.tensor_bytes == 0:
-            for grad in grads:
+            for grad in (*grads, around.pre_gate):
                 if grad is not None:
                     grad.zero_()
-            return gradients, SumGradients(post_add=grad_post_add)
+            return gradients, around
         mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
         rstd = operands.rstd.contiguous()
         threads = self.program.threads()
@@ -196,7 +202,12 @@ class SumBackward(BackwardPlan):
             address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
             grad_output.data_ptr(), address(grad_input), *map(address, grads),
         )  # fmt: skip
-        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
+        GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (behind, grad_sum, grad_post_add)))
+        if gated is not None:
+            gate = gated.pre_gate.to(self.compute).contiguous()
+            code = 0 if around.pre_gate is None else CODES[around.pre_gate.dtype]
+            ADDED(frame.words, ADDED_PLACE, *map(address, (gated.pre_add, gate, behind)))
+            PRODUCT(frame.words, PRODUCT_PLACE, *map(address, (around.pre_add, around.pre_gate)), code)
         self.program.run(frame, threads)
         self.release(frame)
-        return gradients, SumGradients(post_add=grad_post_add)
+        return gradients, around

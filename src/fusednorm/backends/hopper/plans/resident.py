@@ -108,13 +108,13 @@ class ResidentSumBackward(SumBackward, ResidentBackward):
         self,
         operands: BackwardOperands,
         wanted: Wanted,
-        post_add: Tensor | None,
+        behind: Tensor | None,
         grad_sum: Tensor | None,
         gated: Gated | None = None,
         out: Tensor | None = None,
         post_out: Tensor | None = None,
     ) -> tuple[Gradients, SumGradients]:
-        arguments = operands, wanted, post_add, grad_sum, gated, out, post_out
+        arguments = operands, wanted, behind, grad_sum, gated, out, post_out
         tensors = operands.input, operands.grad_output, grad_sum, out
         found = self.runs(lambda: SumBackward.__call__(self, *arguments), *tensors)
         gradients: tuple[Gradients, SumGradients] = self.other(*arguments) if found is None else found

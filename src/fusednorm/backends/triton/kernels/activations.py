@@ -183,6 +183,13 @@ def one(z, parameter):
 _names: dict[int, str] = {id(identity): "identity", id(one): "one"}
 
 
+@triton.constexpr_function
+def told(derivative):
+    """Whether the value of an activation tells its derivative."""
+    activation, _, _ = _names[id(derivative)].partition("__")
+    return activation in FORMULAS and FORMULAS[activation].told
+
+
 @cache
 def activation(name: str | None, dtype: str, nvidia: bool) -> tuple[Any, Any]:
     """value(z, parameter) and derivative(z, parameter) for a problem of a dtype."""

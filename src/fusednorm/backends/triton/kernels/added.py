@@ -6,6 +6,7 @@ Each function takes None for what a call has not, and then compiles to what it w
 import triton
 import triton.language as tl
 
+from fusednorm.backends.triton.kernels.activations import told
 from fusednorm.backends.triton.kernels.addressing import no_wider, tile_of
 
 
@@ -42,6 +43,18 @@ def numbers_of_tile(added, first, o_c, m_c, o_s, ALIGN: tl.constexpr, LAST: tl.c
         o_number = no_wider(o_c, ALIGN) if LAST else o_c
         b_numbers, _ = tile_of(tl.load(added.gate + first + o_number, m_c, 0.0).to(dtype), o_s, LAST)
     return b_numbers
+
+
+@triton.jit
+def slope_of(b_z, b_added, alpha, DERIVATIVE: tl.constexpr):
+    """The activation's derivative at z + post_add, which may be None, or where the output tells it at the output, which
+    lies in the place of post_add."""
+    if b_added is None:
+        return DERIVATIVE(b_z, alpha)
+    elif told(DERIVATIVE):
+        return DERIVATIVE(b_added.to(b_z.dtype), alpha)
+    else:
+        return DERIVATIVE(behind(b_z, b_added), alpha)
 
 
 @triton.jit

@@ -189,25 +189,25 @@ def sum_apply(
 @triton.jit(
     do_not_specialize_on_alignment=[
         "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
-        "behind_sample", "behind_channel", "behind_spatial", "blocks", "chunks", "tiles",
+        "dx_sample", "dx_channel", "dx_spatial", "behind_sample", "behind_channel", "behind_spatial", "blocks",
+        "chunks", "tiles",
     ],
 )  # fmt: skip
 def sum_reduce(
-    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total,
-    p_grad_behind, p_partials,
-    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
+    p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_behind, p_partials,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     behind_sample, behind_channel, behind_spatial, blocks, chunks,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """:func:`reduce_tiles` with post_add. It takes the pointers of ``sum_gradients``, and uses one of the three."""
+    """:func:`reduce_tiles` with post_add."""
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
-        AddedGradients(p_behind, None, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
-        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
-        activation_parameter,
+        AddedGradients(p_behind, p_grad_behind, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
+        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+        blocks, chunks, total, tiles, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         STAGES,
     )  # fmt: skip
@@ -233,9 +233,13 @@ def sum_gradients(
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
-    CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK_N: tl.constexpr, STORED: tl.constexpr,
 ):  # fmt: skip
-    """:func:`gradients_of_tiles` with sums around the norm."""
+    """:func:`gradients_of_tiles` with sums around the norm. STORED: ``p_dy`` is the dz that the first pass stores, so
+    nothing of it is loaded before that pass has ended."""
+    EARLY: tl.constexpr = OVERLAP and not STORED
+    if OVERLAP and STORED:
+        gdc_wait()
     gradients_of_tiles(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, behind_spatial),
@@ -244,7 +248,7 @@ def sum_gradients(
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
         dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,
         activation_parameter,
-        OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        EARLY, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
     )  # fmt: skip
 

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.added import behind, load_sum, numbers_of_tile
+from fusednorm.backends.triton.kernels.added import behind, load_sum, numbers_of_tile, slope_of
 from fusednorm.backends.triton.kernels.addressing import (
     aligned,
     bounds_of,
@@ -106,9 +106,10 @@ def normalized(centred, gain, offset):
 
 @triton.jit
 def gradient_of(b_dy, b_x, b_added, mean, rstd, gain, offset, alpha, DERIVATIVE: tl.constexpr):
-    """dz and xhat, with gain = A rstd, offset = B, and what is added to z, or None."""
+    """dz and xhat, with gain = A rstd, offset = B, and what is added to z, or the output, or None."""
     centred = b_x.to(rstd.dtype) - mean
-    return b_dy.to(rstd.dtype) * DERIVATIVE(behind(normalized(centred, gain, offset), b_added), alpha), centred * rstd
+    slope = slope_of(normalized(centred, gain, offset), b_added, alpha, DERIVATIVE)
+    return b_dy.to(rstd.dtype) * slope, centred * rstd
 
 
 @triton.jit

@@ -48,13 +48,14 @@ def behind_tile(
 @triton.jit
 def reduce_tiles(
     p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
-    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
-    total, tiles, activation_parameter,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
+    blocks, chunks, total, tiles, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """p = sum dz and q = sum dz xhat of each channel over one chunk."""
+    """p = sum dz and q = sum dz xhat of each channel over one chunk. dz is stored where it is wanted, as the gradient
+    of post_add, with the strides of dx."""
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -71,6 +72,9 @@ def reduce_tiles(
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
     if added.behind is not None:
         behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
+    if added.grad_behind is not None:
+        dx_steps = steps_of(dx_sample, dx_channel, dx_spatial, ALIGN, LAST)
+        p_dz = added.grad_behind + offsets_of_tile(wide, o_lane, o_s, first, S, dx_steps, WINDOW, REPEAT, ACROSS, LAST)
     low, high = bounds_of(wide, o_c, first, span, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     if WINDOW > 1 or ACROSS:
         o_end, m_end = ends_of(o_lane, first, span, low, high, C, ALIGN, WINDOW, REPEAT, ACROSS)
@@ -102,6 +106,9 @@ def reduce_tiles(
         if added.behind is not None:
             b_behind = tl.load(p_behind, mask, 0.0)
         dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        if added.grad_behind is not None:
+            tl.store(p_dz, dz.to(p_dy.dtype.element_ty), mask)
+            p_dz += BLOCK_S * dx_steps.spatial
         p += dz
         q = tl.fma(dz, xhat, q)
         p_grad += BLOCK_S * dy_steps.spatial
@@ -111,6 +118,9 @@ def reduce_tiles(
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
+        if added.grad_behind is not None:
+            o_dz = offsets_of_ends(wide, o_lane, o_end, first, S, dx_steps, WINDOW, REPEAT, ACROSS)
+            tl.store(added.grad_behind + o_dz, dz.to(p_dy.dtype.element_ty), m_end)
         end_p, end_q = tl.reduce((dz, dz * xhat), 0 if ACROSS else 1, add_pair)
         sum_p += end_p
         sum_q += end_q
@@ -136,7 +146,7 @@ def reduce(
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
         AddedGradients(None, None, None, 1, 1, 1), G, D, C, S,
-        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, 1, 1, 1, blocks, chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         STAGES,

@@ -88,7 +88,7 @@ class SumBackward(BackwardPlan):
         self,
         operands: BackwardOperands,
         wanted: Wanted,
-        post_add: Tensor | None,
+        behind: Tensor | None,
         grad_sum: Tensor | None,
         gated: Gated | None = None,
         out: Tensor | None = None,
@@ -97,11 +97,11 @@ class SumBackward(BackwardPlan):
         o = operands
         if self.elsewhere(o.input):
             with torch.cuda.device(o.input.device):
-                return self(operands, wanted, post_add, grad_sum, gated, out, post_out)
+                return self(operands, wanted, behind, grad_sum, gated, out, post_out)
         grad_input, grad_post_add = out, post_out
         if grad_input is None and self.wants_input:
             grad_input = self.allocate(self.shape, self.strides, self.dtype)
-        if grad_post_add is None and post_add is not None:
+        if grad_post_add is None and behind is not None:
             grad_post_add = self.allocate(self.shape, self.strides, self.dtype)
         grads = [
             self.allocate(*like) if like is not None and want else None
@@ -112,7 +112,7 @@ class SumBackward(BackwardPlan):
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             saved = None if self.rms else contiguous_in(o.mean, self.compute), contiguous_in(o.rstd, self.compute)
-            data = o.grad_output, o.input, post_add, grad_sum, grad_post_add, *product
+            data = o.grad_output, o.input, behind, grad_sum, grad_post_add, *product
             self.run(data, grad_input, saved, parameters, grads)
         else:
             for grad in (*grads, around.pre_gate):

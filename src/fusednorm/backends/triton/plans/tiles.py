@@ -15,6 +15,7 @@ from fusednorm.backends.triton.config.tiles import merged
 from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.kernels import tiles as forward_kernels
 from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
+from fusednorm.backends.triton.kernels.activations import one
 from fusednorm.backends.triton.launch import Launch, Scalars, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
@@ -25,7 +26,7 @@ from fusednorm.backends.triton.runs import (
     stores_sum_first,
     window_of,
 )
-from fusednorm.problem import Layout, Problem, View
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 
 #: The partials that one step of a merge takes, in a launch that only merges 8 by each thread, and the programs between
 #: which such a launch shares many units. Where neighbouring units' partials are neighbours in memory, a program takes
@@ -111,6 +112,39 @@ def written_layouts(problem: Problem) -> tuple[Layout, ...]:
     if stores_sum_first(problem):
         return output, output, output, added.post_layout or output
     return input, output, added.pre_layout or input, added.post_layout or input
+
+
+def stores_dz(problem: Problem) -> bool:
+    """Whether a backward's pass for p and q stores dz, the gradient of post_add, which the pass for grad_input then
+    reads in place of grad_output and post_add: seven transfers, not eight, and no second derivative.
+
+    grad_input is made of dz as it is stored, which must not be rounded: rounded to 16 bits, with silu's derivative, it
+    left grad_input up to 1.8 times as far from fp64 as the tolerance permits.
+    """
+    added, activation = problem.added, problem.norm.activation
+    if added is None or added.post_layout is None or activation is None or not problem.norm.training:
+        return False
+    return DTYPE_BYTES[problem.dtype] > 2 or activation.hardly_rounds
+
+
+def summed_layouts(problem: Problem) -> tuple[Layout, ...]:
+    """Of what a backward's pass for p and q takes: grad_output, the input, and where sums are around the norm dz, or
+    the input's for a dz that it does not store, and post_add."""
+    grad, input = problem.grad_layout, problem.layout
+    assert grad is not None and problem.output_layout is not None
+    if problem.added is None:
+        return grad, input
+    return grad, input, problem.output_layout if stores_dz(problem) else input, *behind_layout(problem)
+
+
+def gradient_layouts(problem: Problem) -> tuple[Layout, ...]:
+    """Of what a backward's pass for grad_input takes: grad_output, the input, grad_input, and where sums are around the
+    norm post_add; or dz in place of grad_output, and the input's for post_add."""
+    grad, input, output = problem.grad_layout, problem.layout, problem.output_layout
+    assert grad is not None and output is not None
+    if stores_dz(problem):
+        return output, input, output, input
+    return grad, input, output, *behind_layout(problem)
 
 
 def shares_parameters(made_for: Problem, problem: Problem) -> bool:
@@ -250,10 +284,9 @@ class TilesBackward(BackwardPlan):
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
         view, shared = problem.view, shares_parameters(made_for, problem)
-        assert problem.grad_layout is not None and problem.output_layout is not None
-        inputs, behind = (problem.grad_layout, problem.layout), behind_layout(problem)
-        reduction = Pass(problem, view, config.reduction, (*inputs, *behind))
-        output = Pass(problem, view, config.output, (*inputs, problem.output_layout, *behind))
+        self.stores_dz = stores_dz(problem)
+        reduction = Pass(problem, view, config.reduction, summed_layouts(problem))
+        output = Pass(problem, view, config.output, gradient_layouts(problem))
         self.kernel = backward_kernels.gradients if problem.added is None else sum_kernels.sum_gradients
         per_batch = problem.norm.per_batch
         self.totals = self.wants_input and problem.norm.training
@@ -283,9 +316,10 @@ class TilesBackward(BackwardPlan):
             problem.reduced, self.activation_parameter,
         )  # fmt: skip
         self.constants = {
-            **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **output.order,
-            **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
+            **self.overlap, "DERIVATIVE": one if self.stores_dz else self.derivative, **self.alpha, "SHARED": shared,
+            **output.order, **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
             **(partials.block if self.merges else NO_BLOCK),
+            **({} if problem.added is None else {"STORED": self.stores_dz}),
         }  # fmt: skip
         self.output, self.reduced, self.shared = output, problem.reduced, shared
         self.launches: dict[tuple[bool, bool], tuple[Combination, Launch]] = {}
@@ -310,21 +344,31 @@ class TilesBackward(BackwardPlan):
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         combine, gradients = self.launches.get(wanted) or self.prepare(*wanted)
         partials = totals = None
+        (first, around_first), (second, around_second) = self.operands(data, saved)
         if self.totals or wanted[0] or wanted[1]:
             partials = self.workspace(2 * self.partials.total)
-            self.reduce(*data, *parameters, *saved, partials)
+            self.reduce(*first, *parameters, *around_first, partials)
             if not self.merges:
                 totals = self.workspace(2 * self.units) if self.totals else None
                 combine(partials, parameters, totals, grads)
         if dx is not None:
-            gradients(*data, dx, *parameters, *saved, totals, partials if self.merges else None, *grads)
+            merging = partials if self.merges else None
+            gradients(*second, dx, *parameters, *around_second, totals, merging, *grads)
+
+    def operands(self, data: Tensors, saved: Tensors) -> tuple[tuple[Tensors, Tensors], tuple[Tensors, Tensors]]:
+        """For each of the two passes a gradient and the input, and what follows the parameters."""
+        return (data, saved), (data, saved)
 
 
 class TilesSumBackward(TilesBackward, SumBackward):
     """The same with sums around the norm."""
 
-    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        super().run(data[:2], dx, (*saved, *data[2:]), parameters, grads)
+    def operands(self, data: Tensors, saved: Tensors) -> tuple[tuple[Tensors, Tensors], tuple[Tensors, Tensors]]:
+        grad_output, input, post_add, grad_sum, dz = data
+        given = grad_output, input
+        if self.stores_dz:
+            return (given, (*saved, post_add, dz)), ((dz, input), (*saved, None, grad_sum, None))
+        return (given, (*saved, post_add, None)), (given, (*saved, post_add, grad_sum, dz))
 
 
 class ParameterSums:
