@@ -86,10 +86,10 @@ def exchange_statistics(
     units, shape = part.mean.numel(), part.mean.shape
     parts, any_elements = gather_moments(exchange, part.packed(), units, inspect)
     traced = type(parts) is not Tensor or torch.compiler.is_compiling()
-    kernels = None if part.count.numel() > 1 or traced else ranks(parts.device.type)
+    kernels = None if traced else ranks(parts.device.type)
     if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
         moved = () if running is None else (running.mean, running.var, running.share)
-        found = kernels.merge_moments(parts, eps, dtype, *moved)
+        found = kernels.merge_moments(parts, units, eps, dtype, *moved)
         return found.mean.view(shape), found.var.view(shape), found.count
     whole = merge_in_order(parts, units)
     mean, var = whole.mean.to(dtype), whole.var().to(dtype)
