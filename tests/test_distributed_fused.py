@@ -59,9 +59,10 @@ def test_what_ranks_share_has_the_same_bits_on_each(ranks: Found, name: str) -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda.is_available() is False")
-def test_graphs_hold_the_exchange_over_nccl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_graphs_hold_the_exchange_over_nccl(tmp_path: Path, count: int) -> None:
     """A replay has the bits of an eager call of the same input."""
-    for found in load(run(tmp_path, "cuda", 2, worker=GRAPHS), 2):
+    for found in load(run(tmp_path, "cuda", count, worker=GRAPHS), count):
         assert list(found) == ["SyncBatchNorm", "group_norm", "batch_norm", "cut", "layer_norm"]
         for name, (replayed, eager) in found.items():
             assert len(replayed) == len(eager) > 0
