@@ -53,6 +53,7 @@ from fusednorm.backends.triton.config.units import (
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
+from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
@@ -150,9 +151,12 @@ class TilesInstance:
     def spread(self, problem: Problem) -> SpreadForwardPlan | SpreadBackwardPlan | None:
         """The plan of a part of an input that is spread over processes; None where this instance has none."""
         from fusednorm.backends.triton.plans.spread import SpreadBackward, SpreadForward
+        from fusednorm.backends.triton.plans.spread_rows import SpreadRowsBackward, SpreadRowsForward
 
-        if "input" in problem.copies or problem.norm.per_position or _elsewhere(problem):
+        if "input" in problem.copies or _elsewhere(problem):
             return None
+        if problem.norm.family in ROW_FAMILIES:
+            return (SpreadRowsBackward if problem.backward else SpreadRowsForward)(problem)
         seen = tiled(problem)
         return (SpreadBackward if problem.backward else SpreadForward)(problem, seen, passes_for(seen))
 
