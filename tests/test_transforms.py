@@ -237,6 +237,16 @@ def test_channels_last_is_kept() -> None:
     torch.testing.assert_close(found, torch.stack([fusednorm.group_norm(each, 3) for each in x]))
 
 
+def test_modulated_rows_that_lie_in_no_order() -> None:
+    """vmap does not say whether a member of a batch is channels_last."""
+    x, scale = torch.randn(BATCH, 2, 3, 4, 5).transpose(2, 3), torch.randn(5)
+
+    def call(each: Tensor) -> Tensor:
+        return fusednorm.layer_norm(each, (5,), scale=scale)
+
+    torch.testing.assert_close(vmap(call)(x), torch.stack([call(each) for each in x]))
+
+
 def test_an_ensemble_of_modules() -> None:
     """torch.func.stack_module_state: each member has parameters of its own."""
     torch.manual_seed(0)
