@@ -39,7 +39,7 @@ from fusednorm.norm import ROW_FAMILIES, Norm, norm_of
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import keep_no_traces, mixes_with_dtensors
 from fusednorm.problem import statistics_shape, view_of
-from fusednorm.strides import packed_strides
+from fusednorm.strides import packed_strides, slowest_first
 
 _NAMES = ("input", "weight", "bias", "scale", "shift", "mean", "var")
 _REMEDY = "every process of a mesh makes the same calls of tensors that lie alike"
@@ -342,8 +342,7 @@ def _from_local(place: Place, local: Tensor, placements: list[Any], shape: Seque
     """The DTensor of this shape, in the local tensor's order of memory."""
     from torch.distributed.tensor import DTensor
 
-    strides = local.stride()
-    order = sorted(range(local.dim()), key=lambda axis: -strides[axis])
+    order = slowest_first(local.stride(), range(local.dim()))
     packed = packed_strides([shape[axis] for axis in order])
     stride = tuple(packed[order.index(axis)] for axis in range(local.dim()))
     whole: Tensor = DTensor.from_local(
