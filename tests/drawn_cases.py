@@ -33,6 +33,7 @@ INSTANCES = {
         "hopper.resident",
         "hopper.slabs",
         "hopper.columns",
+        "hopper.rows",
         "reference",
     ),
     "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns"),

@@ -71,6 +71,11 @@ def compiled(mesh: DeviceMesh) -> list[tuple[Found, Found]]:
     with torch.inference_mode():
         x = distribute_tensor(torch.arange(24.0).view(3, 2, 4), mesh, [Shard(1)], src_data_rank=None)
         pairs.append(tuple({"output": run(x, (2, 4))} for run in (fusednorm.rms_norm, norm)))
+    group = torch.compile(fusednorm.group_norm, fullgraph=True, backend="aot_eager")
+    for size in (4, 8):  # the second size is a symbol to the compiler
+        x = distribute_tensor(torch.arange(15.0 * size).view(3, size, 5), mesh, [Shard(1)], src_data_rank=None)
+        pairs.append(tuple({"output": run(x, (5,))} for run in (fusednorm.rms_norm, norm)))
+        pairs.append(tuple({"output": run(x, 2)} for run in (fusednorm.group_norm, group)))
     assert kept.enable_autograd_cache  # the ranks have one graph
     case = Case((2,), (2,), "batch_norm", (2, 6, 5, 4), running=True)
     traced = torch.compile(chain, fullgraph=True, backend="aot_eager")

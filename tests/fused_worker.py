@@ -12,26 +12,38 @@ from typing import Any
 
 import distributed_cases
 import distributed_worker
+import dtensor_cases
+import dtensor_worker
 import spread_cases
 import spread_worker
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import fusednorm
-from fusednorm.distributed import whole
+from fusednorm.distributed import rows, whole
 from fusednorm.distributed.fused import normalize_fused
 
 #: An empty rank, each order of memory, float64, running statistics by a number and by a tensor, no gradient. The
 #: interpreter truncates to bfloat16.
 MODULES = ("modulated", "double", "cumulative", "frozen")
-#: The same for shared parameters and units of groups; one element of a statistic on each rank.
+#: The same for shared parameters and units of groups; one element of a statistic on each rank; groups that are cut, and
+#: rows along memory and across it, whose elements the ranks have in parts.
 FUNCTIONS = (
     "group, width, channels_last",
     "group, one position each",
     "instance, NHWC",
     "batch, height, modulated",
     "batch, samples, modulated",
+    "group, cut",
+    "group, cut, no parameters",
+    "layer, elements",
+    "layer, two dims",
+    "layer, channels",
+    "rms, double",
 )
+#: Rows with a scale and a shift, across memory and along it.
+DTENSORS = ("layer, channels", "layer, channels last")
 
 
 def run_by_kernels(*arguments: Any, **keywords: Any) -> Any:
@@ -42,7 +54,7 @@ def run_by_kernels(*arguments: Any, **keywords: Any) -> Any:
 
 def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
     distributed_worker.meet(rank, world_size, folder, device)
-    whole.normalize_fused = run_by_kernels  # type: ignore[attr-defined]
+    whole.normalize_fused = rows.normalize_fused = run_by_kernels  # type: ignore[attr-defined]
     found = {}
     with fusednorm.use_instance("triton.tiles"):
         for name in MODULES:
@@ -51,6 +63,13 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
         for name in FUNCTIONS:
             with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda saved: saved):  # which are checked
                 found[name] = [spread_worker.results(spread_cases.CASES[name], rank, world_size, device)]
+        mesh = init_device_mesh(device, (world_size,))
+        found["DTensors"] = {}
+        for name in DTENSORS:
+            one = dtensor_cases.CASES[name]
+            found["DTensors"][name] = [
+                dtensor_worker.gathered(dtensor_cases.results(one, dtensor_worker.spread(one, mesh))) for _ in range(2)
+            ]
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()
     dist.destroy_process_group()

@@ -37,6 +37,18 @@ def _group(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
     )
 
 
+def _cut(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
+    """One group, of whose channels each rank has another number."""
+    return lambda x: distributed.group_norm(x.transpose(1, 2).contiguous(), 1, shard_dim=1), [], []
+
+
+def _rows(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
+    """Rows, of whose elements each rank has another number."""
+    own, size = 4 + dist.get_rank(), sum(4 + rank for rank in range(dist.get_world_size()))
+    weight = torch.rand(own, 20, device=device).add(0.5).requires_grad_()
+    return lambda x: distributed.layer_norm(x, (size, 20), weight, shard_dim=2), [weight], []
+
+
 def _batch(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
     mean, var = torch.zeros(16, device=device), torch.ones(16, device=device)
     return lambda x: distributed.batch_norm(x, mean, var, training=True, shard_dim=2), [], [mean, var]
@@ -84,7 +96,9 @@ def replayed(make: Callable[[torch.device], Any], rank: int) -> tuple[list[Tenso
 
 def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
     meet(rank, world_size, folder, device)
-    makes = {"SyncBatchNorm": _module, "group_norm": _group, "batch_norm": _batch}
+    makes = {
+        "SyncBatchNorm": _module, "group_norm": _group, "batch_norm": _batch, "cut": _cut, "layer_norm": _rows,
+    }  # fmt: skip
     found = {name: replayed(make, rank) for name, make in makes.items()}
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()

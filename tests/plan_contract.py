@@ -20,7 +20,9 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EVERYTHING = (True, True, True, True, True)
 #: Instances that have no backward, and those that always make grad_input.
-FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole", "hopper.slabs"), ("hopper.resident", "hopper.columns")
+FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole", "hopper.slabs"), ("hopper.resident", "hopper.columns", "hopper.rows")
+#: Whose forward goes with a backward that is all of an instance.
+FORWARDS = {"hopper.rows": "triton.rows"}
 PARAMETERS = ("weight", "bias", "scale", "shift")
 #: Relative to the largest value: a rounding to the dtype, and what the sums before it lose.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -71,6 +73,8 @@ SUBJECTS = (
     Subject("hopper.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 32, 5, 7), last=True),
     Subject("hopper.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 8)),
     Subject("hopper.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 8), modulated=False),
+    Subject("hopper.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
+    Subject("hopper.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
     Subject("reference", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
 )
 
@@ -131,7 +135,8 @@ def _wide(operands: Any) -> Any:
 def _plan(subject: Subject, operands: Any, wanted: Any = EVERYTHING) -> Any:
     """The instance's plan; None for a direction that it does not run."""
     if isinstance(operands, Operands):
-        return dispatch.make_plan(forward_problem(subject.norm, operands), subject.instance)
+        name = FORWARDS.get(subject.instance, subject.instance)
+        return dispatch.make_plan(forward_problem(subject.norm, operands), name)
     if subject.instance in FORWARD_ONLY:
         return None
     direction = backward_direction(wanted)

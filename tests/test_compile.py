@@ -61,6 +61,28 @@ def test_forward_and_backward_with_dynamic_shapes(family: str) -> None:
         same_gradients(compiled, call, [torch.randn(shape, requires_grad=True), *tensors[1:]])
 
 
+def test_modulated_rows_with_dynamic_shapes() -> None:
+    """Dynamo does not sort the strides of a dynamic shape."""
+
+    def call(x: Tensor, scale: Tensor) -> Tensor:
+        return fusednorm.layer_norm(x.transpose(1, 2), (8,), scale=scale, activation="silu")
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((2, 4, 5, 8), (3, 6, 7, 8)):
+        same_gradients(compiled, call, [torch.randn(shape, requires_grad=True), torch.randn(8, requires_grad=True)])
+
+
+def test_a_gate_with_dynamic_shapes() -> None:
+    """Dynamo finds no symbol in a tuple of numbers, even where it knows the symbol's value."""
+    x, gate = torch.randn(8, 4, 4, 6), torch.randn(1, 4, 1, 1)
+
+    def call(x: Tensor, gate: Tensor) -> Tensor:
+        return fusednorm.layer_norm(x, (4, 6), pre_add=x, pre_gate=gate)
+
+    compiled = torch.compile(call, fullgraph=True, dynamic=True, backend="eager")
+    torch.testing.assert_close(compiled(x, gate), call(x, gate))
+
+
 @pytest.mark.parametrize("family", ["group_norm", "layer_norm"])
 def test_inductor(family: str) -> None:
     call, tensors = case(family)

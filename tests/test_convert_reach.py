@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
+from functools import cached_property, partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -92,6 +95,149 @@ class Named(Taps):
         return getattr(self.inner, "".join(["no", "rm"]))(x) + self.inner(x)
 
 
+class Below(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        norms = [module for module in self.modules() if isinstance(module, nn.GroupNorm)]
+        return self.inner(x) * norms[-1](x)
+
+
+class ByPath(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.get_submodule("inner.norm")(x)
+
+
+def past_the_block(block: Any, x: Tensor) -> Tensor:
+    return first_of(block)(x)
+
+
+def first_of(block: Any) -> Any:
+    return block.norm
+
+
+class Helped(Taps):
+    """A function that gets the whole model, and gives a part of it to another."""
+
+    def tap(self, x: Tensor) -> Tensor:
+        return helped(self, x)
+
+
+def helped(model: Any, x: Tensor) -> Tensor:
+    y: Tensor = model.inner(x)
+    return y * past_the_block(model.inner, x)
+
+
+class Handed(Taps):
+    """A method that gets a sequence."""
+
+    def tap(self, x: Tensor) -> Tensor:
+        return self.features(x) * self.run(x, *[0], layers=self.features)
+
+    def run(self, x: Tensor, *more: int, layers: Any) -> Tensor:
+        for layer in layers[:2]:
+            x = layer(x)
+        return x
+
+
+class HandedOn(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.features(x) * partial(self.run, self.features)(x)
+
+    @staticmethod
+    def run(layers: Any, x: Tensor) -> Tensor:
+        y: Tensor = layers[1](x)
+        return y
+
+
+class Reduces(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return functools.reduce(lambda total, layer: total + layer(x), self.features, x)
+
+
+class Maps(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        taps = []
+
+        def step(layer: nn.Module) -> Tensor:
+            taps.append(layer(x))
+            return x * len(taps)
+
+        return sum(map(step, self.features)) * sum(taps)
+
+
+class First(nn.Sequential):
+    @property
+    def first(self) -> Any:
+        return self[0]
+
+    @cached_property
+    def second(self) -> Any:
+        return self[1]
+
+
+class AsksAProperty(Taps):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = First(nn.GroupNorm(4, 8), nn.SiLU(), nn.GroupNorm(4, 8), nn.SiLU())
+
+    def tap(self, x: Tensor) -> Tensor:
+        return self.features(x) * self.features.first(x)
+
+
+class Delegates(Taps):
+    def __getattr__(self, name: str) -> Any:
+        modules = self.__dict__["_modules"]
+        return modules[name] if name in modules else getattr(modules["inner"], name)
+
+    def tap(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x) * self.norm(x)
+        return y
+
+
+class KeepsElsewhere(Taps):
+    """Collections and objects that torch does not know, and a function made around the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {"first": SimpleNamespace(norms=[self.inner.norm])}
+
+    def tap(self, x: Tensor) -> Tensor:
+        y: Tensor = self.inner(x) * self.kept["first"].norms[0](x)
+        return y
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        (Below, "inner.norm"),
+        (ByPath, "inner.norm"),
+        (Helped, "inner.norm"),
+        (Handed, "features.1"),
+        (HandedOn, "features.1"),
+        (Reduces, "features.1"),
+        (Maps, "features.1"),
+        (AsksAProperty, "features.0"),
+        (Delegates, "inner.norm"),
+        (KeepsElsewhere, "inner.norm"),
+    ],
+)
+def test_a_norm_that_is_reached_by_detours_keeps_its_activation_apart(kind: type[Taps], path: str) -> None:
+    report = converted(kind(), torch.randn(IMAGE))
+    assert left(report)[path].endswith("calls the norm as well")
+    assert path not in fused(report)
+
+
+def test_a_function_that_a_module_keeps_calls_what_it_was_made_around() -> None:
+    class Kept(Taps):
+        run: Callable[[Tensor], Tensor]
+
+        def tap(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.run(x)
+
+    model = Kept()
+    model.run = lambda x: model.inner.norm(x)
+    assert "inner.norm" not in fused(fusednorm.convert_(model))
+
+
 class Past(nn.Module):
     """A class that calls its own norm in another way too."""
 
@@ -120,6 +266,57 @@ class PastInSequence(nn.Sequential):
 
     def raw(self, x: Tensor) -> Tensor:
         return self.norm(x)
+
+
+class PastByProperty(Past):
+    @property
+    def first(self) -> nn.Module:
+        return self.norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.silu(self.norm(x)) + self.first(x)
+
+
+class PastTheCall(Inner):
+    """What a trace shows is the forward."""
+
+    def __call__(self, x: Tensor) -> Any:
+        return super().__call__(x) * self.norm(x)
+
+
+class RunsTheForward(Inner):
+    """A trace does not show a forward that is not called by its module."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm.__call__(x)) * self.norm.forward(x)
+
+
+class AsksForTheClass(Inner):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(x)) if isinstance(self.act, nn.SiLU) and isinstance(self.norm, nn.GroupNorm) else x
+
+
+@pytest.mark.parametrize("kind", [PastByProperty, PastTheCall, RunsTheForward, AsksForTheClass])
+def test_a_class_whose_activation_stays(kind: type[nn.Module]) -> None:
+    assert not converted(kind(), torch.randn(IMAGE)).fused
+
+
+class Reads(nn.Module):
+    """Code that reads an attribute of the activation, which an Identity does not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act(self.norm(x))
+        return y * 2 if self.act.inplace else y
+
+
+def test_an_activation_whose_attributes_are_read_keeps_its_place() -> None:
+    model = Reads()
+    assert fused(converted(model, torch.randn(IMAGE))) == {"norm": "silu, the code of Reads"}
+    assert type(model.act) is nn.SiLU
 
 
 class Caller(nn.Module):

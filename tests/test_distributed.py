@@ -138,11 +138,13 @@ def test_results_are_those_of_the_whole_in_one_process(ranks: Found, name: str) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda.is_available() is False")
-def test_two_ranks_over_nccl(tmp_path: Path) -> None:
-    ranks = load(run(tmp_path, "cuda", 2), 2)
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_over_nccl(tmp_path: Path, count: int) -> None:
+    ranks = load(run(tmp_path, "cuda", count), count)
     for name in CASES:
         check_results(ranks, name)
-    assert torch.equal(ranks[0]["same"][0], ranks[1]["same"][0])
+    for found in ranks[1:]:
+        assert torch.equal(ranks[0]["same"][0], found["same"][0])
 
 
 @pytest.mark.parametrize("name", CASES)

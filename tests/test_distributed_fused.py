@@ -11,8 +11,9 @@ triton = pytest.importorskip("triton")
 
 import numpy as np  # noqa: E402
 import test_distributed  # noqa: E402
+import test_dtensor  # noqa: E402
 import test_spread  # noqa: E402
-from fused_worker import FUNCTIONS, MODULES  # noqa: E402
+from fused_worker import DTENSORS, FUNCTIONS, MODULES  # noqa: E402
 from test_distributed import Found, load, run  # noqa: E402
 
 WORKER = Path(__file__).with_name("fused_worker.py")
@@ -39,6 +40,11 @@ def test_functions_are_those_of_the_whole_in_one_process(ranks: Found, name: str
     test_spread.check_results(ranks, name)
 
 
+@pytest.mark.parametrize("name", DTENSORS)
+def test_dtensors_are_those_of_one_process(ranks: Found, name: str) -> None:
+    test_dtensor.check_results([found["DTensors"] for found in ranks], name)
+
+
 @pytest.mark.parametrize("name", [*MODULES, *FUNCTIONS])
 def test_what_ranks_share_has_the_same_bits_on_each(ranks: Found, name: str) -> None:
     first, second = (found[name][0] for found in ranks)
@@ -53,10 +59,11 @@ def test_what_ranks_share_has_the_same_bits_on_each(ranks: Found, name: str) -> 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda.is_available() is False")
-def test_graphs_hold_the_exchange_over_nccl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [2, 4])
+def test_graphs_hold_the_exchange_over_nccl(tmp_path: Path, count: int) -> None:
     """A replay has the bits of an eager call of the same input."""
-    for found in load(run(tmp_path, "cuda", 2, worker=GRAPHS), 2):
-        assert list(found) == ["SyncBatchNorm", "group_norm", "batch_norm"]
+    for found in load(run(tmp_path, "cuda", count, worker=GRAPHS), count):
+        assert list(found) == ["SyncBatchNorm", "group_norm", "batch_norm", "cut", "layer_norm"]
         for name, (replayed, eager) in found.items():
             assert len(replayed) == len(eager) > 0
             for one, other in zip(replayed, eager, strict=True):

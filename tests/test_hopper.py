@@ -18,7 +18,7 @@ from triton_support import TARGETS, Made, source  # noqa: E402
 from fusednorm import dispatch  # noqa: E402
 from fusednorm.activations import FORMULAS, resolve  # noqa: E402
 from fusednorm.backends.hopper import instances  # noqa: E402
-from fusednorm.backends.hopper.config import columns, slabs  # noqa: E402
+from fusednorm.backends.hopper.config import columns, rows, slabs  # noqa: E402
 from fusednorm.backends.hopper.config import resident as config  # noqa: E402
 from fusednorm.backends.hopper.config.resident import ResidentConfig, candidates, resident_for, spread  # noqa: E402
 from fusednorm.backends.hopper.instances import RESIDENT  # noqa: E402
@@ -29,6 +29,7 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentSumBackward,
     ResidentSumForward,
 )
+from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.slabs import SlabsForward  # noqa: E402
 from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
@@ -79,6 +80,17 @@ def over_channels(
         operands = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
         return replace(backward_problem(norm, operands, "backward"), device="cuda")
     return replace(forward_problem(norm, Operands(input, parameter, parameter)), device="cuda")
+
+
+def of_rows(
+    count: int, size: int, dtype: torch.dtype = torch.bfloat16, family: Any = "layer_norm", **of: Any
+) -> Problem:
+    """A backward of rows on a GPU, with parameters of their dtype."""
+    with torch.device("meta"):
+        input, statistics, parameter = torch.empty(count, size, dtype=dtype), torch.empty(count, 1), torch.empty(size)
+    mean, bias = (statistics, parameter.to(dtype)) if family == "layer_norm" else (None, None)
+    operands = BackwardOperands(input, input, mean, statistics, parameter.to(dtype), bias)
+    return replace(backward_problem(norm_of(family, 1, **of), operands, "backward"), device="cuda")
 
 
 def summed(shape: tuple[int, ...], backward: bool = False) -> Problem:
@@ -272,6 +284,13 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
         (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),
         (over_channels((2, 96, 7, 7)), "triton.columns"),
         (over_channels((1, 7000, 16, 16), backward=True), "triton.columns"),
+        (of_rows(4096, 16384), "hopper.rows"),
+        (of_rows(8220, 10240, torch.float16, activation="gelu"), "hopper.rows"),
+        (of_rows(4096, 14336, family="rms_norm"), "hopper.rows"),
+        (of_rows(4096, 8192), "triton.rows"),
+        (of_rows(1000, 16384), "triton.rows"),
+        (of_rows(4096, 12289), "triton.rows"),
+        (of_rows(4096, 12288, torch.float32), "triton.rows"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -364,6 +383,45 @@ def test_an_unsupported_norm_over_channels_is_told_why(problem: Problem, words: 
     reason = instances.COLUMNS.supports(problem)
     assert reason is not None
     assert words in reason
+
+
+@pytest.mark.usefixtures("available")
+@pytest.mark.parametrize(
+    ("problem", "words"),
+    [
+        (of_rows(9, 64, torch.float64), "float32"),
+        (of_rows(9, 12289), "16 bytes"),
+        (replace(of_rows(9, 64), device="cpu"), "runs on cuda"),
+        (of_rows(9, 16392), "do not fit"),
+        (of_rows(0, 64), "no elements"),
+        (replace(of_rows(9, 64), direction="backward_gamma_beta"), "gamma_beta"),
+        (replace(of_rows(9, 64), direction="forward", grad_layout=None), "runs the backward"),
+        (problem_of((2, 64, 64, 64), backward=True), "takes rows"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unsupported_rows_are_told_why(problem: Problem, words: str) -> None:
+    reason = instances.ROWS.supports(problem)
+    assert reason is not None
+    assert words in reason
+
+
+@pytest.mark.parametrize(
+    ("problem", "held", "many"),
+    [
+        (of_rows(9, 16384), True, 2),
+        (replace(of_rows(9, 16384), weight_dtype="float32"), False, 2),
+        (of_rows(9, 64), True, 11),
+    ],
+)
+def test_rows_share_memory_with_their_weight_where_both_fit(problem: Problem, held: bool, many: int) -> None:
+    found = rows.configs(problem)
+    assert found[0] == rows.rows_for(problem) == rows.RowsConfig(16, 3, held)
+    assert len(set(found)) == len(found) > many
+    assert all(rows.shared_bytes(problem, one) <= config.SHARED_BYTES for one in found)
+    without = rows.rows_for(replace(problem, weight_dtype=None))
+    assert without is not None
+    assert not without.held
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -496,6 +554,31 @@ def test_norms_over_channels_compile(problem: Problem, drop: tuple[int, ...], ta
     assert "st.global.v4.b32" in text
     assert "cp.async.ca" not in text
     assert found.metadata.shared <= columns.shared_bytes(problem, chosen)
+
+
+@pytest.mark.parametrize(
+    ("problem", "drop", "target"),
+    [
+        (of_rows(4096, 16384), (8, 9), "sm_90"),
+        (of_rows(4096, 9000, torch.float16, "rms_norm", activation="gelu"), (4, 5, 8, 9), "sm_90"),
+        (replace(of_rows(9, 8192, torch.float32), weight_dtype=None), (3, 4, 7), "sm_100"),
+    ],
+    ids=["even", "uneven", "the gradients of the only block"],
+)
+def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
+    """Copies and stores are 16 bytes wide, a block takes the shared memory that its configuration says, and threads
+    meet twice a turn and before each of the two sums that warps leave."""
+    chosen = rows.rows_for(problem)
+    assert chosen is not None
+    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * 5, *[fp32] * 5]
+    found = compiled_launch(RowsBackward(problem, chosen, PROCESSORS).launch, tensors, target, drop)
+    text = found.asm["ptx"]
+    assert "cp.async.cg.shared.global" in text
+    assert "st.global.v4.b32" in text
+    assert "cp.async.ca" not in text
+    assert found.metadata.shared == rows.shared_bytes(problem, chosen) - config.DRIVER_BYTES
+    assert text.count("bar.sync") == 4
 
 
 @pytest.mark.parametrize(

@@ -291,9 +291,9 @@ def test_conversion_to_torchs_synchronized_module() -> None:
     assert converted.weight is norm.weight
     for options, words in (
         ({"activation": "silu"}, "drop its activation 'silu'"),
-        ({"channel_dim": -1}, "channel_dim"),
+        ({"channel_dim": -1}, "drop channel_dim=-1"),
     ):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(RuntimeError, match=f"{words}; call fusednorm.convert_sync_batchnorm_"):
             convert(torch.nn.Sequential(nn.BatchNorm2d(8, **options)))
 
 

@@ -423,7 +423,7 @@ def test_a_wrong_result_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model", "no-such"], "no-such"),
         (["--limit", "nan"], "--limit"),
         (["--match", "no such model"], "no model"),
-        (["--suite", "quick", "--mode", "default", "--limit", "0"], "--mode, --limit"),
+        (["--suite", "quick", "--mode", "default", "--model", "vit"], "--mode, --model"),
     ],
 )
 def test_wrong_usage(arguments: list[str], named: str) -> None:

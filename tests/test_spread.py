@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fusednorm
 from fusednorm import distributed
-from fusednorm.distributed import synchronized
+from fusednorm.distributed import sharding, synchronized
 from fusednorm.distributed.moments import Moments, Units, moments_of
 from fusednorm.distributed.whole import normalize_channels
 from fusednorm.operands import Operands
@@ -160,8 +160,9 @@ def test_results_are_those_of_the_whole_in_one_process(ranks: Found, name: str) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: torch.cuda.is_available() is False")
-def test_two_ranks_over_nccl(tmp_path: Path) -> None:
-    ranks = load(run(tmp_path, "cuda", 2, worker=WORKER), 2)
+@pytest.mark.parametrize("count", [2, 4])
+def test_ranks_over_nccl(tmp_path: Path, count: int) -> None:
+    ranks = load(run(tmp_path, "cuda", count, worker=WORKER), count)
     for name in CASES:
         check_results(ranks, name)
 
@@ -346,6 +347,34 @@ def test_the_exchange_of_a_backward_runs_beside_a_pass_over_memory(monkeypatch: 
     assert seen == ["sent", "a pass", "arrived"]
     (expected,) = torch.autograd.grad(fusednorm.group_norm(x, 3, activation="relu").square().sum(), x)
     torch.testing.assert_close(found, expected)
+
+
+def test_calls_of_a_kind_agree_once_where_a_header_would_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a call knows of the sizes of the others belongs to this rank's own size too."""
+    sent: list[int] = []
+
+    def together(function: str, group: Any, axis: int, check: Callable[[], dict[str, Any]]) -> sharding.Shard:
+        sent.append(check().pop(sharding._OWN))
+        return sharding.Shard(axis, [sent[-1], 3], 0)
+
+    monkeypatch.setattr(sharding, "together", together)
+    monkeypatch.setattr(sharding, "exchange_device", lambda group: torch.device("cuda"))
+    group = lambda: None  # noqa: E731 (any object that has weak references)
+
+    def call(size: int, eps: float, sizes: bool) -> sharding.Shard | None:
+        x = torch.ones(2, size)
+
+        def check() -> dict[str, Any]:
+            return sharding.facts_of(Operands(x), 1, eps, None)
+
+        return sharding.together_once("alone", group, 1, x, check, sizes)
+
+    assert [call(size, 1e-5, False) is None for size in (4, 4, 5)] == [False, True, True]
+    assert call(4, 1e-3, False) is not None
+    assert [shard.sizes for shard in (call(size, 1e-5, True) for size in (4, 4, 5, 4)) if shard] == [
+        [4, 3], [4, 3], [5, 3], [4, 3]
+    ]  # fmt: skip
+    assert sent == [4, 4, 4, 5]
 
 
 def test_the_examples_in_the_docstrings() -> None:

@@ -278,6 +278,14 @@ def test_large_workloads_of_a_sweep_are_not_judged(monkeypatch: pytest.MonkeyPat
     assert run(*SMALL, "--count", "1", "--seconds", "0", "--direction", "forward").exit_code == 1
 
 
+@pytest.mark.parametrize("suite", [(SWEEP, "--count", "2"), ("quick",)])
+def test_no_workload_starts_after_the_limit(suite: tuple[str, ...]) -> None:
+    result = run("bench", "--device", "cpu", "--limit", "0", "--json", "-", "--suite", *suite)
+    assert result.exit_code == 0, result.output
+    assert "not measured, as 0 s are over" in result.stderr
+    assert Report.from_json(result.stdout).rows == ()
+
+
 def test_a_sweep_is_narrowed_after_it_is_drawn() -> None:
     halves = narrowed(MANY, ["bfloat16"], ["nhwc"])
     assert {one.dtype for one in halves} == {"bfloat16"}
@@ -291,6 +299,7 @@ def test_a_sweep_is_narrowed_after_it_is_drawn() -> None:
         (["--suite", "quick", "--seed", "1"], "--seed"),
         (["--suite", "quick", "--count", "2"], "--count"),
         (["--suite", "swoop"], "sweep"),
+        (["--suite", "forms", "--limit", "1"], "--limit"),
         (["--suite", SWEEP, "--count", "0"], "count"),
         (["--suite", SWEEP, "--match", "no such workload"], "no workload"),
     ],

@@ -237,6 +237,33 @@ def test_channels_last_is_kept() -> None:
     torch.testing.assert_close(found, torch.stack([fusednorm.group_norm(each, 3) for each in x]))
 
 
+def test_modulated_rows_that_lie_in_no_order() -> None:
+    """vmap does not say whether a member of a batch is channels_last."""
+    x, scale = torch.randn(BATCH, 2, 3, 4, 5).transpose(2, 3), torch.randn(5)
+
+    def call(each: Tensor) -> Tensor:
+        return fusednorm.layer_norm(each, (5,), scale=scale)
+
+    torch.testing.assert_close(vmap(call)(x), torch.stack([call(each) for each in x]))
+
+
+def test_gradients_by_the_statistics_of_each_member() -> None:
+    x, w, b, s, t = tensors(torch.float64)
+    means = torch.randn(BATCH, CHANNELS, dtype=torch.float64)
+    variances = torch.rand(BATCH, CHANNELS, dtype=torch.float64) + 0.5
+
+    def gradients(mean: Tensor, var: Tensor) -> Any:
+        def loss(x: Tensor, s: Tensor) -> Tensor:
+            return fusednorm.batch_norm(x, mean, var, w, b, scale=s, shift=t, activation="tanh").pow(2).sum()
+
+        return grad(loss, (0, 1))(x, s)
+
+    for places in ((0, 1), (0,), (1,)):
+        given = [each if place in places else each[0] for place, each in enumerate((means, variances))]
+        found = vmap(gradients, dims_of(places)[:2])(*given)
+        torch.testing.assert_close(list(found), one_by_one(gradients, given, places))
+
+
 def test_an_ensemble_of_modules() -> None:
     """torch.func.stack_module_state: each member has parameters of its own."""
     torch.manual_seed(0)

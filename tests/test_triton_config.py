@@ -125,6 +125,10 @@ def test_rows() -> None:
         ((16384, 16384), 1, "triton.rows", "triton.rows"),
         ((60, 16384), 1, "triton.whole", "triton.rows"),
         ((4096, 20000), 1, "triton.rows", "triton.rows"),
+        ((3021, 22114), 1, "triton.rows", "triton.rows"),
+        ((3021, 22113), 1, "triton.tiles", "triton.rows"),
+        ((1875, 50654), 1, "triton.tiles", "triton.rows"),
+        ((250, 22114), 1, "triton.tiles", "triton.rows"),
         ((32, 64, 56, 56), 3, "triton.tiles", "triton.rows"),
         ((5, 5120), 1, "triton.whole", "triton.rows"),
         ((2, 300), 1, "triton.whole", "triton.rows"),
@@ -372,6 +376,24 @@ def test_a_small_evaluation_has_one_tile_of_few_elements_a_thread(shape: tuple[i
     output = passes_for(problem).output
     assert output.tiles == 1
     assert output.channels * output.positions == 32 * output.warps * elements
+
+
+def test_tiles_of_a_large_evaluation_have_no_positions_beyond_a_sample_s() -> None:
+    x, given = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4253, 1024), (1024,)))
+    norm = norm_of("batch_norm", training=False)
+    problem = tiled(forward_problem(norm, Operands(x, scale=x, mean=given, var=given)))
+    output = passes_for(problem).output
+    assert (output.channels, output.positions, output.tiles) == (1024, 1, 1)
+    few = replace(problem, view=replace(problem.view, spatial=3))
+    assert (passes_for(few).output.channels, passes_for(few).output.positions) == (512, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "warps"), [(22113, "bfloat16", 2), (22112, "bfloat16", 4), (22113, "float32", 4)]
+)
+def test_pieces_of_rows_by_narrow_loads_of_16_bits_are_of_few_warps(size: int, dtype: str, warps: int) -> None:
+    x = torch.empty(40, size, dtype=getattr(torch, dtype), device="meta")
+    assert passes_for(forward_problem(norm_of("layer_norm", 1), Operands(x))).output.warps == warps
 
 
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:

@@ -55,9 +55,9 @@ def check(workload: Workload, init: Init = "normal") -> None:
         for name in able(workload, inputs, "inference"):
             assert faults(workload, inputs, forward(workload, inputs, name), "inference") == [], (workload.key, name)
         return
-    backwards = able(workload, inputs, "backward")
-    for name in able(workload, inputs, "forward") | backwards:
-        results = forward(workload, inputs, name)
+    forwards, backwards = able(workload, inputs, "forward"), able(workload, inputs, "backward")
+    for name in forwards | backwards:
+        results = forward(workload, inputs, name if name in forwards else None)
         back = name if name in backwards else None
         results |= backward(workload, inputs, results["mean"], results["rstd"], back)
         assert faults(workload, inputs, results) == [], (workload.key, init, name)
@@ -230,13 +230,13 @@ def test_every_instance_says_why_not() -> None:
 def test_tensors_of_another_device_than_the_current_one(workload: Workload) -> None:
     """Every instance launches on the device of its tensors, whose memory the current one may not reach."""
     inputs = draw(workload, device="cuda:1")
-    backwards = able(workload, inputs, "backward")
-    for name in able(workload, inputs, "forward") | backwards:
-        back = name if name in backwards else None
+    forwards, backwards = able(workload, inputs, "forward"), able(workload, inputs, "backward")
+    for name in forwards | backwards:
+        front, back = (name if name in names else None for names in (forwards, backwards))
         found = []
         for current in (0, 1, 0):
             with torch.cuda.device(current):
-                results = forward(workload, inputs, name)
+                results = forward(workload, inputs, front)
                 found.append(results | backward(workload, inputs, results["mean"], results["rstd"], back))
                 assert torch.cuda.current_device() == current
         assert all(tensor.get_device() == 1 for tensor in found[0].values())

@@ -22,6 +22,7 @@ from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOL
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.backends.triton.plans.spread import RankKernels
+from fusednorm.instance import CutGroups
 from fusednorm.norm import Family, Norm, activation_of, norm_of
 from fusednorm.operands import BackwardOperands, Gated, Operands, Sums
 from fusednorm.problem import Problem
@@ -43,7 +44,8 @@ KERNELS = {
     "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward", "rows_gated_backward",
     "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients", "sum_moments_of_planes",
     "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward", "pack_moments", "merge_ranks",
-    "sum_ranks",
+    "sum_ranks", "pack_sums", "pack_group_moments", "pack_group_sums", "spread_groups", "row_moments", "row_results",
+    "row_sums", "row_gradients",
 }  # fmt: skip
 
 
@@ -161,6 +163,11 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", ranks=2),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, last=True, ranks=2),
     Case("group_norm", 32, (2, 320, 64, 64), activation="silu", last=True, modulated=True, ranks=4),
+    Case("layer_norm", 1, (8192, 2048), activation="gelu", ranks=2),
+    Case("rms_norm", 1, (16, 20000), FP16, ranks=2),
+    Case("layer_norm", 1, (70, 96), FP64, ranks=2),
+    Case("layer_norm", 0, (2, 256, 32, 32), FP32, "silu", modulated=True, ranks=2),
+    Case("rms_norm", 0, (2, 768, 16, 16), last=True, modulated=True, parameters=FP32, ranks=2),
     *(
         Case("group_norm", 4, (1, 8, 16, 16), dtype, name, instance=TILES)
         for name in FORMULAS
@@ -301,28 +308,48 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
 
 def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype, made: list[Operation]) -> None:
     """Both directions of one of so many processes. Float64 moves running statistics by a number in a tensor."""
-    o, kernels = operands, RankKernels()
+    o, kernels, wanted = operands, RankKernels(), (True,) * 5
     plan: Any = TILES.spread(forward_problem(norm, o))
     packed = plan.local_moments(o.input)
     running = torch.empty(case.shape[1], device="meta") if case.family == "batch_norm" else None
     share = torch.empty((), device="meta") if case.dtype is FP64 else 0.1
     parts = packed.expand(case.ranks, -1)
     made.append([])
-    found = kernels.merge_moments(parts, case.eps, compute, running, running, share)
-    plan.output(o, found.mean, found.rstd)
+    found = kernels.merge_moments(parts, packed.numel() // 2, case.eps, compute, running, running, share)
+    mean = found.mean if norm.has_mean else None
+    plan.output(o, mean, found.rstd)
     made.append([])
-    gradient = BackwardOperands(o.input, o.input, found.mean, found.rstd, o.weight, o.bias, o.scale, o.shift)
+    gradient = BackwardOperands(o.input, o.input, mean, found.rstd, o.weight, o.bias, o.scale, o.shift)
     plan = TILES.spread(backward_problem(norm, gradient))
     sums = plan.local_sums(gradient)
     totals = plan.packed_totals(gradient, sums).expand(case.ranks, -1)
-    plan.parameters(gradient, sums, (True,) * 5, False)
+    grads = plan.parameters(gradient, sums, wanted, False)
+    made.append([])
+    plan.finish(gradient, kernels.sum_over_ranks(totals, found.count, None, compute)[1], grads, wanted)
+    if norm.family in ("layer_norm", "rms_norm"):
+        return
     parts = plan.packed_sums(sums).expand(case.ranks, -1)
     made.append([])
-    plan.grad_input(gradient, kernels.sum_over_ranks(totals, found.count, None, compute)[1])
-    made.append([])
     summed, means = kernels.sum_over_ranks(parts, found.count, compute, compute)
-    plan.parameters(gradient, summed, (True,) * 5, True)
+    plan.parameters(gradient, summed, wanted, True)
     plan.totals_of_ranks(gradient, means)
+    if norm.family == "group_norm":
+        _run_cut(case, compute, made)
+
+
+def _run_cut(case: Case, compute: torch.dtype, made: list[Operation]) -> None:
+    """What is made of channels whose groups are cut, and of what all ranks sent about the groups."""
+    kernels, cut = RankKernels(), CutGroups(case.shape[0], case.groups, case.shape[1] // case.groups, 17, 3)
+    channels = torch.empty(2 * cut.samples * cut.channels + 1, dtype=FP64, device="meta")
+    for packed in (kernels.group_moments(channels, cut), kernels.group_sums(channels[:-1], cut)):
+        made.append([])
+        parts = packed.expand(case.ranks, -1)
+        if packed.numel() == 3 * cut.units:
+            kernels.channel_statistics(kernels.merge_moments(parts, cut.units, case.eps, compute), cut)
+        else:
+            means = kernels.sum_over_ranks(parts, packed[:1], None, compute)[1]
+            assert means is not None
+            kernels.channel_means(means, cut)
 
 
 def configuration(made: Made) -> tuple[Any, ...]:

@@ -115,8 +115,8 @@ class SpreadForwardPlan(Protocol):
     def local_moments(self, input: Tensor) -> Tensor:
         """A float64 vector: the means of this part's units, their M2, and the number of elements under each."""
 
-    def output(self, operands: Operands, mean: Tensor, rstd: Tensor) -> Tensor:
-        """The output by the statistics of the whole, in the dtype of the computation."""
+    def output(self, operands: Operands, mean: Tensor | None, rstd: Tensor) -> Tensor:
+        """The output by the statistics of the whole, in the dtype of the computation; rms_norm has no mean."""
 
 
 class SpreadBackwardPlan(Protocol):
@@ -130,23 +130,44 @@ class SpreadBackwardPlan(Protocol):
         """What the other methods take for grad_output: itself, or a copy where its strides fit no memory order."""
 
     def local_sums(self, operands: BackwardOperands) -> Tensor:
-        """p and q of this part, in pieces that the next three methods take; one pass over grad_output and input."""
+        """p and q, or P and Q, of this part, in pieces that other methods take; one pass over grad_output and input."""
 
     def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
         """P and Q of this part, in float64."""
 
-    def packed_sums(self, sums: Tensor) -> Tensor:
-        """p and q of this part, in float64."""
-
     def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
         """The gradients of the parameters alone, from this part's sums, or from p and q that were summed over the
-        ranks."""
+        ranks; none where another pass over memory would make them, which ``finish`` does."""
+
+    def finish(self, operands: BackwardOperands, totals: Tensor | None, found: Gradients, wanted: Wanted) -> None:
+        """Put into ``found`` the input's gradient, from P / K and Q / K of the whole, and those of the parameters that
+        ``parameters`` has left to the same pass. Without ``totals`` nobody wants the input's."""
+
+
+class ReplicatedBackwardPlan(SpreadBackwardPlan, Protocol):
+    """The backward where all processes may have the same parameters, which they have but for rows in parts."""
+
+    def packed_sums(self, sums: Tensor) -> Tensor:
+        """p and q of this part, in float64."""
 
     def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
         """P / K and Q / K of the whole, from p / K and q / K that were summed over the ranks."""
 
-    def grad_input(self, operands: BackwardOperands, totals: Tensor) -> Tensor:
-        """The input's gradient, from P / K and Q / K of the whole; another pass."""
+
+@dataclass(frozen=True, slots=True)
+class CutGroups:
+    """Groups of group_norm of which a process has parts: of the whole's ``groups``, of so many channels each, the
+    process has those of so many ``channels`` from the ``first`` on."""
+
+    samples: int
+    groups: int
+    group_channels: int
+    channels: int
+    first: int
+
+    @property
+    def units(self) -> int:
+        return self.samples * self.groups
 
 
 class Ranks(Protocol):
@@ -155,17 +176,31 @@ class Ranks(Protocol):
     def merge_moments(
         self,
         parts: Tensor,
+        units: int,
         eps: float,
         dtype: Any,
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
         share: float | Tensor = 0.0,
     ) -> Statistics:
-        """The statistics of the whole, from vectors as :meth:`SpreadForwardPlan.local_moments` makes them, of which any
-        may have no elements; running statistics move towards them by ``share``, unless there are no elements at all."""
+        """The statistics of so many units of the whole, from vectors as :meth:`SpreadForwardPlan.local_moments` or
+        :meth:`group_moments` makes them, of which any may have no elements; running statistics move towards them by
+        ``share``, unless there are no elements at all."""
 
     def sum_over_ranks(self, parts: Tensor, count: Tensor, sums: Any, means: Any) -> tuple[Any, Any]:
         """The sums over the ranks, and the same over ``count``, each in a dtype, or None where that is None."""
+
+    def group_moments(self, channels: Tensor, cut: CutGroups) -> Tensor:
+        """The means, the M2 and the numbers of elements of groups, from the moments of this process's channels."""
+
+    def group_sums(self, channels: Tensor, cut: CutGroups) -> Tensor:
+        """P and Q of groups, from those of this process's channels."""
+
+    def channel_statistics(self, found: Statistics, cut: CutGroups) -> tuple[Tensor, Tensor]:
+        """mean and rstd of the group of each sample and channel of this process."""
+
+    def channel_means(self, means: Tensor, cut: CutGroups) -> Tensor:
+        """P / K and Q / K of the group of each sample and channel of this process."""
 
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan

@@ -41,12 +41,18 @@ def eps_for(module: Any, eps: Any, reader: FrameType) -> Any:
     if name in COMPARISONS:
         return float("nan")  # it equals no other eps, so torch calls the module itself
     if name in FOLDS and (module.activation is not None or name != FOLD_ALONG_THE_LAST):
-        _refuse(module, f"{name[1]} {FOLDS[name]}")
+        _refuse(module, f"{name[1]} {FOLDS[name]}", name[1] == "SyncBatchNorm.convert_sync_batchnorm")
     return eps
 
 
-def _refuse(module: Any, what: str) -> NoReturn:
+def _refuse(module: Any, what: str, synchronizes: bool = False) -> NoReturn:
     kind = type(module).__name__
+    if synchronizes:
+        dropped = "channel_dim=-1" if module.activation is None else f"its activation {module.activation.name!r}"
+        raise RuntimeError(
+            f"{kind}: {what}, which would drop {dropped}; call fusednorm.convert_sync_batchnorm_ in its place, which "
+            "keeps it"
+        )
     if module.activation is not None:
         raise RuntimeError(
             f"{kind}: {what}, which would drop its activation {module.activation.name!r}; set the module's activation "

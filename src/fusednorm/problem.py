@@ -90,7 +90,8 @@ def gate_shape(shape: Sequence[int], axis: int, gate: Sequence[int]) -> tuple[in
     if len(gate) > len(shape):
         return None
     aligned = (1,) * (len(shape) - len(gate)) + tuple(gate)
-    fits = all(one in (1, size) for one, size in zip(aligned, shape, strict=True))
+    # Not by "in": Dynamo of torch 2.13 finds no symbol in a tuple, also where it knows the symbol's value.
+    fits = all(one == 1 or one == size for one, size in zip(aligned, shape, strict=True))
     return aligned if fits else None
 
 

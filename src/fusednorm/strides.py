@@ -30,25 +30,32 @@ def is_dense(tensor: torch.Tensor) -> bool:
     """True where the elements fill one range of memory without a hole and without sharing."""
     if tensor.is_contiguous():
         return True
-    rank = tensor.dim()
-    if rank == 4 and tensor.is_contiguous(memory_format=torch.channels_last):
-        return True
-    if rank == 5 and tensor.is_contiguous(memory_format=torch.channels_last_3d):
-        return True
-    axes = [(stride, size) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1]
+    # By strides alone: vmap does not answer for memory formats.
+    shape, strides = tensor.shape, tensor.stride()
     expected = 1
-    for stride, size in sorted(axes, key=lambda axis: axis[0]):
-        if stride != expected:
+    for axis in reversed(slowest_first(strides, [axis for axis, size in enumerate(shape) if size != 1])):
+        if strides[axis] != expected:
             return False
-        expected = stride * size
+        expected *= shape[axis]
     return True
+
+
+def slowest_first(strides: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """The dimensions by falling strides; by comparisons alone, since Dynamo does not sort symbols."""
+    order: list[int] = []
+    for axis in axes:
+        place = len(order)
+        while place and strides[order[place - 1]] < strides[axis]:
+            place -= 1
+        order.insert(place, axis)
+    return tuple(order)
 
 
 def _memory_order(input: torch.Tensor, order: str, channel_dim: int) -> tuple[int, ...]:
     """The dimensions from the slowest to the fastest in a memory order, the positions in the input's order."""
     rank, strides = input.dim(), input.stride()
     channel = 1 if channel_dim == 1 else rank - 1
-    positions = sorted((axis for axis in range(1, rank) if axis != channel), key=lambda axis: -strides[axis])
+    positions = slowest_first(strides, [axis for axis in range(1, rank) if axis != channel])
     return (0, channel, *positions) if order == "channels_first" else (0, *positions, channel)
 
 
@@ -77,8 +84,7 @@ def output_order(norm: Norm, input: torch.Tensor) -> tuple[int, ...]:
     """The dimensions of an output from the slowest to the fastest, as :func:`empty_output` has them."""
     axes = range(input.dim())
     if is_dense(input):
-        strides = input.stride()
-        return tuple(sorted(axes, key=lambda axis: -strides[axis]))
+        return slowest_first(input.stride(), axes)
     layout = None if norm.row_family else layout_of(norm, input.shape, input.stride())
     return tuple(axes) if layout is None else _memory_order(input, layout.order, norm.channel_dim)
 

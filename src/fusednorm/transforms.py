@@ -244,10 +244,11 @@ class _Backward(torch.autograd.Function):
     def vmap(info: Any, in_dims: Dims, *arguments: Any) -> tuple[FiveTensors, Dims]:
         *tensors, norm, tuned, wanted = arguments
         dims = in_dims[:8]
-        _, _, _, _, weight, bias, scale, shift = tensors
-        present = (True, weight is not None, bias is not None, scale is not None, shift is not None)
+        present = (True, *(parameter is not None for parameter in tensors[4:]))
         wanted = tuple(want and there for want, there in zip(wanted, present, strict=True))
-        fold = _folding(norm, info.batch_size, wanted[1] or wanted[2] or dims[4] is not None or dims[5] is not None)
+        mean, rstd, weight, bias = (dim is not None for dim in dims[2:6])
+        differ = wanted[1] or wanted[2] or weight or bias or (norm.per_batch and (mean or rstd))
+        fold = _folding(norm, info.batch_size, differ)
         if fold is None:
             composite = torch.vmap(lambda *each: _reference_gradients(norm, BackwardOperands(*each), wanted), dims)
             return composite(*tensors), (0, 0, 0, 0, 0)

@@ -89,7 +89,7 @@ def bench(
     limit: Annotated[
         float | None,
         typer.Option(
-            help=f"Start none of {MODELS} after so many seconds.",
+            help="Start no measurement after so many seconds, in which kernels are compiled too.",
             show_default=False,
             min=0,
         ),
@@ -145,9 +145,11 @@ def bench(
     with output.usage_errors():
         dtypes = [output.parse_dtype(one) for one in dtype or ()]
         given = {"--contender": contender, "--init": init, "--against-tuned": against_tuned, "--plot": plot}
-        of_models = {"--mode": mode, "--model": model, "--compile-jobs": compile_jobs, "--limit": limit is not None}
+        of_models = {"--mode": mode, "--model": model, "--compile-jobs": compile_jobs}
         asked, refused = ([name for name, value in one.items() if value] for one in (of_models, given))
         _check_suite(suite, seed, count, devices or (), asked, refused)
+        if suite in (FORMS_SUITE, DEVICES_SUITE) and limit is not None:
+            raise ValueError(f"--limit: {suite!r} is measured whole")
         where = output.chosen_device(device)
         if suite == MODELS:
             modes = modes_of(mode or ())
@@ -182,8 +184,8 @@ def bench(
     jobs = [(workload, asked) for workload in workloads for asked in wanted if workload.training or asked == "forward"]
     to_stderr = "-" in (json_path, csv_path)
     with output.destinations(json_path, csv_path, plot) as (json_file, csv_file, plot_file):
-        rows, tuned = _run(jobs, chosen, init or "normal", where, seconds, drawn, to_stderr, against_tuned)
-        if not any(row.status == "ok" for row in rows if row.contender == COPY):
+        rows, tuned = _run(jobs, chosen, init or "normal", where, seconds, limit, drawn, to_stderr, against_tuned)
+        if rows and not any(row.status == "ok" for row in rows if row.contender == COPY):
             raise NotEnoughMemoryError(rows[0].note)
         peak = 0.0 if where == "cpu" else peak_flops("float32", where)
         result = Report(this_machine(where, revision, peak), tuple(rows), suite)
@@ -248,6 +250,7 @@ def _run(
     init: Init,
     device: str,
     seconds: float,
+    limit: float | None,
     drawn: bool,
     to_stderr: bool,
     against_tuned: bool,
@@ -259,6 +262,7 @@ def _run(
     rows: list[Row] = []
     tuned: list[Tuned] = []
     timer = timer_for(device, seconds, quick=drawn)
+    time_limit = output.TimeLimit(limit)
     with output.progress(len(jobs)) as show:
         if device != "cpu":
             names = [one.name for one in chosen]
@@ -266,6 +270,8 @@ def _run(
         if against_tuned:
             compile_ahead([(one, job[0]) for job in jobs if (one := _operation(*job)) is not None], device, show)
         for workload, asked in jobs:
+            if time_limit.leaves_out(f"{workload.key} {asked}"):
+                continue
             judged = not drawn or workload.bytes_per_transfer <= JUDGED_BYTES
             try:
                 measured = run_workload(

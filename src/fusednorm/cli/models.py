@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
@@ -91,7 +89,7 @@ def _measured(
     jobs: Sequence[Job], modes: Sequence[Mode], device: str, seconds: float, limit: float | None, compile_jobs: int
 ) -> Iterator[list[ModelRow]]:
     """The rows of each job in each mode, as they are measured."""
-    last = math.inf if limit is None else time.monotonic() + limit
+    time_limit = output.TimeLimit(limit)
     with output.progress(len(jobs) * len(modes)) as show:
         if compile_jobs:
             compile_ahead(jobs, modes, compile_jobs, device, show)
@@ -99,8 +97,7 @@ def _measured(
             show("warming the compiler")
             warm_compiler(device, jobs[0].dtype)
         for place, (mode, job) in enumerate((mode, job) for mode in modes for job in jobs):
-            if time.monotonic() > last:
-                output.say(f"not measured, as {limit:g} s are over: {job.key} {mode}")
+            if time_limit.leaves_out(f"{job.key} {mode}"):
                 continue
             try:
                 rows = run_job(

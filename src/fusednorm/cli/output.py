@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import StringIO
@@ -161,6 +162,20 @@ def progress(total: int) -> Iterator[Any]:
             bar.update(task, description=printable(message, keep=""), advance=int(advance))
 
         yield show
+
+
+class TimeLimit:
+    """Says which jobs start too late: none starts after so many seconds from now, or any where there is no limit."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self._seconds = seconds
+        self._last = math.inf if seconds is None else time.monotonic() + seconds
+
+    def leaves_out(self, job: str) -> bool:
+        over = time.monotonic() > self._last
+        if over:
+            say(f"not measured, as {self._seconds:g} s are over: {job}")
+        return over
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

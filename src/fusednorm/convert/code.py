@@ -20,8 +20,6 @@ import ast
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FunctionType
-from typing import Any
 
 import torch
 
@@ -33,6 +31,7 @@ from fusednorm.convert.source import (
     argument,
     assignment,
     blocks_in,
+    global_value,
     mentions,
     methods_of,
     taker_of,
@@ -101,7 +100,20 @@ def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
         return Found(None, activation, frozenset(edits), False, sums)
     assert isinstance(activation, str)
     alone = len(takers) == 1 and not sums and _mentioned_once(methods, activation)
+    alone = alone and not is_looked_at(kind, activation)
     return Found(activation, None, frozenset(edits), alone, sums)
+
+
+def is_looked_at(kind: type, name: str) -> bool:
+    """Whether the code of a class reads an attribute of ``self.name``, or asks for its class."""
+    return any(
+        _reads_attribute(method, node, child, _LOOKING)
+        for method in methods_of(kind)
+        if mentions(method.function.__code__, name) and method.definition is not None
+        for node in ast.walk(method.definition)
+        for child in ast.iter_child_nodes(node)
+        if method.is_self(child, name)
+    )
 
 
 def _uses(method: Method, name: str) -> Iterator[ast.Call | None]:
@@ -114,21 +126,23 @@ def _uses(method: Method, name: str) -> Iterator[ast.Call | None]:
                 continue
             if isinstance(node, ast.Call) and node.func is child:
                 yield node
-            elif not (isinstance(node, _LOOKING) or _reads_attribute(method, node, child)):
+            elif not (isinstance(node, _ASKING) or _reads_attribute(method, node, child)):
                 yield None
 
 
-_LOOKING = (ast.Attribute, ast.If, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp)
+_ASKING = (ast.If, ast.IfExp, ast.Compare, ast.BoolOp, ast.UnaryOp)
+_READING = ("getattr", "hasattr")
+_LOOKING = (*_READING, "isinstance", "type")
 
 
-def _reads_attribute(method: Method, node: ast.AST, module: ast.AST) -> bool:
-    """Whether a node is ``getattr(module, ...)`` or ``hasattr(module, ...)``."""
-    return (
+def _reads_attribute(method: Method, node: ast.AST, module: ast.AST, functions: tuple[str, ...] = _READING) -> bool:
+    """Whether a node is ``module.name``, or a call of one of these builtin functions with the module."""
+    return isinstance(node, ast.Attribute) or (
         isinstance(node, ast.Call)
         and node.args[:1] == [module]
         and isinstance(node.func, ast.Name)
-        and node.func.id in ("getattr", "hasattr")
-        and _global_value(method.function, node.func) is None
+        and node.func.id in functions
+        and global_value(method.function, node.func) is None
     )
 
 
@@ -200,7 +214,7 @@ def _activation(method: Method, call: ast.Call) -> Activation | str | None:
     if not call.args:
         assert isinstance(call.func, ast.Attribute)
         return function_activation(getattr(torch.Tensor, call.func.attr, None), {})
-    function = _global_value(method.function, call.func)
+    function = global_value(method.function, call.func)
     try:
         names = list(inspect.signature(function).parameters)[1:] if len(call.args) > 1 else []
         options = {name: ast.literal_eval(value) for name, value in zip(names, call.args[1:], strict=False)}
@@ -208,17 +222,6 @@ def _activation(method: Method, call: ast.Call) -> Activation | str | None:
     except (TypeError, ValueError):  # no function, or an option that is no constant
         return None
     return function_activation(function, options) if len(names) >= len(call.args) - 1 else None
-
-
-def _global_value(function: FunctionType, name: ast.expr) -> Any:
-    """The value of a dotted name that starts at a global variable; None for anything else."""
-    if isinstance(name, ast.Attribute):
-        value = _global_value(function, name.value)
-        return None if value is None else getattr(value, name.attr, None)
-    code = function.__code__
-    if not isinstance(name, ast.Name) or name.id in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}:
-        return None
-    return function.__globals__.get(name.id)
 
 
 def sums_into(kind: type, norm: str) -> list[tuple[str, frozenset[Edit]]]:

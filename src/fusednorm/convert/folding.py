@@ -160,6 +160,9 @@ class Folding:
         reason = self._obstacle(norm, act)
         if reason is None and len(places) > 1:
             reason = f"the activation behind it, {type(act).__name__}, is used at {len(places)} places"
+        parent, key = places[0]
+        if reason is None and code.is_looked_at(rewriting.origin(type(parent))[0], key):
+            reason = f"{type(parent).__name__} looks at the activation behind it, {type(act).__name__}"
         activation = module_activation(act)
         if reason is not None or activation is None:
             self._leave(norm, reason or "")

@@ -4,29 +4,40 @@
 other call gets the norm's result too::
 
     for layer in self.features:          self.features[:2](x)          self.block.norm(x)          self.norm.forward(x)
-        x = layer(x)                     getattr(self, f"norm{i}")(x)
+        x = layer(x)                     getattr(self, f"norm{i}")(x)  tapped(self.features, x)    self.first(x)
 
 So the methods of every class in the model, as far as a forward leads to them, are read for which modules an expression
-may be. What comes into a method as an argument is not followed.
+may be; with them the properties that they ask, and the functions that they give modules to, where their source is at
+hand.
 """
 
 from __future__ import annotations
 
 import ast
+import inspect
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from types import CodeType
-from typing import Any, NamedTuple
+from functools import cache
+from types import CellType, CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple, TypeGuard
 
+import torch
 from torch import nn
 
 from fusednorm.convert.rewriting import origin
-from fusednorm.convert.source import Method, mentions, methods_of
+from fusednorm.convert.source import Method, getter, global_value, mentions, methods_of
 from fusednorm.convert.tree import Tree
 
 Modules = dict[int, nn.Module]
-#: What gives the children of a module, or the elements of a collection of modules.
-_VIEWS = frozenset({"children", "named_children", "_modules", "values", "items", "get"})
+#: What gives the children of a module, and what gives all that is below it.
+_CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__", "__getattr__"})
+_BELOW = frozenset({"modules", "named_modules", "get_submodule"})
+#: What gives these, or the elements of a collection of modules.
+_VIEWS = _CHILDREN | _BELOW | {"values", "items", "get"}
+#: What calls a function for each element, where others hand over what they got.
+_EACH = frozenset({"map", "filter", "reduce", "starmap"})
+_MOST_NESTED = 4  # collections and objects, one in the other, that are searched for modules
 
 
 class Caller(NamedTuple):
@@ -46,6 +57,9 @@ class _Value:
     def all(self) -> Modules:
         return self.modules | self.held
 
+    def any(self) -> bool:
+        return bool(self.modules or self.held)
+
     def __or__(self, other: _Value) -> _Value:
         return _Value(self.modules | other.modules, self.held | other.held)
 
@@ -56,16 +70,60 @@ def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
     live = _part_of_forward({kind for _, kind in owners})
     found: dict[int, list[Caller]] = {}
     for owner, kind in owners:
-        names = {*tree.children(owner), "children", "named_children", "_modules"}
+        names = {*tree.children(owner), *_CHILDREN, *_BELOW}
         if any(id(child) in norms for child in tree.children(owner).values()):
             names.add("getattr")
         for method in methods_of(kind):
             code = method.function.__code__
-            if method.name not in live or not any(mentions(code, name) for name in names):
+            if method.name not in live or not (
+                _delegates(kind) or _helpers(method) or any(mentions(code, name) for name in names)
+            ):
                 continue
-            for key in norms.keys() & _Reader(tree, owner, method).called() if method.definition else ():
+            for key in norms.keys() & _of_method(tree, owner, method).called() if method.definition else ():
                 found.setdefault(key, []).append(Caller(owner, method.name))
+        for name, function in vars(owner).items():
+            for key in norms.keys() & _around(tree, function):
+                found.setdefault(key, []).append(Caller(owner, name))
     return found
+
+
+def _helpers(method: Method) -> dict[str, FunctionType]:
+    """The global functions that a method names, but torch's."""
+    function = method.function
+    named = {name: function.__globals__.get(name) for name in function.__code__.co_names}
+    return {name: value for name, value in named.items() if _is_readable(value)}
+
+
+def _is_readable(function: object) -> TypeGuard[FunctionType]:
+    return isinstance(function, FunctionType) and function.__module__.partition(".")[0] != torch.__name__
+
+
+@cache
+def _delegates(kind: type) -> bool:
+    """Whether a class answers for attributes that it does not have."""
+    return inspect.getattr_static(kind, "__getattr__", None) is not nn.Module.__getattr__
+
+
+@cache
+def _getter(kind: type, name: str) -> FunctionType | None:
+    return getter(inspect.getattr_static(kind, name, None))
+
+
+def _around(tree: Tree, function: object) -> Modules:
+    """What a function in an attribute names of the modules around which it was made."""
+    if not isinstance(function, FunctionType):
+        return {}
+    modules = [module for module in map(_content, function.__closure__ or ()) if module is not None]
+    children = [tree.children(each) for module in modules for each in module.modules()]
+    named = [child for each in children for name, child in each.items() if mentions(function.__code__, name)]
+    return {id(child): child for child in named}
+
+
+def _content(cell: CellType) -> nn.Module | None:
+    try:
+        return cell.cell_contents if isinstance(cell.cell_contents, nn.Module) else None
+    except ValueError:  # still empty
+        return None
 
 
 def _part_of_forward(kinds: set[type]) -> set[str]:
@@ -73,9 +131,11 @@ def _part_of_forward(kinds: set[type]) -> set[str]:
     mentioned: dict[str, set[str]] = {}
     for kind in kinds:
         for method in methods_of(kind):
-            mentioned.setdefault(method.name, set()).update(_names_in(method.function.__code__))
+            helpers = [(name, function.__code__) for name, function in _helpers(method).items()]
+            for name, code in [(method.name, method.function.__code__), *helpers]:
+                mentioned.setdefault(name, set()).update(_names_in(code))
     found: set[str] = set()
-    waiting = {"forward"}
+    waiting = {"forward", "__call__"}
     while waiting:
         found |= waiting
         waiting = {name for each in waiting for name in mentioned.get(each, ())} - found
@@ -89,30 +149,100 @@ def _names_in(code: CodeType) -> Iterator[str]:
             yield from _names_in(each)
 
 
-class _Reader:
-    """What the names in one method of one module may be, whatever the order of its statements."""
+def _of_method(tree: Tree, owner: nn.Module, method: Method) -> _Reader:
+    return _Reader(tree, method, {method.function.__code__.co_varnames[0]: _Value({id(owner): owner})}, owner)
 
-    def __init__(self, tree: Tree, owner: nn.Module, method: Method) -> None:
-        self.tree, self.method = tree, method
-        self.in_sequence = type(owner).forward is nn.Sequential.forward
-        self.names = {method.function.__code__.co_varnames[0]: _Value({id(owner): owner})}
+
+class _Reader:
+    """What the names in one function may be, whatever the order of its statements. ``names`` are those of its
+    arguments, ``owner`` is the module whose method it is, and ``around`` are the functions that are being read."""
+
+    def __init__(
+        self,
+        tree: Tree,
+        method: Method,
+        names: dict[str, _Value],
+        owner: nn.Module | None = None,
+        around: tuple[FunctionType, ...] = (),
+    ) -> None:
+        self.tree, self.method, self.names, self.owner = tree, method, names, owner
+        self.around = (*around, method.function)
+        assert method.definition is not None
+        self.nodes = list(ast.walk(method.definition))
+        self.inner = {node.name: node.args for node in self.nodes[1:] if isinstance(node, ast.FunctionDef)}
+        for _ in range(2):  # a loop may use above what it binds below
+            for node in self.nodes:
+                self._bind(node)
 
     def called(self) -> Modules:
-        """The modules that the method may call, without those it calls as ``self.child(...)``."""
-        assert self.method.definition is not None
-        nodes = list(ast.walk(self.method.definition))
-        for _ in range(2):  # a loop may use above what it binds below
-            for node in nodes:
-                self._bind(node)
+        """The modules that the function may call, without those that a method calls as ``self.child(...)``."""
         found: Modules = {}
-        for node in nodes:
+        for node in self.nodes:
             if isinstance(node, ast.Call) and not _is_view(node) and not self._is_plain(node):
                 found |= self._value(node.func).all()
+                for reader in self._given_modules(node):
+                    found |= reader.called()
         return found
+
+    def returned(self) -> _Value:
+        return self._union(node.value for node in self.nodes if isinstance(node, ast.Return) and node.value)
 
     def _is_plain(self, call: ast.Call) -> bool:
         """Whether a call is ``self.child(...)``, and not in a class whose forward is nn.Sequential's."""
-        return self.method.is_self(call.func) and not self.in_sequence
+        if self.owner is None or type(self.owner).forward is nn.Sequential.forward:
+            return False
+        return any(self.method.is_self(call.func, name) for name in self.tree.children(self.owner))
+
+    # --- functions that get modules ---
+
+    def _given_modules(self, call: ast.Call) -> Iterator[_Reader]:
+        """The functions that get modules by a call: the one that is called, and those that are among its arguments."""
+        given = [self._value(each) for each in call.args]
+        named = {each.arg: self._value(each.value) for each in call.keywords}
+        if not any(value.any() for value in (*given, *named.values())):
+            return
+        for function, first in self._functions(call.func):
+            yield from self._reader(function, [*first, *given], named)
+        for place, argument in enumerate(call.args):
+            for function, first in self._functions(argument):
+                yield from self._reader(function, [*first, *self._handed(call, place)], named)
+
+    def _handed(self, call: ast.Call, place: int) -> list[_Value]:
+        """What a function gets that is itself an argument of a call."""
+        values = [self._value(each) for each in call.args[place + 1 :]]
+        if ast.unparse(call.func).rpartition(".")[2] not in _EACH:
+            return values
+        return [_Value(self._elements(self._union(call.args[place + 1 :])))] * 8
+
+    def _functions(self, node: ast.expr) -> Iterator[tuple[FunctionType, list[_Value]]]:
+        """The functions that an expression may be, with the arguments that they have already."""
+        function = global_value(self.method.function, node)
+        if _is_readable(function):
+            yield function, []
+        if not isinstance(node, ast.Attribute):
+            return
+        for module in self._value(node.value).modules.values():
+            found = inspect.getattr_static(origin(type(module))[0], node.attr, None)
+            first = [_Value({id(module): module})]
+            if isinstance(found, (staticmethod, classmethod)):
+                first, found = [_Value()] if isinstance(found, classmethod) else [], found.__func__
+            if _is_readable(found):
+                yield found, first
+
+    def _reader(
+        self, function: FunctionType, given: list[_Value], named: dict[str | None, _Value]
+    ) -> Iterator[_Reader]:
+        method, code = Method(function.__name__, function), function.__code__
+        if function in self.around or method.definition is None:
+            return
+        positional, rest = code.co_varnames[: code.co_argcount], _Value()
+        for value in (*given[len(positional) :], *(value for name, value in named.items() if name is None)):
+            rest = rest | value
+        names = dict(zip(positional, given, strict=False)) | {name: value for name, value in named.items() if name}
+        both = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :][:2]  # *args and **kwargs, if any
+        yield _Reader(
+            self.tree, method, {**{name: _Value(held=rest.all()) for name in both}, **names}, None, self.around
+        )
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -123,6 +253,20 @@ class _Reader:
         elif isinstance(node, (ast.For, ast.comprehension)):
             value = self._value(node.iter)
             self._bind_target(node.target, self._iterated(value), self._children(self._children(value.modules)))
+        elif isinstance(node, ast.Call):
+            self._bind_arguments(node.func, [self._value(each) for each in node.args])
+            for place, argument in enumerate(node.args):
+                self._bind_arguments(argument, self._handed(node, place))
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+            self.inner |= {each.id: node.value.args for each in node.targets if isinstance(each, ast.Name)}
+
+    def _bind_arguments(self, function: ast.expr, values: list[_Value]) -> None:
+        """Bind the arguments of a function that stands in this one."""
+        arguments = function.args if isinstance(function, ast.Lambda) else None
+        if isinstance(function, ast.Name):
+            arguments = self.inner.get(function.id)
+        for argument, value in zip(arguments.args if arguments else (), values, strict=False):
+            self.names[argument.arg] = self.names.get(argument.arg, _Value()) | value
 
     def _bind_target(self, target: ast.expr, value: _Value, elements: Modules | None = None) -> None:
         """Bind the names of a target; those of a tuple may be the elements of the value."""
@@ -168,14 +312,33 @@ class _Reader:
     def _attribute(self, value: _Value, name: str) -> _Value:
         if name in ("forward", "__call__"):
             return value
+        if name in _BELOW:
+            return _Value(held=value.held | self._below(value.modules))
         if name in _VIEWS:
             return _Value(held=self._elements(value))
-        children = [self.tree.children(module) for module in value.modules.values()]
-        lists = [_modules_in(vars(module).get(name)) for module in value.modules.values()]
-        return _Value(
-            {id(each[name]): each[name] for each in children if name in each},
-            {id(module): module for modules in lists for module in modules},
-        )
+        found = _Value(held=value.held)
+        for module in value.modules.values():
+            found = found | self._attribute_of(module, name)
+        return found
+
+    def _attribute_of(self, module: nn.Module, name: str) -> _Value:
+        child = self.tree.children(module).get(name)
+        if child is not None:
+            return _Value({id(child): child})
+        if name in vars(module):
+            return _Value(held={id(each): each for each in _modules_in(vars(module)[name])})
+        kind = origin(type(module))[0]
+        function = _getter(kind, name)
+        if function is not None:
+            readers = self._reader(function, [_Value({id(module): module})], {})
+            return next((reader.returned() for reader in readers), _Value())
+        if not _delegates(kind) or hasattr(kind, name):
+            return _Value()
+        below = [self.tree.children(each) for each in module.modules()]
+        return _Value({id(each[name]): each[name] for each in below if name in each})
+
+    def _below(self, modules: Modules) -> Modules:
+        return {id(each): each for module in modules.values() for each in module.modules() if each is not module}
 
     def _iterated(self, value: _Value) -> _Value:
         return _Value(self._elements(value), value.held)
@@ -197,7 +360,15 @@ def _is_view(call: ast.Call) -> bool:
     return isinstance(call.func, ast.Attribute) and call.func.attr in _VIEWS
 
 
-def _modules_in(value: Any) -> list[nn.Module]:
-    """The modules in a plain list, tuple or dict, which torch does not know."""
-    elements = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [each for each in elements if isinstance(each, nn.Module)]
+def _modules_in(value: Any, most: int = _MOST_NESTED) -> list[nn.Module]:
+    """The modules in a plain collection or object, which torch does not know."""
+    if isinstance(value, nn.Module):
+        return [value]
+    elements: Iterable[Any] = ()
+    if isinstance(value, dict):
+        elements = value.values()
+    elif isinstance(value, (list, tuple, set, frozenset, deque)):
+        elements = value
+    elif not isinstance(value, (type, ModuleType, FunctionType, torch.Tensor)):
+        elements = getattr(value, "__dict__", {}).values()
+    return [module for each in elements for module in _modules_in(each, most - 1)] if most else []

@@ -10,9 +10,9 @@ import inspect
 import linecache
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from types import CodeType, FunctionType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -76,16 +76,22 @@ class Method:
 
 
 def methods_of(kind: type) -> list[Method]:
-    """Every method that a class and its bases define, up to torch's own classes, constructors left out."""
+    """Every method and property that a class and its bases define, up to torch's own classes, constructors left out."""
     found = []
     for base in kind.__mro__:
         if base is object or base.__module__.partition(".")[0] == torch.__name__:
             continue
         for name, value in vars(base).items():
-            function = inspect.unwrap(value) if callable(value) else None
+            function = inspect.unwrap(value) if callable(value) else getter(value)
             if isinstance(function, FunctionType) and name != "__init__" and function.__code__.co_argcount:
                 found.append(Method(name, function))
     return found
+
+
+def getter(attribute: object) -> FunctionType | None:
+    """The function that gives the value of a property."""
+    function = attribute.func if isinstance(attribute, cached_property) else getattr(attribute, "fget", None)
+    return function if isinstance(function, FunctionType) else None
 
 
 @cache
@@ -181,3 +187,14 @@ def blocks_in(node: ast.AST) -> Iterator[list[ast.stmt]]:
         statements = getattr(node, name, None)
         if isinstance(statements, list):
             yield statements
+
+
+def global_value(function: FunctionType, name: ast.expr) -> Any:
+    """The value of a dotted name in a function that starts at a global variable; None for anything else."""
+    if isinstance(name, ast.Attribute):
+        value = global_value(function, name.value)
+        return None if value is None else getattr(value, name.attr, None)
+    code = function.__code__
+    if not isinstance(name, ast.Name) or name.id in {*code.co_varnames, *code.co_cellvars, *code.co_freevars}:
+        return None
+    return function.__globals__.get(name.id)

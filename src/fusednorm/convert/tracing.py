@@ -79,10 +79,14 @@ def _follow(
 
 def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict[int, nn.Module] | None:
     """Pairs that all traces of a module show; None where one fails, and the module is then no graph."""
+    if type(root).__call__ is not nn.Module.__call__:  # a trace begins at the forward
+        return None
     common: dict[int, nn.Module] | None = None
     for options in _optional_arguments(root):
         for training in (True, False):
             with _quietly(root, training):
+                for module in filter(is_leaf, root.modules()):
+                    module.forward = _past_its_call
                 try:
                     graph = _Tracer(is_leaf).trace(root, options)
                 except Exception:  # whatever the user's code raises when a Proxy comes in
@@ -90,6 +94,11 @@ def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict
             pairs = _pairs(root, graph)
             common = pairs if common is None else {key: act for key, act in common.items() if pairs.get(key) is act}
     return common
+
+
+def _past_its_call(*arguments: Any, **keywords: Any) -> None:
+    """The forward of a leaf, which is one call in a trace: code that runs the forward itself would not show there."""
+    raise RuntimeError("the forward of a leaf was called")
 
 
 def _optional_arguments(root: nn.Module) -> list[dict[str, Any]]:

@@ -35,11 +35,11 @@ from fusednorm.distributed.moments import Units
 from fusednorm.distributed.rows import normalize_rows
 from fusednorm.distributed.sharding import facts_of
 from fusednorm.distributed.whole import normalize_channels
-from fusednorm.norm import ROW_FAMILIES, Norm, norm_of
+from fusednorm.norm import ROW_FAMILIES, Norm, norm_of_op
 from fusednorm.operands import Operands, Results
 from fusednorm.private.torch_names import keep_no_traces, mixes_with_dtensors
 from fusednorm.problem import statistics_shape, view_of
-from fusednorm.strides import packed_strides
+from fusednorm.strides import packed_strides, slowest_first
 
 _NAMES = ("input", "weight", "bias", "scale", "shift", "mean", "var")
 _REMEDY = "every process of a mesh makes the same calls of tensors that lie alike"
@@ -265,7 +265,9 @@ def _trace(norm: Norm, operands: Operands, place: Place) -> None:
     have one key, and one of them computes by the other's sizes and offsets: wrong results, without an error.
     """
     rank, shape = operands.input.dim(), operands.input.shape
-    uneven = any(len({length for _, length in place.parts(each, shape[each])}) > 1 for each in range(rank))
+    # In pairs, since a tracer's sizes may be symbols, which cannot be hashed.
+    neighbours = (pair for each in range(rank) for pair in pairwise(place.parts(each, shape[each])))
+    uneven = any(one != other for (_, one), (_, other) in neighbours)
     found: list[tuple[str, Any]] = [(name, getattr(operands, name)) for name in _NAMES]
     moved = any(
         tensor is not None and placement.is_shard() and placement != tensor.placements[each]
@@ -304,7 +306,7 @@ def _own_norm(norm: Norm, whole: Tensor, local: Tensor) -> Norm:
     if not size:
         return norm
     groups = max(local.shape[norm.channel_dim] // size, 1)
-    return norm_of("group_norm", groups, norm.channel_dim, norm.eps, norm.activation)
+    return norm_of_op(norm.family, groups, *norm.op_arguments[2:], norm.training)
 
 
 def _merged(norm: Norm, operands: Operands, local: Operands, place: Place, groups: list[Any]) -> Results:
@@ -342,8 +344,7 @@ def _from_local(place: Place, local: Tensor, placements: list[Any], shape: Seque
     """The DTensor of this shape, in the local tensor's order of memory."""
     from torch.distributed.tensor import DTensor
 
-    strides = local.stride()
-    order = sorted(range(local.dim()), key=lambda axis: -strides[axis])
+    order = slowest_first(local.stride(), range(local.dim()))
     packed = packed_strides([shape[axis] for axis in order])
     stride = tuple(packed[order.index(axis)] for axis in range(local.dim()))
     whole: Tensor = DTensor.from_local(

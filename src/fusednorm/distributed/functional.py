@@ -17,8 +17,8 @@ gradients must leave out, or multiply by the number of processes, the gradients 
 Processes that refuse their arguments, or that do not make the same call, give an error on every one, wherever a call
 exchanges anything. There is no double backward. The exchange of what must agree is read by each process, so it breaks a
 compiled graph, and waits for the device where the group has no transport for tensors of the CPU. There it is made at
-the first call of a kind alone, but over channels and normalized dimensions at each, and a later disagreement is an
-error after the group's timeout.
+the first call of a kind alone, and a later disagreement is an error after the group's timeout. Over channels and
+normalized dimensions a kind has one size of this process's part, and the others keep theirs too.
 
 Source of the merged statistics: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
 Sample Variances, 1979.
@@ -27,6 +27,7 @@ Sample Variances, 1979.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -39,14 +40,12 @@ from fusednorm.distributed.collective import active_group, gather, sum_in_rank_o
 from fusednorm.distributed.moments import Units
 from fusednorm.distributed.rows import row_norm
 from fusednorm.distributed.sharding import (
-    Shard,
     axis_of,
     channel_part,
     check_axis,
     facts_of,
     refuse_one_element,
     refusing_one_element,
-    together,
     together_once,
 )
 from fusednorm.distributed.synchronized import Running
@@ -113,10 +112,7 @@ def group_norm(
         arguments.check_integer(function, "num_groups", num_groups)
         return facts_of(operands, axis, eps, activation, channel_dim=channel_dim, num_groups=num_groups)
 
-    if part == "channels":
-        shard: Shard | None = together(function, ranks, axis, check)
-    else:
-        shard = together_once(function, ranks, axis, input, check)
+    shard = together_once(function, ranks, axis, input, check, sizes=part == "channels")
     channels = shard.whole if shard is not None and part == "channels" else input.shape[channel_dim]
     if num_groups <= 0 or channels % num_groups:
         raise ValueError(
@@ -203,10 +199,7 @@ def instance_norm(
             running_statistics=running_mean is not None,
         )  # fmt: skip
 
-    if part == "samples":
-        shard: Shard | None = together(function, ranks, axis, check)
-    else:
-        shard = together_once(function, ranks, axis, input, check)
+    shard = together_once(function, ranks, axis, input, check)
     if not own:
         weight, bias, scale, shift = with_summed_gradients(function, ranks, operands)
         return functional.instance_norm(
@@ -214,20 +207,18 @@ def instance_norm(
             channel_dim=channel_dim, scale=scale, shift=shift,
         )  # fmt: skip
     channels = input.shape[channel_dim]
-    if shard is not None:
-        elements, samples = shard.elements(input), shard.whole if part == "samples" else input.shape[0]
-        if elements == samples * channels != 0:
+    empty = shard is not None and shard.elements(input) == 0
+    if empty or part == "samples":
+        if not empty and prod(input.shape[1:]) == channels:
             refuse_one_element(function, "sample and channel")
-        if elements == 0 or part == "samples":
-            # What this process's samples alone would make of the running statistics at a momentum of 1.
-            own_mean, own_var = torch.zeros(2, channels, dtype=torch.float64, device=input.device)
-            output = functional.instance_norm(input, own_mean, own_var, weight, bias, True, 1.0, eps, **fused)
-            if elements and running_mean is not None and running_var is not None:
-                averages = torch.stack((own_mean, own_var)) * (input.shape[0] / samples)
-                mean, var = sum_in_rank_order(gather(function, averages, ranks)).to(compute_dtype(input.dtype))
-                move_running(running_mean, mean, momentum)
-                move_running(running_var, var, momentum)
-            return output
+        # What this process's samples alone would make of the running statistics at a momentum of 1.
+        averages = torch.zeros(2, channels, dtype=torch.float64, device=input.device)
+        output = functional.instance_norm(input, averages[0], averages[1], weight, bias, True, 1.0, eps, **fused)
+        if running_mean is not None and running_var is not None and not empty:
+            _move_by_samples(function, ranks, input, averages, running_mean, running_var, momentum)
+        return output
+    if shard is not None and shard.elements(input) == input.shape[0] * channels:
+        refuse_one_element(function, "sample and channel")
     units = Units(channels)
     inspect = refusing_one_element(function, "sample and channel", units, input, shard)
     found = normalize_channels(function, (ranks,), operands, units, True, eps, activation, channel_dim, inspect=inspect)
@@ -235,6 +226,25 @@ def instance_norm(
         move_running(running_mean, found.mean.mean(0), momentum)
         move_running(running_var, found.unbiased_var().mean(0), momentum)
     return found.output
+
+
+def _move_by_samples(
+    function: str,
+    group: Any,
+    input: Tensor,
+    averages: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    momentum: float,
+) -> None:
+    """Move running statistics towards the mean and the unbiased variance of all ranks' samples, of which this rank has
+    the ``averages`` of its own. Nothing is read on the host, not even whether there are any samples."""
+    sent = torch.cat((averages.flatten() * len(input), averages.new_full((1,), len(input))))
+    total = sum_in_rank_order(gather(function, sent, group))
+    samples, share = total[-1], (total[-1] > 0).double() * momentum
+    mean, var = (total[:-1] / samples.clamp(min=1)).view(2, -1).to(compute_dtype(input.dtype))
+    move_running(running_mean, mean, share)
+    move_running(running_var, var, share)
 
 
 def batch_norm(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,16 +25,17 @@ from fusednorm.distributed.collective import begin_gather, gather
 from fusednorm.distributed.synchronized import Exchange, Inspection, Running, gather_moments
 from fusednorm.dtypes import compute_dtype
 from fusednorm.gate import readable, straight_forward
-from fusednorm.instance import Ranks, SpreadForwardPlan
+from fusednorm.instance import CutGroups, Ranks, ReplicatedBackwardPlan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import Norm
 from fusednorm.op_arguments import check_backward
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
 from fusednorm.private.torch_names import saved_tensors_hooks, short_apply
+from fusednorm.problem import statistics_shape, view_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """A forward that kernels run."""
+    """A forward that kernels run: of this rank's ``norm``, or of its channels where groups are ``cut``."""
 
     norm: Norm
     exchange: Exchange
@@ -42,17 +43,22 @@ class _Call:
     kernels: Ranks
     running: Running | None
     inspect: Inspection | None
+    cut: CutGroups | None
 
-    def run(self, operands: Operands) -> tuple[Tensor, Statistics]:
-        packed = self.plan.local_moments(operands.input)
-        parts, _ = gather_moments(self.exchange, packed, packed.numel() // 2, self.inspect)
+    def run(self, operands: Operands) -> tuple[Tensor, Tensor | None, Tensor, Statistics]:
+        """The output, the mean, None for rms_norm, and rstd, and the statistics of the whole."""
+        input, kernels, cut = operands.input, self.kernels, self.cut
+        packed = self.plan.local_moments(input)
+        units = packed.numel() // 2
+        if cut is not None:
+            packed, units = kernels.group_moments(packed, cut), cut.units
+        parts, _ = gather_moments(self.exchange, packed, units, self.inspect)
         moved = () if self.running is None else (self.running.mean, self.running.var, self.running.share)
-        dtype = compute_dtype(operands.input.dtype)
-        found = self.kernels.merge_moments(parts, self.norm.eps, dtype, *moved)
-        if not self.norm.per_batch:
-            shape = operands.input.shape[0], -1
-            found = Statistics(found.mean.view(shape), found.rstd.view(shape), found.var.view(shape), found.count)
-        return self.plan.output(operands, found.mean, found.rstd), found
+        found = kernels.merge_moments(parts, units, self.norm.eps, compute_dtype(input.dtype), *moved)
+        mean, rstd = (found.mean, found.rstd) if cut is None else kernels.channel_statistics(found, cut)
+        shape = statistics_shape(self.norm, view_of(self.norm, input.shape))
+        own_mean, rstd = mean.view(shape) if self.norm.has_mean else None, rstd.view(shape)
+        return self.plan.output(operands, own_mean, rstd), own_mean, rstd, found
 
 
 def normalize_fused(
@@ -61,11 +67,11 @@ def normalize_fused(
     operands: Operands,
     running: Running | None = None,
     inspect: Inspection | None = None,
+    cut: CutGroups | None = None,
 ) -> tuple[Tensor, Statistics] | None:
-    """This rank's part of the output, and the statistics of the whole, (N, groups), in batch_norm (C,); None where no
-    kernels run the call.
+    """This rank's part of the output, and the statistics of the whole, as vectors; None where no kernels run the call.
 
-    ``norm`` is that of this rank's units, all of whose channels the rank has.
+    ``norm`` is that of this rank's units. Where groups are ``cut``, it is instance_norm.
     """
     if torch.compiler.is_compiling() or not straight_forward(operands):
         return None
@@ -73,7 +79,7 @@ def normalize_fused(
     plan = None if kernels is None else dispatch.spread_forward_plan(norm, operands)
     if kernels is None or plan is None:
         return None
-    call, o = _Call(norm, exchange, plan, kernels, running, inspect), operands
+    call, o = _Call(norm, exchange, plan, kernels, running, inspect, cut), operands
     kept: list[Statistics] = []
     with _on(o.input):
         output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, operands, call, kept)
@@ -87,7 +93,7 @@ def _on(tensor: Tensor) -> Any:
 
 
 class _Fused(torch.autograd.Function):
-    """The call, and its backward; the list ``kept`` gets the statistics."""
+    """The call, and its backward; the list ``kept`` gets the statistics of the whole."""
 
     @staticmethod
     def forward(
@@ -101,11 +107,11 @@ class _Fused(torch.autograd.Function):
         call: _Call,
         kept: list[Statistics],
     ) -> Tensor:
-        output, found = call.run(operands)
+        output, mean, rstd, found = call.run(operands)
         kept.append(found)
         ctx.call, ctx.selected = call, selection()
         ctx.hooked = saved_tensors_hooks(False) is not None
-        ctx.save_for_backward(input, weight, bias, scale, shift, found.mean, found.rstd, found.count)
+        ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd, found.count)
         return output
 
     @staticmethod
@@ -128,25 +134,42 @@ _apply = short_apply(_Fused)
 
 
 def _gradients(call: _Call, o: BackwardOperands, count: Tensor, wanted: Wanted) -> Gradients:
-    exchange, kernels = call.exchange, call.kernels
+    exchange = call.exchange
     if not exchange.backward:
         return gradients(call.norm, o, (False, *wanted[1:]))
     plan = dispatch.spread_backward_plan(call.norm, o)
     assert plan is not None  # the forward's tensors, of which a kernel takes any gradient
     o.grad_output = plan.gradient(o.grad_output)
-    sums, dtype = plan.local_sums(o), o.rstd.dtype
     if exchange.replicated:
-        parts = _begin(exchange, plan.packed_sums(sums), kernels, count)()
-        summed, means = kernels.sum_over_ranks(parts, count, dtype, dtype if wanted[0] else None)
-        found = plan.parameters(o, summed, wanted, True)
-        totals = None if means is None else plan.totals_of_ranks(o, means)
+        found, totals = _replicated(call, cast("ReplicatedBackwardPlan", plan), o, count, wanted)
     else:
-        arrive = _begin(exchange, plan.packed_totals(o, sums), kernels, count)
-        found = plan.parameters(o, sums, wanted, False)  # while the sums are on their way
-        totals = kernels.sum_over_ranks(arrive(), count, None, dtype if wanted[0] else None)[1]
-    if totals is not None:
-        found.input = plan.grad_input(o, totals)
+        found, totals = _own(call, plan, o, count, wanted)
+    plan.finish(o, totals, found, wanted)
     return found
+
+
+def _replicated(
+    call: _Call, plan: ReplicatedBackwardPlan, o: BackwardOperands, count: Tensor, wanted: Wanted
+) -> tuple[Gradients, Tensor | None]:
+    """The gradients of parameters that all ranks have alike, and P / K and Q / K."""
+    kernels, dtype = call.kernels, o.rstd.dtype
+    parts = _begin(call.exchange, plan.packed_sums(plan.local_sums(o)), kernels, count)()
+    summed, means = kernels.sum_over_ranks(parts, count, dtype, dtype if wanted[0] else None)
+    found = plan.parameters(o, summed, wanted, True)
+    return found, None if means is None else plan.totals_of_ranks(o, means)
+
+
+def _own(
+    call: _Call, plan: SpreadBackwardPlan, o: BackwardOperands, count: Tensor, wanted: Wanted
+) -> tuple[Gradients, Tensor | None]:
+    """The gradients of this rank's own parameters, and P / K and Q / K."""
+    kernels, cut = call.kernels, call.cut
+    sums = plan.local_sums(o)
+    packed = plan.packed_totals(o, sums)
+    arrive = _begin(call.exchange, packed if cut is None else kernels.group_sums(packed, cut), kernels, count)
+    found = plan.parameters(o, sums, wanted, False)  # while the sums are on their way
+    totals = kernels.sum_over_ranks(arrive(), count, None, o.rstd.dtype if wanted[0] else None)[1]
+    return found, totals if totals is None or cut is None else kernels.channel_means(totals, cut)
 
 
 def _begin(exchange: Exchange, packed: Tensor, kernels: Ranks, count: Tensor) -> Callable[[], Tensor]:

@@ -13,8 +13,9 @@ from fusednorm import arguments
 from fusednorm.activations import Activation
 from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import Facts
+from fusednorm.distributed.fused import normalize_fused
 from fusednorm.distributed.moments import Moments, Units
-from fusednorm.distributed.sharding import axis_of, check_axis, facts_of, row_part, together, together_once
+from fusednorm.distributed.sharding import axis_of, check_axis, facts_of, row_part, together_once
 from fusednorm.distributed.synchronized import Exchange, exchange_statistics, local_moments, normalize_by
 from fusednorm.distributed.whole import learns, with_summed_gradients
 from fusednorm.dtypes import compute_dtype
@@ -57,7 +58,8 @@ def row_norm(
         together_once(function, group, axis, input, check)
         weight, bias, _, _ = with_summed_gradients(function, group, operands)
         return plain(weight, bias)
-    shard = together(function, group, axis, check)
+    shard = together_once(function, group, axis, input, check, sizes=True)
+    assert shard is not None
     expected = normalized_shape[0 if channel_dim == 1 else axis - input.dim()]
     if shard.whole != expected:
         raise ValueError(
@@ -83,6 +85,20 @@ def normalize_rows(
     """Normalization of rows whose elements are spread over the ranks of all ``groups``.
 
     Rows are ``num_dims`` trailing dimensions, or with 0 the channels of (N, C, *), which may have scale and shift.
+    """
+    input = operands.input
+    rows = prod(input.shape[: input.dim() - num_dims] if num_dims else input.shape[2:])
+    exchange = Exchange(function, groups, Units(rows), backward=input.requires_grad, centred=centred)
+    norm = call_norm("layer_norm" if centred else "rms_norm", num_dims, 1, eps, activation)
+    found = normalize_fused(exchange, norm, operands)
+    return _composed(exchange, operands, num_dims, eps, activation) if found is None else found[0]
+
+
+def _composed(
+    exchange: Exchange, operands: Operands, num_dims: int, eps: float, activation: str | Activation | None
+) -> Tensor:
+    """:func:`normalize_rows` by plans that know nothing of other processes.
+
     weight and bias belong to the elements of a row, while the engine has an affine per row. So where there are any, it
     leaves x̂ in the dtype of the computation, and a second call makes the affine and the activation.
     """
@@ -91,9 +107,8 @@ def normalize_rows(
     affine = any(each is not None for each in operands.tensors()[1:])
     with torch.no_grad():
         part = local_moments(_as_units(input, num_dims))
-        if not centred:
+        if not exchange.centred:
             part = Moments(part.count, torch.zeros_like(part.mean), part.m2 + part.count * part.mean.square())
-        exchange = Exchange(function, groups, Units(part.mean.shape[1]), backward=input.requires_grad, centred=centred)
         mean, var, count = exchange_statistics(exchange, part, eps, dtype)
     norm = call_norm("batch_norm", 0, 1, eps, None if affine else activation, False)
     wide = input.to(dtype) if affine else input

@@ -91,8 +91,9 @@ class Shard:
         return prod(input.shape[: self.axis]) * self.whole * prod(input.shape[self.axis + 1 :])
 
 
-#: The calls about which the ranks of a group have agreed, where agreeing each time would wait for a GPU.
-_agreed: WeakKeyDictionary[Any, set[str]] = WeakKeyDictionary()
+#: The kinds of calls about which the ranks of a group have agreed, where agreeing each time would wait for a GPU, each
+#: with this rank's place in the whole where such calls need it.
+_agreed: WeakKeyDictionary[Any, dict[str, Shard | None]] = WeakKeyDictionary()
 
 
 def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -> Shard:
@@ -117,31 +118,39 @@ def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -
     return Shard(axis, sizes, sum(sizes[: torch.distributed.get_rank(group)]))
 
 
-def together_once(function: str, group: Any, axis: int, input: Tensor, check: Callable[[], Facts]) -> Shard | None:
-    """:func:`together`; None where the group has agreed about such a call before, of a whole with elements, and only a
-    GPU's memory could carry another header, for which the host would wait. The call must not need the sizes then.
+def together_once(
+    function: str, group: Any, axis: int, input: Tensor, check: Callable[[], Facts], sizes: bool = False
+) -> Shard | None:
+    """:func:`together`, but once for calls of a kind, of a whole with elements, where only a GPU's memory could carry a
+    header, for which the host would wait. From the second such call on it is None, or with ``sizes``, which says that
+    the call needs the sizes of all ranks, those that they had. Then calls of a kind have the same size of this rank.
 
     Ranks whose calls differ later on send a header and moments. The transport's watchdog ends that after the group's
     timeout, as it ends calls that a rank does not make.
     """
     if exchange_device(group).type != "cuda":
         return together(function, group, axis, check)
-    known = _agreed.setdefault(group, set())
+    known = _agreed.setdefault(group, {})
     if known:
-        facts = check()
-        del facts[_OWN]
-        if repr((function, facts)) in known:
-            return None
-    found: list[Facts] = []
+        kind = _kind(function, check(), sizes)
+        if kind in known:
+            return known[kind]
+    kinds: list[str] = []
 
     def checked() -> Facts:
-        found.append(check())
-        return found[0]
+        facts = check()
+        kinds.append(_kind(function, facts, sizes))
+        return facts
 
     shard = together(function, group, axis, checked)
     if shard.elements(input):
-        known.add(repr((function, found[0])))  # without this rank's own size, which together has taken
+        known[kinds[0]] = shard if sizes else None
     return shard
+
+
+def _kind(function: str, facts: Facts, sizes: bool) -> str:
+    """What calls have alike about which the ranks agree once."""
+    return repr((function, {name: value for name, value in facts.items() if sizes or name != _OWN}))
 
 
 def facts_of(operands: Operands, axis: int, eps: float, activation: str | Activation | None, **others: Any) -> Facts:

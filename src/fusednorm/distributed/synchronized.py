@@ -86,10 +86,10 @@ def exchange_statistics(
     units, shape = part.mean.numel(), part.mean.shape
     parts, any_elements = gather_moments(exchange, part.packed(), units, inspect)
     traced = type(parts) is not Tensor or torch.compiler.is_compiling()
-    kernels = None if part.count.numel() > 1 or traced else ranks(parts.device.type)
+    kernels = None if traced else ranks(parts.device.type)
     if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
         moved = () if running is None else (running.mean, running.var, running.share)
-        found = kernels.merge_moments(parts, eps, dtype, *moved)
+        found = kernels.merge_moments(parts, units, eps, dtype, *moved)
         return found.mean.view(shape), found.var.view(shape), found.count
     whole = merge_in_order(parts, units)
     mean, var = whole.mean.to(dtype), whole.var().to(dtype)
@@ -177,14 +177,15 @@ class _Synchronized(torch.autograd.Function):
             tensors = _parts(grad_output, len(mean), input), _parts(input, len(mean))
             rows = [_rows(tensor, len(tensors[0])) for tensor in (mean, rstd, gamma, beta)]
             calls = [BackwardOperands(*each) for each in zip(*tensors, *rows, strict=True)]
-        sums = _sums(f"the backward of {exchange.function}", ctx.norm, calls, mean)
+        function = f"the backward of {exchange.function}"
+        sums = _sums(function, ctx.norm, calls, mean)
         wants_input, wants_factor, wants_offset = ctx.needs_input_grad[:3]
         grad_input = None
         if exchange.backward:
             units, wide = exchange.units, sums.double()
             sent = wide if exchange.replicated else units.sums(gamma * wide)
             # P and Q of a unit lie side by side, as fused.py has them.
-            arrive = begin_sum(exchange.function, sent if exchange.replicated else sent.movedim(0, -1), exchange.groups)
+            arrive = begin_sum(function, sent if exchange.replicated else sent.movedim(0, -1), exchange.groups)
             # A pass over memory while the sums are on their way.
             wide_calls = [_widened(each) for each in calls] if wants_input else []
             direct = [_direct(ctx.norm, each) for each in wide_calls]
@@ -319,5 +320,6 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         local = torch.cat([grad.double().flatten() for grad in grads])
-        sums = sum_in_rank_order(gather(ctx.function, local, ctx.group)).split([grad.numel() for grad in grads])
+        total = sum_in_rank_order(gather(f"the backward of {ctx.function}", local, ctx.group))
+        sums = total.split([grad.numel() for grad in grads])
         return None, None, *(part.view_as(grad).to(grad.dtype) for part, grad in zip(sums, grads, strict=True))

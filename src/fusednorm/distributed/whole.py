@@ -23,6 +23,7 @@ from fusednorm.distributed.synchronized import (
 )
 from fusednorm.dtypes import compute_dtype
 from fusednorm.functional import call_norm
+from fusednorm.instance import CutGroups
 from fusednorm.norm import Family
 from fusednorm.operands import Operands
 
@@ -91,22 +92,31 @@ def normalize_channels(
     channels = input.shape[channel_dim]
     learning = any(each is not None and each.requires_grad for each in _parameters(operands))
     exchange = Exchange(function, groups, units, replicated, backward=input.requires_grad or (replicated and learning))
-    if units.first == 0 and channels == units.channels and (units.over_samples or input.shape[0]):
-        norm = call_norm(*_family(units), channel_dim, eps, activation)
-        found = normalize_fused(exchange, norm, operands, running, inspect)
+    samples = 1 if units.over_samples else input.shape[0]
+    if samples:
+        cut = _cut(units, samples, channels)
+        norm = call_norm(*_family(units, cut), channel_dim, eps, activation)
+        found = normalize_fused(exchange, norm, operands, running, inspect, cut)
         if found is not None:
             output, statistics = found
-            mean, var = (each[None] if units.over_samples else each for each in (statistics.mean, statistics.var))
+            mean, var = (each.view(samples, -1) for each in (statistics.mean, statistics.var))
             return Whole(output, mean, var, statistics.count)
     return _composed(exchange, operands, eps, activation, channel_dim, running, inspect)
 
 
-def _family(units: Units) -> tuple[Family, int]:
-    """The norm of a rank's units, and its number of groups."""
+def _cut(units: Units, samples: int, channels: int) -> CutGroups | None:
+    """The groups of which a rank has so many ``channels``; None where it has all."""
+    if units.first == 0 and channels == units.channels:
+        return None
+    return CutGroups(samples, units.channels // units.group_channels, units.group_channels, channels, units.first)
+
+
+def _family(units: Units, cut: CutGroups | None) -> tuple[Family, int]:
+    """The norm of a rank's units, or of its channels, and its number of groups."""
     if units.over_samples:
         return "batch_norm", 0
     groups = units.channels // units.group_channels
-    return ("instance_norm", 0) if units.group_channels == 1 else ("group_norm", groups)
+    return ("instance_norm", 0) if cut is not None or units.group_channels == 1 else ("group_norm", groups)
 
 
 def _composed(

@@ -84,6 +84,14 @@ WRITES: dict[str, tuple[str, ...]] = {
     "pack_moments": ("p_packed",),
     "merge_ranks": ("p_mean", "p_rstd", "p_var", "p_count", "p_running_mean", "p_running_var"),
     "sum_ranks": ("p_sums", "p_means"),
+    "pack_sums": ("p_packed",),
+    "pack_group_moments": ("p_packed",),
+    "pack_group_sums": ("p_packed",),
+    "spread_groups": ("p_one_out", "p_other_out"),
+    "row_moments": ("p_partials",),
+    "row_results": ("p_y",),
+    "row_sums": ("p_partials",),
+    "row_gradients": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
     "sum_gradients": ("p_dx", "p_grad_behind", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
 }
 _STATISTICS = ("p_mean", "p_rstd", "p_var")

@@ -53,6 +53,7 @@ from fusednorm.backends.triton.config.units import (
 )
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
+from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thread
@@ -61,6 +62,9 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 #: 18.5 us, and 42 in rows.
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 MOST_STEPPED_BYTES = 1 << 17
+#: Bytes of a load of two elements of 16 bits, with which rows of so many elements at most are faster than their pieces:
+#: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200.
+PAIR_LOAD, LONGEST_OF_PAIRS = 4, 32768
 #: Rows that share a gate, at least, where parameters have gradients: of 4 rows three sums take 12 bytes an element.
 LEAST_GATED = 4
 SINGLE = "each position has statistics of its own"
@@ -147,9 +151,12 @@ class TilesInstance:
     def spread(self, problem: Problem) -> SpreadForwardPlan | SpreadBackwardPlan | None:
         """The plan of a part of an input that is spread over processes; None where this instance has none."""
         from fusednorm.backends.triton.plans.spread import SpreadBackward, SpreadForward
+        from fusednorm.backends.triton.plans.spread_rows import SpreadRowsBackward, SpreadRowsForward
 
-        if "input" in problem.copies or problem.norm.per_position or _elsewhere(problem):
+        if "input" in problem.copies or _elsewhere(problem):
             return None
+        if problem.norm.family in ROW_FAMILIES:
+            return (SpreadRowsBackward if problem.backward else SpreadRowsForward)(problem)
         seen = tiled(problem)
         return (SpreadBackward if problem.backward else SpreadForward)(problem, seen, passes_for(seen))
 
@@ -451,4 +458,5 @@ def _for_rows(problem: Problem) -> Instance:
     stepped = wide and length > STEPPED_ROW and count >= 2 * PROCESSORS and short
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
-    return ROWS if stepped or (count > FEW_LONG_ROWS and (wide or not short)) else TILES
+    pairs = load_bytes(problem) >= PAIR_LOAD and length <= LONGEST_OF_PAIRS and count >= 2 * PROCESSORS
+    return ROWS if stepped or pairs or (count > FEW_LONG_ROWS and (wide or not short)) else TILES

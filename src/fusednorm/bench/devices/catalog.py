@@ -136,12 +136,25 @@ def _group_of_dtensors(channels: int, device: str) -> Prepared:
     return Prepared(call, (weight, bias), placed, lambda tensor: tensor.to_local())  # type: ignore[attr-defined]
 
 
+def _rows(norm: Callable[..., Any], spread: bool) -> Callable[[int, str], Prepared]:
+    """layer_norm of rows of which a device has so many elements; those alone where they are not spread."""
+
+    def prepare(elements: int, device: str) -> Prepared:
+        weight, bias = (Parameter(fill(elements, device=device)) for fill in (torch.ones, torch.zeros))
+        size = elements * (torch.distributed.get_world_size() if spread and torch.distributed.is_initialized() else 1)
+        keywords = {"shard_dim": 1} if spread else {}
+        return Prepared(lambda x: norm(x, (size,), weight, bias, **keywords), (weight, bias))
+
+    return prepare
+
+
 _BATCH = {OURS: _sync, TORCH: _torch_sync, APEX: _apex_sync, ALONE: _batch_alone}
 _IMAGE = {
     OURS: _group(fusednorm.distributed.group_norm, shard_dim=2),
     DTENSOR: _group_of_dtensors,
     ALONE: _group(fusednorm.group_norm),
 }
+_ROWS = {OURS: _rows(fusednorm.distributed.layer_norm, True), ALONE: _rows(fusednorm.layer_norm, False)}
 
 
 def _batch_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -150,6 +163,10 @@ def _batch_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 def _group_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.silu(F.group_norm(x, _GROUPS, weight, bias))
+
+
+def _rows_reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[1:], weight, bias)
 
 
 def _image(scaling: Scaling, rows: int, rows_of_cpu: int) -> Spread:
@@ -167,4 +184,8 @@ SPREADS = (
     ),
     _image("strong", 2048, 256),
     _image("weak", 1024, 128),
+    Spread(
+        "layer_norm, rows by their elements", "strong", 1, {"cuda": (8192, 16384), "cpu": (512, 1024)}, (5, 24),
+        _rows_reference, _ROWS, lambda shape: (2 * shape[0] + 1, 2 * shape[0]),
+    ),
 )  # fmt: skip

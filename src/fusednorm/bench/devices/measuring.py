@@ -104,7 +104,8 @@ class _Inputs:
 
 
 def _laid(job: DeviceJob, tensor: Tensor) -> Tensor:
-    return tensor.contiguous(memory_format=torch.channels_last) if job.layout == "nhwc" else tensor
+    image = job.layout == "nhwc" and tensor.dim() == 4
+    return tensor.contiguous(memory_format=torch.channels_last) if image else tensor
 
 
 def _draw(job: DeviceJob, shape: Sequence[int], device: str, seed: int) -> _Inputs:

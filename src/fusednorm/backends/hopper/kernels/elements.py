@@ -82,9 +82,9 @@ def sum_of(b_values):
 
 
 @gluon.jit
-def product_sum_of(b_one, b_other, layout: gl.constexpr):
-    """The sum of the products of each thread's values, in the layout of :func:`sum_of`. It takes an instruction and a
-    quarter for each, where products and their sum would take two."""
+def product_sums_of(b_one, b_other, layout: gl.constexpr):
+    """The sums of the products of each thread's neighbours (repeats, threads). It takes an instruction and a quarter
+    for each, where products and their sum would take two."""
     repeats: gl.constexpr = b_one.shape[0]
     threads: gl.constexpr = b_one.shape[1]
     vector: gl.constexpr = b_one.shape[2]
@@ -94,5 +94,12 @@ def product_sum_of(b_one, b_other, layout: gl.constexpr):
     c_a, c_b = gl.split(gl.reshape(c_even, [repeats, threads, vector // 4, 2]))
     b_c, b_d = gl.split(gl.reshape(b_odd, [repeats, threads, vector // 4, 2]))
     c_c, c_d = gl.split(gl.reshape(c_odd, [repeats, threads, vector // 4, 2]))
-    b_sum = sum_of(gl.fma(b_d, c_d, gl.fma(b_c, c_c, gl.fma(b_b, c_b, b_a * c_a))))
+    b_sum = gl.sum(gl.fma(b_d, c_d, gl.fma(b_c, c_c, gl.fma(b_b, c_b, b_a * c_a))), 2)
     return gl.convert_layout(b_sum, layout, assert_trivial=True)
+
+
+@gluon.jit
+def product_sum_of(b_one, b_other, layout: gl.constexpr):
+    """The sum of the products of each thread's values, in the layout of :func:`sum_of`."""
+    EACH: gl.constexpr = gl.SliceLayout(2, layout.parent.parent)
+    return gl.convert_layout(gl.sum(product_sums_of(b_one, b_other, EACH), 0), layout, assert_trivial=True)

@@ -72,6 +72,15 @@ class PositionsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SpreadRowsConfig:
+    """Rows whose elements are spread over processes: rows and elements of a tile, and warps."""
+
+    rows: int
+    elements: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class ColumnsBackwardConfig:
     """A backward of long rows. The pass for totals: elements to a step, warps, and about how many programs, at least a
     row to a program. The pass by columns: columns to a program, steps of a row each, warps, and how many steps are in

@@ -24,7 +24,7 @@ from fusednorm.backends.triton.plans.tiles import (
     TilesForward,
 )
 from fusednorm.backends.triton.runs import power_of_two
-from fusednorm.instance import Ranks
+from fusednorm.instance import CutGroups, Ranks
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
 from fusednorm.problem import Problem, View
 from fusednorm.strides import contiguous
@@ -58,15 +58,15 @@ class SpreadForward(TilesForward):
         self.finalize(partials, packed)
         return packed
 
-    def output(self, operands: Operands, mean: Tensor, rstd: Tensor) -> Tensor:
+    def output(self, operands: Operands, mean: Tensor | None, rstd: Tensor) -> Tensor:
         output = self.allocate(self.shape, self.strides, self.dtype)
         if not self.empty:
-            self.apply(operands.input, output, *_parameters(operands), mean, rstd, None, None, None, None)
+            self.apply(operands.input, output, *parameters_of(operands), mean, rstd, None, None, None, None)
         return output
 
 
 class SpreadBackward(TilesBackward):
-    """A :class:`~fusednorm.instance.SpreadBackwardPlan`."""
+    """A :class:`~fusednorm.instance.ReplicatedBackwardPlan`."""
 
     may_merge = False
 
@@ -96,14 +96,14 @@ class SpreadBackward(TilesBackward):
     def local_sums(self, operands: BackwardOperands) -> Tensor:
         o, partials = operands, self.workspace(2 * self.partials.total)
         if not self.empty:
-            self.reduce(o.grad_output, o.input, *_parameters(o), o.mean, o.rstd, partials)
+            self.reduce(o.grad_output, o.input, *parameters_of(o), o.mean, o.rstd, partials)
         return partials
 
     def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
         totals = self.allocate((2 * self.units,), (1,), torch.float64)
         if self.empty:
             return totals.zero_()
-        self.of_chunks.totals(sums, _parameters(operands), totals)
+        self.of_chunks.totals(sums, parameters_of(operands), totals)
         return totals
 
     def packed_sums(self, sums: Tensor) -> Tensor:
@@ -123,19 +123,21 @@ class SpreadBackward(TilesBackward):
         if self.empty and not of_ranks:
             return Gradients(None, *(None if grad is None else grad.zero_() for grad in grads))
         if any(grad is not None for grad in grads):
-            (self.of_ranks if of_ranks else self.of_chunks).gradients(sums, _parameters(operands), grads)
+            (self.of_ranks if of_ranks else self.of_chunks).gradients(sums, parameters_of(operands), grads)
         return Gradients(None, *grads)
 
     def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
         totals = self.workspace(2 * self.units)
-        self.of_ranks.totals(means, _parameters(operands), totals)
+        self.of_ranks.totals(means, parameters_of(operands), totals)
         return totals
 
-    def grad_input(self, operands: BackwardOperands, totals: Tensor) -> Tensor:
-        o, dx = operands, self.allocate(self.shape, self.strides, self.dtype)
+    def finish(self, operands: BackwardOperands, totals: Tensor | None, found: Gradients, wanted: Wanted) -> None:
+        o = operands
+        if totals is None:
+            return
+        found.input = self.allocate(self.shape, self.strides, self.dtype)
         if not self.empty:
-            self.last_pass(o.grad_output, o.input, dx, *_parameters(o), o.mean, o.rstd, totals, None, *_NONE)
-        return dx
+            self.last_pass(o.grad_output, o.input, found.input, *parameters_of(o), o.mean, o.rstd, totals, None, *_NONE)
 
 
 class _Sums:
@@ -162,23 +164,23 @@ class _Sums:
         launch(sums, parameters, None, grads)
 
 
-def _parameters(operands: Operands | BackwardOperands) -> Tensors:
+def parameters_of(operands: Operands | BackwardOperands) -> Tensors:
     o = operands
     return contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
 
 
 class RankKernels(Ranks):
-    """What Triton's kernels make of the vectors of all ranks. Each launch is the first of an operation: what is before
-    it in the stream is the transport's."""
+    """What Triton's kernels make of the vectors of all ranks. A launch that takes these vectors is the first of an
+    operation: what is before it in the stream is the transport's."""
 
     def __init__(self) -> None:
         self.overlap = {"OVERLAP": base.overlaps()}
-        self.merges: dict[tuple[int, int, float, float], Launch] = {}
-        self.sums: dict[tuple[int, int], Launch] = {}
+        self.launches: dict[tuple[Any, ...], Launch] = {}
 
     def merge_moments(
         self,
         parts: Tensor,
+        units: int,
         eps: float,
         dtype: torch.dtype,
         running_mean: Tensor | None = None,
@@ -186,14 +188,12 @@ class RankKernels(Ranks):
         share: float | Tensor = 0.0,
     ) -> Statistics:
         ranks, length = parts.shape
-        units, empty = length // 2, allocator(parts.device.type)
+        empty = allocator(parts.device.type)
         mean, rstd, var = (empty((units,), (1,), dtype) for _ in range(3))
         count = empty((1,), (1,), torch.float64)
         given = share.to(parts.device) if isinstance(share, Tensor) else None
-        key = (units, ranks, float(eps), 0.0 if given is not None else float(share))
-        launch = self.merges.get(key)
-        if launch is None:
-            launch = _kept(self.merges, key, self._over(kernels.merge_ranks, units, key))
+        scalars = (units, ranks, float(eps), 0.0 if given is not None else float(share))
+        launch = self._over(kernels.merge_ranks, units, scalars, COUNTS=length != 2 * units + 1)
         launch(parts, mean, rstd, var, count, running_mean, running_var, given)
         return Statistics(mean, rstd, var, count)
 
@@ -203,21 +203,50 @@ class RankKernels(Ranks):
         ranks, length = parts.shape
         empty = allocator(parts.device.type)
         total, mean = (None if dtype is None else empty((length,), (1,), dtype) for dtype in (sums, means))
-        key = (length, ranks)
-        launch = self.sums.get(key)
-        if launch is None:
-            launch = _kept(self.sums, key, self._over(kernels.sum_ranks, length, key))
-        launch(parts, count, total, mean)
+        self._over(kernels.sum_ranks, length, (length, ranks))(parts, count, total, mean)
         return total, mean
 
-    def _over(self, kernel: Any, numbers: int, scalars: Scalars) -> Launch:
-        """The launch whose programs take a block of so many numbers each."""
-        block = min(power_of_two(numbers), MERGED_NUMBERS)
-        return Launch(kernel, -(-numbers // block), scalars, {**self.overlap, "BLOCK": block}, MERGING_WARPS)
+    def group_moments(self, channels: Tensor, cut: CutGroups) -> Tensor:
+        packed = allocator(channels.device.type)((3 * cut.units,), (1,), torch.float64)
+        scalars = (cut.units, cut.samples * cut.channels, *_sizes(cut))
+        self._over(kernels.pack_group_moments, cut.units, scalars, follows=True)(channels, packed)
+        return packed
+
+    def group_sums(self, channels: Tensor, cut: CutGroups) -> Tensor:
+        packed = allocator(channels.device.type)((2 * cut.units,), (1,), torch.float64)
+        self._over(kernels.pack_group_sums, cut.units, (cut.units, *_sizes(cut)), follows=True)(channels, packed)
+        return packed
+
+    def channel_statistics(self, found: Statistics, cut: CutGroups) -> tuple[Tensor, Tensor]:
+        shape, empty = (cut.samples, cut.channels), allocator(found.mean.device.type)
+        mean, rstd = (empty(shape, (cut.channels, 1), found.mean.dtype) for _ in range(2))
+        self._spread(cut, 1, found.mean, found.rstd, mean, rstd)
+        return mean, rstd
+
+    def channel_means(self, means: Tensor, cut: CutGroups) -> Tensor:
+        found = allocator(means.device.type)((2 * cut.samples * cut.channels,), (1,), means.dtype)
+        self._spread(cut, 2, means, means, found, found)
+        return found
+
+    def _spread(self, cut: CutGroups, step: int, *tensors: Tensor) -> None:
+        channels = cut.samples * cut.channels
+        if channels:
+            scalars = (channels, *_sizes(cut))
+            self._over(kernels.spread_groups, channels, scalars, follows=True, STEP=step)(*tensors)
+
+    def _over(self, kernel: Any, numbers: int, scalars: Scalars, follows: bool = False, **constants: Any) -> Launch:
+        """The launch whose programs take a block of so many numbers each, kept."""
+        key = (kernel, scalars, *constants.values())
+        launch = self.launches.get(key)
+        if launch is None:
+            if len(self.launches) >= MOST_LAUNCHES:
+                self.launches.clear()
+            block = min(power_of_two(numbers), MERGED_NUMBERS)
+            constants = {**self.overlap, **constants, "BLOCK": block}
+            launch = Launch(kernel, -(-numbers // block), scalars, constants, MERGING_WARPS, follows)
+            self.launches[key] = launch
+        return launch
 
 
-def _kept(launches: dict[Any, Launch], key: Any, launch: Launch) -> Launch:
-    if len(launches) >= MOST_LAUNCHES:
-        launches.clear()
-    launches[key] = launch
-    return launch
+def _sizes(cut: CutGroups) -> tuple[int, int, int, int]:
+    return cut.groups, cut.group_channels, cut.channels, cut.first
