@@ -29,6 +29,7 @@ from fusednorm.operands import (
     SumGradients,
     Sums,
     Wanted,
+    no_memory,
 )
 from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous
@@ -39,7 +40,7 @@ GRADIENTS, GRADIENTS_PLACE = writer("post_add", "grad_post_add")
 
 
 def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr() or no_memory(tensor)
 
 
 def gate_numbers(sums: Sums, compute: torch.dtype) -> Tensor | None:
@@ -130,9 +131,8 @@ class SumForward(ForwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         FORWARD(
-            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(), *map(address, (
-                weight, bias, scale, shift,
-            )),
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps,
+            *map(address, (input, weight, bias, scale, shift)),
         )  # fmt: skip
         ADDED(frame.words, ADDED_PLACE, *map(address, (pre_add, gate, post_add)))
         if total is not None:
@@ -192,9 +192,9 @@ class SumBackward(BackwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         BACKWARD(
-            frame.words, BACKWARD_PLACE, input.data_ptr(), *map(address, parameters),
+            frame.words, BACKWARD_PLACE, *map(address, (input, *parameters)),
             address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
-            grad_output.data_ptr(), address(grad_input), *map(address, grads),
+            *map(address, (grad_output, grad_input, *grads)),
         )  # fmt: skip
         GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (post_add, grad_sum, grad_post_add)))
         self.program.run(frame, threads)
