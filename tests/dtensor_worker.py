@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from distributed_worker import error_of, in_processes, meet
-from dtensor_cases import CASES, Case, drawn, results
+from dtensor_cases import CASES, Case, call, drawn, results
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -78,12 +78,14 @@ def compiled(mesh: DeviceMesh) -> list[tuple[Found, Found]]:
         pairs.append(tuple({"output": run(x, 2)} for run in (fusednorm.group_norm, group)))
     assert kept.enable_autograd_cache  # the ranks have one graph
     case = Case((2,), (2,), "batch_norm", (2, 6, 5, 4), running=True)
-    traced = torch.compile(chain, fullgraph=True, backend="aot_eager")
+    traced, alone = (torch.compile(each, fullgraph=True, backend="aot_eager") for each in (chain, call))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         pairs.append(tuple(results(case, spread(case, mesh), run) for run in (chain, traced)))
     assert sum("the graphs of the ranks differ" in str(each.message) for each in caught) == 1
     assert not kept.enable_autograd_cache
+    case = Case((2,), (2,), "group_norm", (2, 6, 1, 4), 3)  # of which the second rank has nothing
+    pairs.append(tuple(results(case, spread(case, mesh), run) for run in (call, alone)))
     return [(gathered(eager), gathered(found)) for eager, found in pairs]
 
 

@@ -39,7 +39,7 @@ def _group(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
 
 def _cut(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:
     """One group, of whose channels each rank has another number."""
-    return lambda x: distributed.group_norm(x.transpose(1, 2).contiguous(), 1, shard_dim=1), [], []
+    return lambda x: distributed.group_norm(x.transpose(1, 2).contiguous(), 1, shard_dim=1).transpose(1, 2), [], []
 
 
 def _rows(device: torch.device) -> tuple[Call, list[Tensor], list[Tensor]]:

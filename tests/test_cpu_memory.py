@@ -434,3 +434,31 @@ def test_an_empty_limit_is_the_default(
     assert memory.limit() == megabytes * MB
     assert memory.describe() == f"{megabytes} MB at most"
     assert caplog.records == []
+
+
+FREED: dict[str, Callable[[Tensor], Any]] = {
+    "input": lambda freed: fusednorm.layer_norm(freed, (8,)),
+    "statistics": lambda freed: fusednorm.batch_norm(torch.randn(2, 8), freed, freed),
+    "pre_add": lambda freed: fusednorm.layer_norm(torch.randn(8), (8,), pre_add=freed),
+    "quantized": lambda freed: fusednorm.layer_norm(freed, (8,), out_dtype=torch.int8, out_scale="row"),
+}
+
+
+@pytest.mark.parametrize("name", FREED)
+def test_freed_memory_is_an_error(name: str) -> None:
+    freed = torch.randn(8)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match=r"a tensor of shape \(8,\) has no memory"):
+        FREED[name](freed)
+
+
+def test_parameters_that_are_freed_between_calls() -> None:
+    """As FSDP frees them: a parameter at address 0 would be taken for none."""
+    x, weight = torch.randn(2, 8, requires_grad=True), torch.randn(8)
+    outputs = [fusednorm.layer_norm(x, (8,), weight) for _ in range(3)]
+    weight.untyped_storage().resize_(0)
+    for output in outputs:
+        with pytest.raises(RuntimeError, match="has no memory"):
+            output.sum().backward()
+    with pytest.raises(RuntimeError, match="has no memory"):
+        fusednorm.layer_norm(x, (8,), weight)

@@ -22,6 +22,9 @@ import torch
 import fusednorm
 from fusednorm.bench.markdown import report_markdown
 from fusednorm.bench.reading import read_report
+from fusednorm.bench.results import Report
+from fusednorm.bench.summary import cases_of
+from fusednorm.bench.sweep_summary import sweep_tables
 
 ROOT = Path(__file__).parents[1]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
@@ -171,6 +174,16 @@ def test_figures_are_those_of_the_kept_results(kind: str) -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob(f"{kind}-*.json"))
     tables = report_markdown([read_report(path.read_text()) for path in files])
     assert tables.rstrip() in (ROOT / "benchmarks" / "README.md").read_text()
+
+
+def test_figures_of_drawn_shapes_are_those_of_the_kept_results() -> None:
+    text = (ROOT / "benchmarks" / "README.md").read_text()
+    reports = [Report.from_json(path.read_text()) for path in sorted((ROOT / "benchmarks" / "results").glob("sweep-*"))]
+    rows = [row for report in reversed(reports) for row in report.rows]
+    for table in sweep_tables(cases_of(rows))[:2]:
+        assert table.to_markdown().strip() in text
+    assert reports[1].machine.command in text
+    assert all(f"revision {report.machine.revision};" in text for report in reports)
 
 
 def test_figures_of_other_packages_models_are_those_of_the_kept_results() -> None:

@@ -957,7 +957,7 @@ def test_own_settings_hold_inside_and_nowhere_else(numba: Any, monkeypatch: pyte
     with suppress(Interruption), numba_names.own_settings():
         assert (config.BOUNDSCHECK, config.OPT, config.DUMP_IR) == (None, 3, 0)
         assert context._internal_codegen is not generator
-        assert type(context._internal_codegen) is type(generator)
+        assert isinstance(context._internal_codegen, type(generator))
         assert global_compiler_lock.is_locked()
         raise Interruption
     assert (config.BOUNDSCHECK, config.OPT, config.DUMP_IR) == (1, 0, 1)
@@ -1002,6 +1002,20 @@ def test_kernels_compile_without(path: str, numba: Any, monkeypatch: pytest.Monk
     finally:
         numba_names._code_generator.cache_clear()
     assert symbol.encode() in code
+
+
+def test_kernels_get_no_machine_code_of_numbas_and_the_programs_functions_do(numba: Any) -> None:
+    """Also functions of both, as Numba's own are: what one generator has compiled, the other one links."""
+
+    @numba.njit("int64(int64)", **numba_names.UNWRAPPED)
+    def shared(x: int) -> int:
+        return x + 40
+
+    with numba_names.own_settings():
+        inside = numba.cfunc("int64(int64)")(lambda x: shared(min(x, 2)))
+    assert inside.address == 0
+    assert f"@{inside.native_name}(" in inside.inspect_llvm()
+    assert numba.njit("int64(int64)")(lambda x: shared(min(x, 2)))(3) == 42
 
 
 def test_without_numbas_settings_the_error_names_the_versions(numba: Any, monkeypatch: pytest.MonkeyPatch) -> None:

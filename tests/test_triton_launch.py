@@ -238,3 +238,10 @@ def test_the_compiler_fuses_no_product_of_its_own_accord() -> None:
     kernel = Kernel()
     _launch(kernel)(*FIRST)
     assert kernel.asked[0][2]["enable_fp_fusion"] is False
+
+
+def test_a_tensor_without_memory_is_not_launched() -> None:
+    freed = torch.randn(4)
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="has no memory"):
+        Launch(None, 1, (), {}, 4)(torch.randn(4), freed)

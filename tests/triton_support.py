@@ -324,11 +324,12 @@ def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype,
     sums = plan.local_sums(gradient)
     totals = plan.packed_totals(gradient, sums).expand(case.ranks, -1)
     grads = plan.parameters(gradient, sums, wanted, False)
+    replicated = norm.family not in ("layer_norm", "rms_norm")
+    parts = plan.packed_sums(sums).expand(case.ranks, -1) if replicated else packed
     made.append([])
     plan.finish(gradient, kernels.sum_over_ranks(totals, found.count, None, compute)[1], grads, wanted)
-    if norm.family in ("layer_norm", "rms_norm"):
+    if not replicated:
         return
-    parts = plan.packed_sums(sums).expand(case.ranks, -1)
     made.append([])
     summed, means = kernels.sum_over_ranks(parts, found.count, compute, compute)
     plan.parameters(gradient, summed, wanted, True)

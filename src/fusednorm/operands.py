@@ -12,6 +12,17 @@ from torch import Tensor
 from fusednorm.problem import gate_shape, spread_shape
 
 
+def no_memory(tensor: Tensor) -> int:
+    """The address 0 of a tensor without elements; RuntimeError where the tensor's memory was freed, as FSDP frees that
+    of parameters: a kernel would read from address 0, or take the operand for absent."""
+    if tensor.numel():
+        raise RuntimeError(
+            f"fusednorm: a tensor of shape {tuple(tensor.shape)} has no memory; expected one whose storage was not "
+            "freed; call inside of the wrapper that gathers parameters"
+        )
+    return 0
+
+
 @dataclass(slots=True, eq=False)
 class Operands:
     """The tensors of a forward. A Norm without ``training`` normalizes by ``mean`` and ``var``, of shape (C,), which

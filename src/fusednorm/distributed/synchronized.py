@@ -100,12 +100,22 @@ def exchange_statistics(
     return mean.view(shape), var.view(shape), count
 
 
+def after(values: Tensor, source: Tensor) -> Tensor:
+    """``values`` as a result of ``source``, to a compiler, where a rank has no elements.
+
+    The values that such a rank sends are constants, and those that it gets go nowhere. A compiler would drop the
+    exchange, or make it in another graph than the other ranks do, which would wait. One of the two tensors has no
+    elements, so their sum has the values' numbers.
+    """
+    return values + source.sum() if torch.compiler.is_compiling() else values
+
+
 def local_moments(input: Tensor, over_samples: bool = False, channel_dim: int = 1) -> Moments:
     """The moments of each (n, c) of this rank's input, or of each c, of shape (1, C); 0 where it is empty."""
     samples, channels = input.shape[0], input.shape[channel_dim]
     rows = 1 if over_samples else samples
     if input.numel() == 0:
-        nothing = torch.zeros(rows, channels, dtype=torch.float64, device=input.device)
+        nothing = after(torch.zeros(rows, channels, dtype=torch.float64, device=input.device), input)
         return moments_of(0, nothing, nothing)
     family: Family = "batch_norm" if over_samples else "instance_norm"
     results = normalize(call_norm(family, 0, channel_dim, 1e-5, None), Operands(input.detach()))
@@ -155,7 +165,7 @@ class _Synchronized(torch.autograd.Function):
         ctx.norm, ctx.exchange = norm, exchange
         if input.numel() == 0:
             ctx.save_for_backward(input, factor, offset, mean, var, var, count)
-            return empty_output(norm, input)
+            return after(empty_output(norm, input), mean)
         parts = _parts(input, len(mean))
         rows = [_rows(tensor, len(parts)) for tensor in (factor, offset, mean, var)]
         results = [
@@ -178,7 +188,7 @@ class _Synchronized(torch.autograd.Function):
             rows = [_rows(tensor, len(tensors[0])) for tensor in (mean, rstd, gamma, beta)]
             calls = [BackwardOperands(*each) for each in zip(*tensors, *rows, strict=True)]
         function = f"the backward of {exchange.function}"
-        sums = _sums(function, ctx.norm, calls, mean)
+        sums = _sums(function, ctx.norm, calls, mean) if calls else after(mean.new_zeros(2, *mean.shape), grad_output)
         wants_input, wants_factor, wants_offset = ctx.needs_input_grad[:3]
         grad_input = None
         if exchange.backward:
@@ -237,8 +247,6 @@ def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
 
 def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor) -> Tensor:
     """p and q of this rank's elements, of shape (2, *mean.shape)."""
-    if not calls:
-        return mean.new_zeros(2, *mean.shape)
     found = []
     for operands in calls:
         if not torch.compiler.is_dynamo_compiling():
@@ -286,7 +294,7 @@ def _grad_input(
     where they cancel; so 16-bit tensors are copied here.
     """
     if not calls:
-        return torch.empty_like(input)
+        return after(torch.empty_like(input), lines)
     line = call_norm("batch_norm", 0, norm.channel_dim, norm.eps, None, False)
     offsets = lines[0] if exchange.centred else None
     rows = (_rows(each, len(calls)) for each in (var, offsets, lines[1]))

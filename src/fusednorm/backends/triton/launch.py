@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fusednorm.operands import no_memory
 from fusednorm.private.torch_names import current_raw_stream
 from fusednorm.private.triton_names import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
 
@@ -71,6 +72,8 @@ class Launch:
                 facts.append(tensor.dtype)
                 if address & 15:
                     facts.append(UNALIGNED)
+                elif not address:
+                    no_memory(tensor)
         case = tuple(facts)
         start = self.starts.get(case)
         if start is None:

@@ -18,7 +18,7 @@ from fusednorm.backends.cpu.frame import Frame, template, writer
 from fusednorm.backends.cpu.geometry import DTYPE_CODES, SHARED, WANT_VARIANCE, geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted, no_memory
 from fusednorm.private.torch_names import empty_strided_cpu
 from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous, packed_strides
@@ -42,8 +42,8 @@ def put_given(frame: Frame, operands: Operands) -> tuple[Tensor, Tensor]:
     mean, var = operands.mean, operands.var
     assert mean is not None and var is not None
     mean, var = mean.contiguous(), var.contiguous()
-    GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), CODES[mean.dtype])
-    GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), CODES[var.dtype])
+    GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr() or no_memory(mean), CODES[mean.dtype])
+    GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr() or no_memory(var), CODES[var.dtype])
     return mean, var
 
 
@@ -201,9 +201,11 @@ class ForwardPlan(Plan):
         threads = self.program.threads()
         frame = self.frame(threads)
         FORWARD(
-            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(),
-            0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr() or no_memory(input),
+            0 if weight is None else weight.data_ptr() or no_memory(weight),
+            0 if bias is None else bias.data_ptr() or no_memory(bias),
+            0 if scale is None else scale.data_ptr() or no_memory(scale),
+            0 if shift is None else shift.data_ptr() or no_memory(shift),
         )  # fmt: skip
         if self.given:
             _held = put_given(frame, operands)
@@ -247,13 +249,16 @@ class ForwardPlan(Plan):
             except IndexError:
                 frame = new_frame(1)
             FORWARD(
-                frame.words, FORWARD_PLACE, output.data_ptr(), mean_out, rstd, variance, eps, input.data_ptr(),
-                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+                frame.words, FORWARD_PLACE, output.data_ptr(), mean_out, rstd, variance, eps,
+                input.data_ptr() or no_memory(input),
+                0 if weight is None else weight.data_ptr() or no_memory(weight),
+                0 if bias is None else bias.data_ptr() or no_memory(bias),
+                0 if scale is None else scale.data_ptr() or no_memory(scale),
+                0 if shift is None else shift.data_ptr() or no_memory(shift),
             )  # fmt: skip
             if given:
-                GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr(), mean_code)
-                GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr(), var_code)
+                GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr() or no_memory(mean), mean_code)
+                GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr() or no_memory(var), var_code)
             run_serially(frame.address, loops)
             idle.append(frame)
             return (output, statistics) if saves else output
@@ -315,16 +320,18 @@ class BackwardPlan(Plan):
                     grad.zero_()
             return Gradients(grad_input, grad_weight, grad_bias, grad_scale, grad_shift)
         mean = contiguous(operands.mean) if self.problem.norm.has_mean else None
-        rstd = operands.rstd.contiguous()
+        rstd, grad_output = operands.rstd.contiguous(), operands.grad_output
         mean_address, mean_dtype = (0, 0) if mean is None else (mean.data_ptr(), CODES[mean.dtype])
         threads = self.program.threads()
         frame = self.frame(threads)
         BACKWARD(
-            frame.words, BACKWARD_PLACE, input.data_ptr(),
-            0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-            0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+            frame.words, BACKWARD_PLACE, input.data_ptr() or no_memory(input),
+            0 if weight is None else weight.data_ptr() or no_memory(weight),
+            0 if bias is None else bias.data_ptr() or no_memory(bias),
+            0 if scale is None else scale.data_ptr() or no_memory(scale),
+            0 if shift is None else shift.data_ptr() or no_memory(shift),
             mean_address, mean_dtype, rstd.data_ptr(), CODES[rstd.dtype],
-            operands.grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
+            grad_output.data_ptr() or no_memory(grad_output), 0 if grad_input is None else grad_input.data_ptr(),
             0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
             0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
         )  # fmt: skip
@@ -364,11 +371,13 @@ class BackwardPlan(Plan):
             except IndexError:
                 frame = new_frame(1)
             BACKWARD(
-                frame.words, BACKWARD_PLACE, input.data_ptr(),
-                0 if weight is None else weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-                0 if scale is None else scale.data_ptr(), 0 if shift is None else shift.data_ptr(),
+                frame.words, BACKWARD_PLACE, input.data_ptr() or no_memory(input),
+                0 if weight is None else weight.data_ptr() or no_memory(weight),
+                0 if bias is None else bias.data_ptr() or no_memory(bias),
+                0 if scale is None else scale.data_ptr() or no_memory(scale),
+                0 if shift is None else shift.data_ptr() or no_memory(shift),
                 saved if has_mean else 0, code, saved + to_rstd, code,
-                grad_output.data_ptr(), 0 if grad_input is None else grad_input.data_ptr(),
+                grad_output.data_ptr() or no_memory(grad_output), 0 if grad_input is None else grad_input.data_ptr(),
                 0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
                 0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
             )  # fmt: skip

@@ -66,9 +66,7 @@ class RowsQuantizedForward(ForwardPlan):
         saved = self.discard if statistics is None else (*map(address, statistics), 0)
         threads = self.program.threads()
         frame = self.frame(threads)
-        FORWARD(
-            frame.words, FORWARD_PLACE, 0, *saved, self.eps, input.data_ptr(), *map(address, parameters),
-        )  # fmt: skip
+        FORWARD(frame.words, FORWARD_PLACE, 0, *saved, self.eps, *map(address, (input, *parameters)))
         CODES(frame.words, CODES_PLACE, output.data_ptr(), address(given))
         if sums is not None:
             gate = gate_numbers(sums, self.compute)

@@ -29,6 +29,7 @@ from fusednorm.operands import (
     SumGradients,
     Sums,
     Wanted,
+    no_memory,
 )
 from fusednorm.problem import DTYPE_BYTES, Problem
 from fusednorm.strides import contiguous
@@ -41,7 +42,7 @@ CONTIGUOUS: dict[str, Any] = {"memory_format": torch.contiguous_format}
 
 
 def address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+    return 0 if tensor is None else tensor.data_ptr() or no_memory(tensor)
 
 
 def gate_numbers(sums: Sums, compute: torch.dtype) -> Tensor | None:
@@ -132,9 +133,8 @@ class SumForward(ForwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         FORWARD(
-            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps, input.data_ptr(), *map(address, (
-                weight, bias, scale, shift,
-            )),
+            frame.words, FORWARD_PLACE, output.data_ptr(), *saved, self.eps,
+            *map(address, (input, weight, bias, scale, shift)),
         )  # fmt: skip
         ADDED(frame.words, ADDED_PLACE, *map(address, (pre_add, gate, post_add)))
         if total is not None:
@@ -198,9 +198,9 @@ class SumBackward(BackwardPlan):
         threads = self.program.threads()
         frame = self.frame(threads)
         BACKWARD(
-            frame.words, BACKWARD_PLACE, input.data_ptr(), *map(address, parameters),
+            frame.words, BACKWARD_PLACE, *map(address, (input, *parameters)),
             address(mean), 0 if mean is None else CODES[mean.dtype], rstd.data_ptr(), CODES[rstd.dtype],
-            grad_output.data_ptr(), address(grad_input), *map(address, grads),
+            *map(address, (grad_output, grad_input, *grads)),
         )  # fmt: skip
         GRADIENTS(frame.words, GRADIENTS_PLACE, *map(address, (behind, grad_sum, grad_post_add)))
         if gated is not None:

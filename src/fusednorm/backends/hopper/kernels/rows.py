@@ -4,7 +4,8 @@ A block has a row at a time. Thread t has its vectors t, t + THREADS and so on, 
 all rows: the sums of p and q over the block's rows stay in its registers, and it reads from shared memory what it
 copied there itself. In one turn a block stores the gradients of its last row, whose sums it has by then, and sums the
 next row, while copies of the row behind come into shared memory: of SLOTS rows there, one is stored, one summed, and
-one has been stored in the turn before. Threads meet twice a turn, and wait for nobody's sums.
+one has been stored in the turn before. Threads meet before a copy begins, when one has come and before they leave their
+sums, which nobody waits for until the next turn.
 """
 
 from fusednorm.backends.hopper.kernels.elements import product_sum_of, sum_of, tile_layout, values_of, words_of
