@@ -27,13 +27,14 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentBackward,
     ResidentForward,
     ResidentSumBackward,
+    ResidentSumForward,
 )
 from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
 from fusednorm.backends.hopper.plans.slabs import SlabsForward  # noqa: E402
 from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
-from fusednorm.backends.triton.plans.tiles import TilesSumForward  # noqa: E402
+from fusednorm.backends.triton.plans.tiles import TilesSumBackward, TilesSumForward  # noqa: E402
 from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
@@ -106,6 +107,21 @@ def summed(shape: tuple[int, ...], backward: bool = False) -> Problem:
         return replace(sum_backward_problem(norm, gradient, "backward", None, True), device="cuda")
     operands = Operands(input, parameter, parameter)
     return replace(sum_forward_problem(norm, operands, Sums(pre_add=input), True), device="cuda")
+
+
+def before_activation(
+    shape: tuple[int, ...], backward: bool = False, dtype: torch.dtype = torch.bfloat16, activation: str = "relu"
+) -> Problem:
+    """A forward of group_norm(32) on a GPU with a sum behind it, or its backward."""
+    with torch.device("meta"):
+        input, parameter = torch.empty(shape, dtype=dtype), torch.empty(shape[1])
+        statistics = torch.empty(shape[0], 32)
+    norm = norm_of("group_norm", 32, activation=resolve(activation))
+    if backward:
+        gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
+        return replace(sum_backward_problem(norm, gradient, "backward", input, False), device="cuda")
+    operands = Operands(input, parameter, parameter)
+    return replace(sum_forward_problem(norm, operands, Sums(post_add=input), False), device="cuda")
 
 
 SHAPES = [
@@ -283,14 +299,27 @@ def test_one_read_is_chosen_where_it_pays(problem: Problem, name: str) -> None:
     assert choose(problem, alone=False).name.startswith("triton.")
 
 
+LARGE = (8, 128, 256, 256)
+
+
 @pytest.mark.usefixtures("available")
-@pytest.mark.parametrize("backward", [False, True])
-def test_the_sums_around_a_large_norm_are_fused(backward: bool) -> None:
-    """By Triton's instances, and the gradient of a sum by the instance that reads once."""
-    problem = summed((8, 128, 256, 256), backward)
-    expected = ResidentSumBackward if backward else TilesSumForward
+@pytest.mark.parametrize(
+    ("problem", "expected"),
+    [
+        (summed(LARGE), TilesSumForward),
+        (summed(LARGE, backward=True), ResidentSumBackward),
+        (before_activation(LARGE), ResidentSumForward),
+        (before_activation(LARGE, backward=True), ResidentSumBackward),
+        (before_activation(LARGE, backward=True, activation="silu"), TilesSumBackward),
+        (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), ResidentSumBackward),
+    ],
+    ids=["before", "gradient", "behind", "backward", "rounded", "single"],
+)
+def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type) -> None:
+    """By the instance that reads once where it can: the gradient of a sum before the norm, and what is behind it, where
+    dz is not rounded."""
     assert choose(replace(problem, added=None)).name == "hopper.resident"
-    assert type(dispatch._sum_plan(("a large norm", backward), problem)) is expected
+    assert type(dispatch._sum_plan(("a large norm", problem), problem)) is expected
     assert choose(problem, alone=False).name == "triton.tiles"
 
 
@@ -433,8 +462,10 @@ def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
     tensors: list[torch.Tensor | None]
     tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
+    behind = None if problem.added is None or problem.added.post_layout is None else data
     if problem.backward:
-        tensors += [None if problem.added is None else data]
+        tensors += [data if problem.added is not None and problem.added.grad_sum else None, behind]
+    tensors += [behind]
     return compiled_launch(plan.launch, tensors, target, drop)
 
 
@@ -466,6 +497,9 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
         (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
+        (before_activation((8, 256, 100, 76)), SMALL, NO_MODULATION, "sm_90"),
+        (before_activation((8, 128, 256, 256), True), ResidentConfig(512, 4, 2, 2, 0, 2), (5, 6), "sm_90"),
+        (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), SMALL, (5, 6), "sm_100"),
     ],
     ids=[
         "even",
@@ -477,6 +511,9 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "uneven backward",
         "data alone",
         "sum",
+        "behind",
+        "behind, backward",
+        "behind, backward in float32",
     ],
 )
 def test_compiles(problem: Problem, chosen: ResidentConfig, drop: tuple[int, ...], target: str) -> None:

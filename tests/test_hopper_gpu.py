@@ -13,6 +13,7 @@ from test_triton_sums_gpu import plans_made
 from torch import Tensor
 
 import fusednorm
+from fusednorm.backends.hopper import instances
 from fusednorm.backends.hopper.instances import INSTANCES, RESIDENT, SLABS, unavailable
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
@@ -232,6 +233,55 @@ def test_the_gradient_of_a_large_sum_is_added_in_the_one_read(
     expected = torch.autograd.grad(right, list(wide.values()), [one.double() for one in grads])
     theirs = torch.autograd.grad(plain(t, t["x"] + t["h"]), list(t.values()), grads)
     for name, one, other, value in zip(t, found, theirs, expected, strict=True):
+        ours, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
+        floor = torch.finfo(dtype).eps * value.square().mean().sqrt() / 2
+        assert ours <= 1.5 * plain_error + floor, name
+
+
+# --- a sum behind the norm ---
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "activation"),
+    [
+        ((13, 64, 192, 128), 16, torch.bfloat16, "relu"),
+        ((37, 64, 64, 128), 4, torch.float16, "leaky_relu"),
+        ((13, 64, 192, 128), 16, torch.float32, "silu"),
+        ((5, 48, 512, 24), 3, torch.float32, "relu"),
+        ((3, 16, 512, 512), 2, torch.bfloat16, "relu"),
+    ],
+    ids=str,
+)
+def test_a_sum_behind_a_large_norm_is_added_in_the_one_read(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, activation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"x": shape, "post_add": shape, "weight": shape[1:2], "bias": shape[1:2]}
+    t = {name: (torch.randn(size, device="cuda") + 1).to(dtype).requires_grad_() for name, size in sizes.items()}
+    grad = torch.randn(shape, device="cuda").to(dtype)
+    made = plans_made(monkeypatch)
+
+    # Backward takes the default: here for problems of any size.
+    monkeypatch.setattr(instances, "LEAST_BYTES", 0)
+    monkeypatch.setattr(instances, "MOST_PARTS_BACKWARD", 1 << 20)
+
+    def run() -> list[Tensor]:
+        y = fusednorm.group_norm(t["x"], groups, t["weight"], t["bias"], activation=activation, post_add=t["post_add"])
+        return [y.detach(), *torch.autograd.grad(y, list(t.values()), grad)]
+
+    def plain(t: dict[str, Tensor]) -> Tensor:
+        z = torch.nn.functional.group_norm(t["x"], groups, t["weight"], t["bias"]) + t["post_add"]
+        y: Tensor = getattr(torch.nn.functional, activation)(z)
+        return y
+
+    found = run()
+    assert made == ["ResidentSumForward", "ResidentSumBackward"]
+    for _ in range(5):
+        assert all(torch.equal(one, other) for one, other in zip(found, run(), strict=True))
+    wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
+    right, theirs = plain(wide), plain(t)
+    expected = [right.detach(), *torch.autograd.grad(right, list(wide.values()), grad.double())]
+    others = [theirs.detach(), *torch.autograd.grad(theirs, list(t.values()), grad)]
+    for name, one, other, value in zip(["y", *t], found, others, expected, strict=True):
         ours, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
         floor = torch.finfo(dtype).eps * value.square().mean().sqrt() / 2
         assert ours <= 1.5 * plain_error + floor, name

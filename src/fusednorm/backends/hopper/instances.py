@@ -22,6 +22,7 @@ from fusednorm.backends.hopper.config.rows import configs as rows_configs
 from fusednorm.backends.hopper.config.slabs import SlabsConfig, held_vectors, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.triton import instances as triton
+from fusednorm.backends.triton.runs import stores_dz
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -103,6 +104,18 @@ def _vectors(problem: Problem, count: int) -> bool:
     return count * DTYPE_BYTES[problem.dtype] % VECTOR_BYTES == 0
 
 
+def _unadded(problem: Problem) -> str | None:
+    """What is around a norm that hopper.resident does not add, or None."""
+    added = problem.added
+    if added is None:
+        return None
+    if "pre_add" in added.names or problem.gated_backward:
+        return "adds nothing before a norm, and makes no gradient of a gate"
+    if added.obstacle is not None or added.post_layout is None or not problem.backward:
+        return added.obstacle
+    return None if stores_dz(problem) else "keeps dz as it is stored, and this activation's is rounded"
+
+
 @dataclass(frozen=True, slots=True)
 class ResidentInstance:
     """Norms of channels_first whose units fit the chip, forward and backward: a unit stays in the shared memory of its
@@ -115,10 +128,9 @@ class ResidentInstance:
         reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem)
         if reason is not None:
             return reason
-        added = problem.added
-        adds_gradient = added is not None and problem.backward and added.grad_sum and not problem.gated_backward
-        if added is not None and not (adds_gradient and added.post_layout is None):
-            return "adds nothing around the norm but the gradient that its input has from elsewhere"
+        reason = _unadded(problem)
+        if reason is not None:
+            return reason
         for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
@@ -138,7 +150,7 @@ class ResidentInstance:
 
         chosen = config or resident_for(problem, processors())
         assert chosen is not None
-        make: Any = plans.ResidentForward
+        make: Any = plans.ResidentForward if problem.added is None else plans.ResidentSumForward
         if problem.backward:
             make = plans.ResidentBackward if problem.added is None else plans.ResidentSumBackward
         return make(problem, chosen, processors())

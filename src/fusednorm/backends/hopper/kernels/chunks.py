@@ -31,6 +31,13 @@ def begin_copy(
 
 
 @gluon.jit
+def load_words(p_words, begin, first, length, o_words, EVEN: gl.constexpr):
+    """The words of a tile of a unit, from vector ``first`` of it on; the unit begins at vector ``begin``."""
+    p_words += (begin + first) * 4 + o_words
+    return gl.load(p_words) if EVEN else gl.load(p_words, mask=o_words < (length - first) * 4, other=0)
+
+
+@gluon.jit
 def following(chunk_unit, chunk_part, parts, step_unit, step_part):
     """The unit of a block's next chunk and its part of it."""
     chunk_unit += step_unit

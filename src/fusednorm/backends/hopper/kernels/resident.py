@@ -22,7 +22,7 @@ squares of their distances to their own mean, and merges tiles by Chan's formula
 around the mean of all. So no cancellation occurs anywhere, however large the mean is.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
+from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, load_words, quotient
 from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_words,
     product_sum_of,
@@ -39,20 +39,20 @@ from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 @gluon.jit(
     do_not_specialize=[
-        "length", "D", "groups", "x_sample", "y_sample", "units", "parts", "waves", "step_unit", "step_part",
-        "magic_groups", "channel_length", "magic_channel", "inverse_count",
+        "length", "D", "groups", "x_sample", "y_sample", "behind_sample", "units", "parts", "waves", "step_unit",
+        "step_part", "magic_groups", "channel_length", "magic_channel", "inverse_count",
     ]
 )  # fmt: skip
 def resident_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
-    length, D, groups, x_sample, y_sample, units, parts, waves, step_unit, step_part, magic_groups: gl.uint32,
-    channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets, p_behind,
+    length, D, groups, x_sample, y_sample, behind_sample, units, parts, waves, step_unit, step_part,
+    magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
     TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
     LEAD: gl.constexpr,
 ):  # fmt: skip
-    """Statistics and results.
+    """Statistics and results, of z + post_add where ``p_behind`` is there.
 
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
     IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
@@ -62,6 +62,8 @@ def resident_forward(
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
     p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_behind is not None:
+        p_behind = p_behind.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
@@ -161,6 +163,9 @@ def resident_forward(
             channel = group * D
             modulated = sample.to(gl.int64) * (groups * D)
             begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
+            if p_behind is not None:  # on its way while the unit's numbers are awaited
+                behind_begin = sample.to(gl.int64) * behind_sample + group.to(gl.int64) * length
+                b_behind = load_words(p_behind, behind_begin, stored_part * (TILES * TILE), length, o_words, EVEN)
             if IN_CHANNEL:
                 o_channel = channel + quotient(stored_part * TILES, magic_channel)
                 gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
@@ -199,6 +204,10 @@ def resident_forward(
                     b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
                     b_gain *= rstd
                     b_z = gl.fma(b_x - unit_mean, b_gain[:, :, None], b_offset[:, :, None])
+                if p_behind is not None:
+                    b_z += values_of(b_behind, VALUES, DTYPE)
+                    if place < TILES - 1:
+                        b_behind = load_words(p_behind, behind_begin, first + TILE, length, o_words, EVEN)
                 b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
                 begin_copy(
                     slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,

@@ -5,9 +5,12 @@ wave sums dz and dz xhat of each tile, which lies in one channel: p and q, which
 gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of the unit,
 and stores dx = rstd (A dz - (P + xhat Q) / K). Where the input is a sum, it adds the gradient that this has from
 elsewhere.
+
+Behind the norm there may be post_add. Then dz is its gradient: a wave stores the dz of its tiles in memory, and in
+shared memory in the place of grad_output, from where dx is made of it two waves later.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, quotient
+from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, load_words, quotient
 from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_words,
     product_sum_of,
@@ -46,24 +49,25 @@ def begin_copies(
 
 @gluon.jit(
     do_not_specialize=[
-        "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "units", "parts", "waves", "step_unit",
-        "step_part", "magic_groups", "magic_channel", "channel_tiles", "total", "inverse_count",
+        "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "behind_sample", "units", "parts", "waves",
+        "step_unit", "step_part", "magic_groups", "magic_channel", "channel_tiles", "total", "inverse_count",
     ]
 )  # fmt: skip
 def resident_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_packets,
-    p_grad_sum,
-    length, D, groups, x_sample, dy_sample, dx_sample, units, parts, waves, step_unit, step_part,
+    p_grad_sum, p_behind, p_grad_behind,
+    length, D, groups, x_sample, dy_sample, dx_sample, behind_sample, units, parts, waves, step_unit, step_part,
     magic_groups: gl.uint32, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
     activation_parameter: gl.float64,
     DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
-    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr, LEAD: gl.constexpr,
+    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr, LEAD: gl.constexpr, TOLD: gl.constexpr,
 ):  # fmt: skip
     """p and q of each tile, and grad_input.
 
     ``length`` and TILE are the vectors of a unit and a tile; ``channel_tiles`` are the tiles of a channel, which tiles
     divide. p of tile t of channel c is partial t of (n, c), and q lies ``total`` behind it. EVEN: chunks divide units.
-    LEAD: the block of a unit's first chunk leads.
+    LEAD: the block of a unit's first chunk leads. TOLD: what lies behind is the output, which tells the activation's
+    derivative, in the place of post_add.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_dy = p_dy.to(gl.pointer_type(gl.int32), bitcast=True)
@@ -71,6 +75,9 @@ def resident_backward(
     p_dx = p_dx.to(gl.pointer_type(gl.int32), bitcast=True)
     if p_grad_sum is not None:
         p_grad_sum = p_grad_sum.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_behind is not None:
+        p_behind = p_behind.to(gl.pointer_type(gl.int32), bitcast=True)
+        p_grad_behind = p_grad_behind.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth
     WARPS: gl.constexpr = gl.num_warps()
     THREADS: gl.constexpr = 32 * WARPS
@@ -119,10 +126,16 @@ def resident_backward(
         if wave < waves:
             chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
             for place in gl.static_range(TILES):
-                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 tile = summed_part * TILES + place
-                if (summed_unit < units) & (tile * TILE < length):
-                    sample = quotient(summed_unit, magic_groups)
+                held = (summed_unit < units) & (tile * TILE < length)
+                sample = quotient(summed_unit, magic_groups)
+                if p_behind is not None:
+                    begin = (summed_unit - sample * groups).to(gl.int64) * length
+                    end = gl.where(held, length, 0)
+                    behind_begin = sample.to(gl.int64) * behind_sample + begin
+                    b_behind = load_words(p_behind, behind_begin, tile * TILE, end, o_words, False)
+                async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
+                if held:
                     within = quotient(tile, magic_channel)
                     channel = (summed_unit - sample * groups) * D + within
                     o_sample = sample * (groups * D) + channel
@@ -131,7 +144,17 @@ def resident_backward(
                     b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                     b_dy = values_of(grad_slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                     b_centred = b_x - gl.load(p_mean + summed_unit)
-                    b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
+                    if p_behind is not None:
+                        b_z = values_of(b_behind, VALUES, DTYPE)
+                        if not TOLD:
+                            b_z += gl.fma(b_centred, gain * rstd, offset)
+                        b_dz = b_dy * DERIVATIVE(b_z, alpha)
+                        b_kept = words_of(b_dz, WORDS, DTYPE)
+                        grad_slots.index(summed * TILES + place).store(b_kept)
+                        p_kept = p_grad_behind + (sample.to(gl.int64) * dx_sample + begin + tile * TILE) * 4
+                        gl.store(p_kept + o_words, b_kept)
+                    else:
+                        b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
                     b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
                     p, q = gl.reduce((sum_of(b_dz), b_q), 0, add_pairs)
                     q *= rstd
@@ -165,11 +188,14 @@ def resident_backward(
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_grad_sum is not None:
-                    o_more = (sample.to(gl.int64) * x_sample + group.to(gl.int64) * length + first) * 4 + o_words
-                    b_more = gl.load(p_grad_sum + o_more, mask=o_words < (length - first) * 4, other=0)
+                    more_begin = sample.to(gl.int64) * x_sample + group.to(gl.int64) * length
+                    b_more = load_words(p_grad_sum, more_begin, first, length, o_words, False)
                 gain *= rstd
                 b_centred = b_x - mean
-                b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain, offset), alpha)
+                if p_behind is not None:
+                    b_dz = b_dy
+                else:
+                    b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain, offset), alpha)
                 b_dx = gl.fma(b_dz, gain, -gl.fma(b_centred * rstd, scaled_q, scaled_p))
                 if p_grad_sum is not None:
                     b_dx += values_of(b_more, VALUES, DTYPE)

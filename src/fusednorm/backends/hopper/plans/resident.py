@@ -12,9 +12,18 @@ from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of
 from fusednorm.backends.hopper.plans.waves import InWaves, magic
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
-from fusednorm.backends.triton.plans.sums import SumBackward
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.operands import BackwardOperands, Gated, Gradients, SumGradients, Wanted
+from fusednorm.operands import (
+    BackwardOperands,
+    Gated,
+    Gradients,
+    Operands,
+    Results,
+    SumGradients,
+    Sums,
+    Wanted,
+)
 from fusednorm.problem import Problem
 
 
@@ -45,10 +54,11 @@ class ResidentForward(Resident, NarrowerForward):
         view, output = problem.view, problem.output_layout
         assert output is not None
         channel = channel_vectors(problem)
-        in_channel = channel % config.vectors == 0
+        in_channel, added = channel % config.vectors == 0, problem.added
+        behind = added.post_layout if added is not None and added.post_layout is not None else output
+        samples = (layout.sample // self.vector for layout in (problem.layout, output, behind))
         scalars = (
-            self.place.vectors, view.group_channels, view.groups, problem.layout.sample // self.vector,
-            output.sample // self.vector, *self.walk, channel,
+            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
             magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
             self.activation_parameter,
         )  # fmt: skip
@@ -60,7 +70,27 @@ class ResidentForward(Resident, NarrowerForward):
         self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters, *saved, self.packets())
+        self.launch(x, y, *parameters, *saved, self.packets(), None)
+
+
+class ResidentSumForward(SumForward, ResidentForward):
+    """The same with post_add behind the norm."""
+
+    def __call__(  # type: ignore[override]
+        self,
+        operands: Operands,
+        sums: Sums,
+        statistics: bool = True,
+        out: Tensor | None = None,
+        sum_out: Tensor | None = None,
+    ) -> Results:
+        arguments = operands, sums, statistics, out, sum_out
+        found = self.runs(lambda: SumForward.__call__(self, *arguments), operands.input, sums.post_add, out)
+        results: Results = self.other(*arguments) if found is None else found
+        return results
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        self.launch(x, y, *parameters, *saved, self.packets(), around[2])
 
 
 class ResidentBackward(Resident, NarrowerBackward):
@@ -74,13 +104,16 @@ class ResidentBackward(Resident, NarrowerBackward):
         assert output is not None and grad is not None
         tiles = channel_vectors(problem) // config.vectors
         self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
-        samples = (layout.sample // self.vector for layout in (problem.layout, grad, output))
+        added, used = problem.added, problem.norm.activation
+        behind = added.post_layout if added is not None and added.post_layout is not None else output
+        samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, magic(tiles), tiles,
             self.partials.total, 1.0 / problem.reduced, self.activation_parameter,
         )  # fmt: skip
         _, derivative = activation(name_of(problem), problem.dtype)
-        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants}
+        told = used is not None and used.told
+        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants, "TOLD": told}
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
 
@@ -94,15 +127,16 @@ class ResidentBackward(Resident, NarrowerBackward):
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
         partials = self.workspace(2 * self.partials.total) if any(wanted) else None
         grad_output, input, *around = data
-        grad_sum = around[1] if around else None
-        self.launch(grad_output, input, dx, *parameters, *saved, partials, self.packets(), grad_sum)
+        behind, grad_sum, grad_behind = around or (None, None, None)
+        added = grad_sum, behind, grad_behind
+        self.launch(grad_output, input, dx, *parameters, *saved, partials, self.packets(), *added)
         if partials is not None:
             combine = self.combinations.get(wanted) or self.combination(*wanted)
             combine(partials, parameters, None, grads)
 
 
 class ResidentSumBackward(SumBackward, ResidentBackward):
-    """The same where the input is a sum, which has a gradient from elsewhere."""
+    """The same where the input is a sum, which has a gradient from elsewhere, and where post_add is behind the norm."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -115,7 +149,7 @@ class ResidentSumBackward(SumBackward, ResidentBackward):
         post_out: Tensor | None = None,
     ) -> tuple[Gradients, SumGradients]:
         arguments = operands, wanted, behind, grad_sum, gated, out, post_out
-        tensors = operands.input, operands.grad_output, grad_sum, out
+        tensors = operands.input, operands.grad_output, behind, grad_sum, out, post_out
         found = self.runs(lambda: SumBackward.__call__(self, *arguments), *tensors)
         gradients: tuple[Gradients, SumGradients] = self.other(*arguments) if found is None else found
         return gradients

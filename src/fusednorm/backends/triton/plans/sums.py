@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -30,8 +32,8 @@ class SumForward(ForwardPlan):
 
     keeps_statistics = False
 
-    def __init__(self, problem: Problem) -> None:
-        super().__init__(problem)
+    def __init__(self, problem: Problem, *others: Any) -> None:
+        super().__init__(problem, *others)
         self.added, self.channel_axis = added_of(problem), problem.norm.channel_axis
         self.by_channel = problem.numbered
 

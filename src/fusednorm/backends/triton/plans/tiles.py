@@ -23,10 +23,11 @@ from fusednorm.backends.triton.runs import (
     grouped,
     power_of_two,
     runs_of,
+    stores_dz,
     stores_sum_first,
     window_of,
 )
-from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
+from fusednorm.problem import Layout, Problem, View
 
 #: The partials that one step of a merge takes, in a launch that only merges 8 by each thread, and the programs between
 #: which such a launch shares many units. Where neighbouring units' partials are neighbours in memory, a program takes
@@ -112,20 +113,6 @@ def written_layouts(problem: Problem) -> tuple[Layout, ...]:
     if stores_sum_first(problem):
         return output, output, output, added.post_layout or output
     return input, output, added.pre_layout or input, added.post_layout or input
-
-
-def stores_dz(problem: Problem) -> bool:
-    """Whether a backward's pass for p and q stores dz, the gradient of post_add, which the pass for grad_input then
-    reads in place of grad_output and post_add: seven transfers, not eight, and no second derivative. (32, 256, 56, 56)
-    in bf16 with relu takes 95 us, and 112 without, in channels_last 102 and 115.
-
-    grad_input is made of dz as it is stored, which must not be rounded: rounded to 16 bits, with silu's derivative, it
-    left grad_input up to 1.8 times as far from fp64 as the tolerance permits.
-    """
-    added, activation = problem.added, problem.norm.activation
-    if added is None or added.post_layout is None or activation is None or not problem.norm.training:
-        return False
-    return DTYPE_BYTES[problem.dtype] > 2 or activation.hardly_rounds
 
 
 def summed_layouts(problem: Problem) -> tuple[Layout, ...]:
