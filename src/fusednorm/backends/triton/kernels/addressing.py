@@ -29,7 +29,7 @@ def no_wider(o, ALIGN: tl.constexpr):
     It gives each load the layout of its own widest form. Parameters, which begin at 16 bytes, would have another layout
     than data that does not, and move between threads, with barriers, before they meet.
     """
-    return o + tl.program_id(2) * ALIGN  # program 0 along an axis that has no other programs
+    return o + (tl.num_programs(2) - 1) * ALIGN  # there is one program along that axis
 
 
 @triton.jit

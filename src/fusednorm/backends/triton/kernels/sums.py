@@ -29,8 +29,8 @@ def whole_sum_forward(
     p_total, units, length, reciprocal, positions, x_sample, x_unit, y_sample, y_unit, before_sample, before_unit,
     behind_sample, behind_unit, gate_rows, gate_step, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr,
     OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with sums around the norm."""
@@ -41,7 +41,7 @@ def whole_sum_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, PER_ELEMENT, BY_CHANNEL,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, PER_ELEMENT, BY_CHANNEL,
         p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip
 

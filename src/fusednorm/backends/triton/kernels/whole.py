@@ -51,9 +51,13 @@ def affine_of_units(
 
 
 @triton.jit
-def pointers_of_units(p, n, place, sample, unit, o_k, ALIGN: tl.constexpr):
-    """Pointers to the elements of units; ALIGN divides the strides of samples and units."""
-    return p + (n * aligned(sample, ALIGN) + place * aligned(unit, ALIGN))[:, None] + o_k[None, :]
+def pointers_of_units(p, o_u, n, place, sample, unit, K, o_k, PACKED: tl.constexpr, ALIGN: tl.constexpr):
+    """Pointers to the elements of units; ALIGN divides the strides of samples and units. PACKED: units follow one
+    another in memory."""
+    if PACKED:
+        return p + (o_u.to(tl.int64) * K)[:, None] + o_k[None, :]
+    else:
+        return p + (n * aligned(sample, ALIGN) + place * aligned(unit, ALIGN))[:, None] + o_k[None, :]
 
 
 @triton.jit
@@ -81,21 +85,27 @@ def number_of_channels(
 
 
 @triton.jit
-def added_before(b_x, b_gate, added, n, place, o_k, mask, ALIGN: tl.constexpr, dtype: tl.constexpr):
+def added_before(
+    b_x, b_gate, added, o_u, n, place, K, o_k, mask, PACKED: tl.constexpr, ALIGN: tl.constexpr, dtype: tl.constexpr
+):
     """s of units, as :func:`sum_of` makes it."""
     b_before = None
     if added.before is not None:
-        p_before = pointers_of_units(added.before, n, place, added.before_sample, added.before_channel, o_k, ALIGN)
+        p_before = pointers_of_units(
+            added.before, o_u, n, place, added.before_sample, added.before_channel, K, o_k, PACKED, ALIGN
+        )
         b_before = tl.load(p_before, mask, 0.0)
     return sum_of(b_x, b_before, b_gate, mask, dtype)
 
 
 @triton.jit
-def added_behind(added, n, place, o_k, mask, ALIGN: tl.constexpr):
+def added_behind(added, o_u, n, place, K, o_k, mask, PACKED: tl.constexpr, ALIGN: tl.constexpr):
     """post_add of units, or None."""
     b_behind = None
     if added.behind is not None:
-        p_behind = pointers_of_units(added.behind, n, place, added.behind_sample, added.behind_channel, o_k, ALIGN)
+        p_behind = pointers_of_units(
+            added.behind, o_u, n, place, added.behind_sample, added.behind_channel, K, o_k, PACKED, ALIGN
+        )
         b_behind = tl.load(p_behind, mask, 0.0)
     return b_behind
 
@@ -105,7 +115,7 @@ def units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, length, reciprocal, positions,
     x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr,
     p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
@@ -126,19 +136,19 @@ def units_forward(
     n = (o_u // (G * positions)).to(tl.int64)
     place = o_u % (G * positions)
     g = o_u % G
-    b_x = tl.load(pointers_of_units(p_x, n, place, x_sample, x_unit, o_k, ALIGN), mask, 0.0)
+    b_x = tl.load(pointers_of_units(p_x, o_u, n, place, x_sample, x_unit, K, o_k, PACKED, ALIGN), mask, 0.0)
     if added.before is not None or BY_CHANNEL:
         b_gate = None
         if BY_CHANNEL:
             b_gate = number_of_channels(added, o_u, m_u, n, g, o_k, mask, reciprocal, G, D, S, ALIGN, dtype)
         elif added.gate is not None:
             b_gate = gate_of_units(added, o_u, m_u, o_k, mask, PER_ELEMENT, ALIGN, dtype)
-        b_x = added_before(b_x, b_gate, added, n, place, o_k, mask, ALIGN, dtype)
+        b_x = added_before(b_x, b_gate, added, o_u, n, place, K, o_k, mask, PACKED, ALIGN, dtype)
     if added.total is not None:
-        tl.store(pointers_of_units(added.total, n, place, y_sample, y_unit, o_k, ALIGN), b_x, mask)
+        tl.store(pointers_of_units(added.total, o_u, n, place, y_sample, y_unit, K, o_k, PACKED, ALIGN), b_x, mask)
     b_x = b_x.to(dtype)
     if EARLY:
-        b_behind = added_behind(added, n, place, o_k, mask, ALIGN)
+        b_behind = added_behind(added, o_u, n, place, K, o_k, mask, PACKED, ALIGN)
         gain, offset = affine_of_units(
             parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
@@ -156,13 +166,13 @@ def units_forward(
     if p_var is not None:
         tl.store(p_var + o_u, variance, m_u)
     if not EARLY:
-        b_behind = added_behind(added, n, place, o_k, mask, ALIGN)
+        b_behind = added_behind(added, o_u, n, place, K, o_k, mask, PACKED, ALIGN)
         gain, offset = affine_of_units(
             parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
         )
     b_z = behind(normalized(b_x - mean[:, None], gain * rstd[:, None], offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    p_out = pointers_of_units(p_y, n, place, y_sample, y_unit, o_k, ALIGN)
+    p_out = pointers_of_units(p_y, o_u, n, place, y_sample, y_unit, K, o_k, PACKED, ALIGN)
     if OUT is None:
         tl.store(p_out, b_y.to(p_y.dtype.element_ty), mask)
     else:
@@ -177,7 +187,7 @@ def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
     reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, ALIGN: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
@@ -185,6 +195,6 @@ def whole_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, ALIGN, BLOCK_U, BLOCK_K, False, False,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, False, False,
         p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip

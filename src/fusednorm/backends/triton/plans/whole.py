@@ -31,12 +31,19 @@ class Units:
                 return 1, 1
             return layout.sample, layout.spatial if single else view.group_channels * layout.channel
 
+        def packed(layout: Layout) -> bool:
+            sample, unit = steps_of(layout)
+            units = view.groups * positions
+            alone = view.samples == 1 or sample == units * problem.reduced
+            return alone and (units == 1 or unit == problem.reduced)
+
         self.programs, block = -(-problem.num_statistics // config.units), power_of_two(problem.reduced)
         compiled = spatial if spatial == power_of_two(spatial) else None
         length, reciprocal = (1, 1) if compiled else (problem.reduced, -(-(1 << 31) // max(1, spatial)))
         around = () if added is None else (added.pre_layout, added.post_layout)
-        steps = [step for layout in (problem.layout, output, *around) for step in steps_of(layout)]
-        known = [step for layout in (problem.layout, output, *around) if layout for step in steps_of(layout)]
+        layouts = problem.layout, output, *around
+        steps = [step for layout in layouts for step in steps_of(layout)]
+        known = [step for layout in layouts if layout for step in steps_of(layout)]
         self.scalars: Scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
         self.tile: dict[str, Any] = {
             "G": view.groups,
@@ -45,6 +52,7 @@ class Units:
             "EVEN": problem.reduced == block,
             "EARLY": early(self.programs, config.warps, block * config.units),
             "ONCE": once(problem, config, block),
+            "PACKED": all(packed(layout) for layout in layouts if layout),
             "ALIGN": alignment(problem.dtype, problem.reduced, *known),
             "BLOCK_U": config.units,
             "BLOCK_K": block,
