@@ -16,7 +16,7 @@ from fusednorm.backends.triton.config.rows import by_columns, columns_backward_f
 from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.runs import (
-    grouped,
+    for_moments,
     layouts_of,
     load_bytes,
     power_of_two,
@@ -580,7 +580,7 @@ def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_p
     for given, groups, channels in ((x, 1, 1), (x, 2, 4), (wide[:, :8], 1, 8)):
         problem = forward_problem(norm_of("group_norm", groups), Operands(given))
         assert problem.layout.order == "channels_last"
-        assert grouped(problem).view.group_channels == channels
+        assert for_moments(problem).view.group_channels == channels
 
 
 @pytest.mark.parametrize(
@@ -590,6 +590,8 @@ def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_p
         ((16, 128, 16, 16), 32, torch.bfloat16, 4),
         ((40, 64, 15, 15), 16, torch.float32, 2),
         ((2, 96, 32, 32), 32, torch.float16, 1),  # so few programs would each have much to do
+        ((64, 105, 12, 12), 21, torch.float16, 1),  # 3 of 8 lanes have no channel
+        ((16, 96, 14, 14), 32, torch.bfloat16, 2),
     ],
 )
 def test_groups_of_a_few_channels_are_together_in_channels_last(
@@ -600,6 +602,33 @@ def test_groups_of_a_few_channels_are_together_in_channels_last(
     assert seen is not None
     assert holding_pays(problem, seen)
     assert held_for(problem, seen).units == units
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "forward", "backward"),
+    [
+        ((2, 640, 17, 17), 40, True, True),
+        ((17, 640, 13, 3), 4, True, False),  # a unit to a multiprocessor
+        ((16, 640, 17, 17), 40, True, False),
+        ((16, 480, 24, 24), 32, False, False),
+    ],
+)
+def test_units_of_few_lanes_are_held_even_where_they_do_not_fill_them(
+    shape: tuple[int, ...], groups: int, forward: bool, backward: bool
+) -> None:
+    for problem, held in zip(_problems(shape, groups, torch.bfloat16, True), (forward, backward), strict=True):
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
+
+
+def test_the_moments_of_a_modulated_batch_norm_are_read_as_those_of_one_without() -> None:
+    x, scale = torch.empty(2844, 128, device="meta"), torch.empty(2844, 128, device="meta")
+    problem, plain = (forward_problem(norm_of("batch_norm"), Operands(x, scale=given)) for given in (scale, None))
+    assert for_moments(problem).view == plain.folded.view
+    config = passes_for(tiled(problem))
+    assert config.reduction == passes_for(tiled(plain)).reduction
+    assert config.output.positions == 1
 
 
 @pytest.mark.parametrize(

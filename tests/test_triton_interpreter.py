@@ -55,7 +55,7 @@ planes = {
 
 def whole_group(problem):
     """Whether the pass for the moments takes a group of channels_last for one channel."""
-    return not problem.backward and runs.grouped(problem).view != problem.view
+    return not problem.backward and runs.for_moments(problem).view != problem.view
 
 
 positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}

@@ -153,17 +153,25 @@ def length_of_runs(problem: Problem) -> int:
     return problem.view.spatial + window_of(problem.dtype, problem.view, layouts_of(problem)) - 1
 
 
-def grouped(problem: Problem) -> Problem:
-    """A forward's problem with each group as one channel, where a group's elements follow one another in memory and
-    have the same numbers added, as the pass for the moments sees it: in channels_last an only group's do. Its output is
-    the sum before the norm where that pass stores it."""
+def for_moments(problem: Problem) -> Problem:
+    """A forward's problem as the pass for the moments sees it: batch_norm in channels_last without what differs by
+    sample in the results, so with all samples as one, and other norms with groups as channels (:func:`_grouped`). Its
+    output is the sum before the norm where that pass stores it."""
+    if problem.norm.per_batch and not problem.numbered:
+        problem = replace(problem, scale_dtype=None, shift_dtype=None).folded
+    stored = problem.output_layout if stores_sum_first(problem) else None
+    return _grouped(replace(problem, output_layout=stored))
+
+
+def _grouped(problem: Problem) -> Problem:
+    """A problem with each group as one channel, where a group's elements follow one another in memory and have the same
+    numbers added: in channels_last an only group's do."""
     view, added = problem.view, problem.added
     before = None if added is None else added.pre_layout
-    stored = problem.output_layout if stores_sum_first(problem) else None
-    layouts = [layout for layout in (problem.layout, stored, before) if layout is not None]
+    layouts = [layout for layout in (problem.layout, problem.output_layout, before) if layout is not None]
     alike = all(_groups_follow(view, layout) for layout in layouts) and not problem.numbered
     if not alike or problem.norm.per_batch or view.group_channels == 1:
-        return replace(problem, output_layout=stored)
+        return problem
     length = view.group_channels * view.spatial
 
     def run(layout: Layout | None) -> Layout | None:
@@ -175,7 +183,7 @@ def grouped(problem: Problem) -> Problem:
         problem,
         view=View(view.samples, view.groups, 1, length),
         layout=input,
-        output_layout=run(stored),
+        output_layout=run(problem.output_layout),
         added=added and replace(added, pre_layout=run(before)),
     )
 

@@ -24,7 +24,7 @@ from fusednorm.backends.triton.config.kinds import (
     WholeConfig,
 )
 from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits
-from fusednorm.backends.triton.runs import grouped, layouts_of, power_of_two, runs_of
+from fusednorm.backends.triton.runs import for_moments, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 T = TypeVar("T")
@@ -165,7 +165,7 @@ def passes(problem: Problem, default: TilesConfig) -> tuple[TilesConfig, ...]:
     """
     reductions, outputs = [default.reduction], [default.output]
     if problem.direction != "inference":
-        read = _in_runs(replace(problem, output_layout=None) if problem.backward else grouped(problem))
+        read = _in_runs(replace(problem, output_layout=None) if problem.backward else for_moments(problem))
         reductions = _passes(read, default.reduction, _read_passes(read, default.reduction))
     if problem.direction != "backward_gamma_beta":
         written = _in_runs(problem)

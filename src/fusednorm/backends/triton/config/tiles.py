@@ -12,7 +12,7 @@ from fusednorm.backends.triton.runs import (
     WIDE_LOAD,
     WIDEST_LOAD,
     filled,
-    grouped,
+    for_moments,
     layouts_of,
     length_of_runs,
     load_bytes,
@@ -105,7 +105,7 @@ def _planes(problem: Problem) -> TilesConfig:
     share = 4 if problem.dtype == "float64" else 1
     # Other units that are small are not for tiles, and larger ones' tiles merge the partials of their unit.
     tile = _planes_across if problem.norm.per_batch else _plane
-    reduction = _runs_of_groups(problem) or tile(problem, _most_read(problem))
+    reduction = _for_moments(problem) or tile(problem, _most_read(problem))
     if _small_evaluation(problem):
         elements = program_elements(problem.view.numel, 1024)
         return TilesConfig(reduction, _few_a_thread(problem, tile(problem, elements)))
@@ -122,12 +122,14 @@ def _most_read(problem: Problem) -> int:
     return TILE // (4 if problem.dtype == "float64" else 1) * (2 if problem.reduced >= LARGE_UNIT else 1)
 
 
-def _runs_of_groups(problem: Problem) -> PassConfig | None:
-    """Where a group's channels follow one another, the pass for the moments takes them for one channel of all its
-    positions."""
-    source = grouped(problem)
+def _for_moments(problem: Problem) -> PassConfig | None:
+    """The pass for the moments where it sees a forward otherwise than the pass that writes: batch_norm's samples as
+    one, or a group's channels, which follow one another, as one channel of all its positions."""
+    source = for_moments(problem)
     if source.view == problem.view:
         return None
+    if source.norm.per_batch:
+        return passes_for(source).reduction
     return PassConfig(1, min(power_of_two(length_of_runs(source)), _most_read(problem)))
 
 
@@ -197,7 +199,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elements = program_elements(view.numel, 1024)
         channels = min(power_of_two(view.channels), elements)
         return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
-    by_runs = None if problem.backward else _runs_of_groups(problem)
+    moments = None if problem.backward else _for_moments(problem)
     most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
     blocks = view.samples * -(-view.channels // read)
     # A program merges a unit's partials at 4000 a microsecond.
@@ -209,7 +211,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
-        return TilesConfig(by_runs or PassConfig(read, positions, tiles, 2, stages), output)
+        return TilesConfig(moments or PassConfig(read, positions, tiles, 2, stages), output)
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
@@ -222,9 +224,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
     output = PassConfig(write, max(1, elements // write), 2, warps)
-    if problem.direction == "inference":
+    if not problem.backward:
         output = _of_positions_that_there_are(view, output)
-    return TilesConfig(by_runs or reduction, output)
+    return TilesConfig(moments or reduction, output)
 
 
 def _of_positions_that_there_are(view: View, tile: PassConfig) -> PassConfig:

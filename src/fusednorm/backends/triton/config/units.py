@@ -21,6 +21,8 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 #: multiprocessor busy even where their tiles are not full. Units that are neighbours in memory are read row by row, and
 #: in FEW_CONTIGUOUS elements rows may be of any length.
 MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
+#: Elements of a unit up to which two programs share a multiprocessor.
+SHARING_HELD = 8192
 #: Elements of a unit that one program finishes before a second launch would start.
 SMALL_UNIT = 4096
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
@@ -209,7 +211,7 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         units = max(1, min(256 // seen.elements, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
-    least = _row_of_units(seen, size, total)
+    least = _row_of_units(seen, size, total, _padded(problem, seen))
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = max(1, min(units, fitting, MOST_HELD // seen.elements))
@@ -233,6 +235,8 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     where programs have ``rows`` of several short units."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow = seen.load_bytes(problem) < WIDE_LOAD
+    if _padded(problem, seen):
+        return 16
     if rows:
         return 16 if program <= 2048 or (problem.backward and program <= 4096) else 32
     if total <= SMALL_HELD:
@@ -259,11 +263,18 @@ def _most_small(problem: Problem, seen: HeldUnits) -> int:
     return 2 * MOST_SMALL if problem.backward and seen.affine == 3 else MOST_SMALL
 
 
-def _row_of_units(seen: HeldUnits, size: int, total: int) -> int:
+def _padded(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether lanes of a forward hold no channel beside the few of a group. Then a program has few groups, and a thread
+    few elements: (64, 105, 12, 12) in 21 groups in fp16 and channels_last takes 7.4 us with one, and 10.8 with two."""
+    few = seen.columns < power_of_two(seen.columns) <= 8
+    return few and seen.across == "spatial" and seen.rows > 1 and not problem.backward
+
+
+def _row_of_units(seen: HeldUnits, size: int, total: int, padded: bool) -> int:
     """The fewest units of a program whose rows lie side by side in memory. Short rows cost memory time, but a small
     problem has more programs with them."""
     if not seen.contiguous:
-        return _row_of_groups(seen, size)
+        return _row_of_groups(seen, size, padded)
     if total <= FEW_CONTIGUOUS:
         return max(1, min(4, 1024 // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
@@ -272,12 +283,14 @@ def _row_of_units(seen: HeldUnits, size: int, total: int) -> int:
     return least
 
 
-def _row_of_groups(seen: HeldUnits, size: int) -> int:
+def _row_of_groups(seen: HeldUnits, size: int, padded: bool) -> int:
     """The groups of a few channels whose positions make 32 bytes: (24, 64, 21, 21) in 32 groups in fp16 and
     channels_last takes 8.3 us with a group to a program, and 3.5 with eight."""
     if seen.across != "spatial" or seen.rows == 1 or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
         return 1
     least = max(1, 32 // (size * power_of_two(seen.columns)))
+    if padded:
+        return min(least, max(1, 2048 // seen.elements))
     return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
 
 
@@ -297,7 +310,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
 
     Where a tile is not full its lanes are wasted: (16, 640, 13, 13) in 32 groups in bf16 takes 14 us held, 41 % full,
     and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
-    takes 87 us held, 4 units to a row, and 43 in tiles.
+    takes 87 us held, 4 units to a row, and 43 in tiles. Where lanes are few one launch is faster, full or not: in fp16
+    and channels_last (2, 640, 17, 17) in 40 groups takes 3.6 us held, 56 % full, and 6.8 in tiles, (17, 640, 13, 3) in
+    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3.
     """
     size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
     full = seen.rows * seen.columns / seen.elements
@@ -311,11 +326,13 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return size * together >= 64 and full >= 0.75
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
+    lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     short = small and seen.elements <= LARGE_HELD
     if not problem.backward:
-        return short or full >= 0.6
+        return short or full >= 0.6 or lanes <= FEW or (shared and full >= 0.5 and lanes <= 4 * FEW)
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         return short or full >= 0.6 or size > 2
+    short = short or (shared and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
 
@@ -323,8 +340,12 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     """:func:`holding_pays` of a channel of all samples: in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of
     spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
     in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
+    Planes of some size, of channels that are not too many, are faster held: (16, 512, 19, 19) in bf16 takes 8.6 us, and
+    11.3 in tiles, backward 10.1 and 13.8.
     """
     if problem.view.numel > FEW:
+        if seen.columns > 128 and problem.view.numel <= 3 * FEW // 2 and seen.elements <= SHARING_HELD and full >= 0.6:
+            return seen.affine != 3
         long = seen.affine == 3 and seen.elements > 8192
         return full >= 0.55 and not long and tiled(problem) is problem.folded
     if not problem.backward:

@@ -115,9 +115,9 @@ def units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, length, reciprocal, positions,
     x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr,
-    p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
@@ -187,8 +187,9 @@ def whole_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_out_scale, units, length,
     reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
-    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
     nothing = Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)

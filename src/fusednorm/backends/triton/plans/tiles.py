@@ -20,7 +20,7 @@ from fusednorm.backends.triton.launch import Launch, Scalars, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.runs import (
-    grouped,
+    for_moments,
     power_of_two,
     runs_of,
     stores_dz,
@@ -174,7 +174,7 @@ class TilesForward(ForwardPlan):
 
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
-        source = grouped(problem)
+        source = for_moments(problem)
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, read_layouts(source))
         output = Pass(problem, view, config.output, written_layouts(problem))
@@ -217,7 +217,7 @@ class TilesForward(ForwardPlan):
             {
                 "OVERLAP": self.overlap["OVERLAP"] and not self.given, "RMS": self.rms,
                 "VALUE": self.value, **self.alpha,
-                "MERGE": self.merges, "GROUPED": self.merges and source.view is not view,
+                "MERGE": self.merges, "GROUPED": self.merges and seen.channels != view.channels,
                 "SHARED": shares_parameters(made_for, problem), **output.order,
                 **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
                 **(partials.block if self.merges else NO_BLOCK), **around,
