@@ -15,6 +15,7 @@ from fusednorm.backends.triton.config.kinds import WholeConfig
 from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, holding_rows_pays, rows_backward_for
 from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
+from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import (
     for_moments,
     layouts_of,
@@ -611,6 +612,7 @@ def test_groups_of_a_few_channels_are_together_in_channels_last(
         ((17, 640, 13, 3), 4, True, False),  # a unit to a multiprocessor
         ((16, 640, 17, 17), 40, True, False),
         ((16, 480, 24, 24), 32, False, False),
+        ((50, 48, 28, 28), 16, False, False),  # tiles have wide loads, groups of 3 channels have none
     ],
 )
 def test_units_of_few_lanes_are_held_even_where_they_do_not_fill_them(
@@ -629,6 +631,30 @@ def test_the_moments_of_a_modulated_batch_norm_are_read_as_those_of_one_without(
     config = passes_for(tiled(problem))
     assert config.reduction == passes_for(tiled(plain)).reduction
     assert config.output.positions == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((10, 64, 9, 9), (0, 1024)),
+        ((8, 64, 5, 5), (8, 32)),  # as full with two axes
+        ((10, 64, 9, 10), (16, 128)),  # two elements to a load
+    ],
+)
+def test_rows_of_odd_lengths_lie_along_one_axis(shape: tuple[int, ...], block: tuple[int, int]) -> None:
+    seen = held_units(forward_problem(norm_of("batch_norm"), Operands(torch.empty(shape, device="meta"))))
+    assert seen is not None
+    assert seen.block == block
+
+
+def test_a_program_for_the_modulation_of_few_chunks_has_many_channels() -> None:
+    x, scale = torch.empty(5000, 700, device="meta"), torch.empty(5000, 700, device="meta")
+    problem = backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x[0], x[0], scale=scale))
+    partials = PartialsShape(problem.view, 1, 700, last=True, per_batch=True)
+    sums = ParameterSums(partials, True, True)
+    assert sums.modulated == (1024, 1)
+    assert sums.programs == sums.channel_programs + 5000
+    assert partials.together == 8  # neighbours in memory
 
 
 @pytest.mark.parametrize(

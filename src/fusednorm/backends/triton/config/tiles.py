@@ -211,7 +211,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = PassConfig(write, max(1, elements // write), 2, 4)
-        return TilesConfig(moments or PassConfig(read, positions, tiles, 2, stages), output)
+        return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, 2, stages), output)
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
@@ -224,9 +224,16 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
     output = PassConfig(write, max(1, elements // write), 2, warps)
-    if not problem.backward:
-        output = _of_positions_that_there_are(view, output)
-    return TilesConfig(moments or reduction, output)
+    return _with_positions(problem, view, moments, reduction, output)
+
+
+def _with_positions(
+    problem: Problem, view: View, moments: PassConfig | None, reduction: PassConfig, output: PassConfig
+) -> TilesConfig:
+    """The passes with tiles of positions that there are; ``moments``: a forward's first pass where it has its own."""
+    if problem.backward:
+        reduction = _of_positions_that_there_are(view, reduction)
+    return TilesConfig(moments or reduction, _of_positions_that_there_are(view, output))
 
 
 def _of_positions_that_there_are(view: View, tile: PassConfig) -> PassConfig:

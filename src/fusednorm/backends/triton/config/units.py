@@ -14,7 +14,7 @@ from fusednorm.backends.triton.config.device import (
 )
 from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
 from fusednorm.backends.triton.config.tiles import tiled
-from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, alignment, load_bytes, power_of_two, unit_bytes
+from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, WIDEST_LOAD, alignment, load_bytes, power_of_two, unit_bytes
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 #: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units of LARGE_HELD elements keep their
@@ -57,9 +57,25 @@ class HeldUnits:
         return self.samples * self.in_sample
 
     @property
+    def flat(self) -> bool:
+        """Whether the rows of a channel lie along one axis of a tile: rows of odd lengths, which no wide load reads,
+        where two axes would leave more lanes empty. (10, 2234, 9, 9) in batch_norm fills 79 % of them so, and else 40.
+        """
+        odd = self.columns > 1 and self.columns % 2 == 1 and self.rows > 1 and self.affine == 0
+        return odd and power_of_two(self.rows * self.columns) < power_of_two(self.rows) * power_of_two(self.columns)
+
+    @property
+    def block(self) -> tuple[int, int]:
+        """The rows and columns of a unit, as a tile holds it; no rows where it is flat."""
+        if self.flat:
+            return 0, power_of_two(self.rows * self.columns)
+        return power_of_two(self.rows), power_of_two(self.columns)
+
+    @property
     def elements(self) -> int:
         """Of a unit, as a tile holds it."""
-        return power_of_two(self.rows) * power_of_two(self.columns)
+        rows, columns = self.block
+        return max(1, rows) * columns
 
     @property
     def contiguous(self) -> bool:
@@ -144,12 +160,12 @@ def _fills(length: int, block: int) -> bool:
 def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
     warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
-    takes 10.6 on two, 10.9 on one and 11.3 on four."""
+    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
     if total <= 4 * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
     if _fills(problem.reduced, block) and not narrow and (block > 128 or problem.norm.activation is None):
-        elements = 1024 if not short else 4096 if block == 512 else 2048
+        elements = 2048 if short and block < 512 else 1024
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
         return WholeConfig(1024 // block, 2)
@@ -211,6 +227,10 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         units = max(1, min(256 // seen.elements, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
+    if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
+        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
+        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, fitting))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     least = _row_of_units(seen, size, total, _padded(problem, seen))
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
@@ -246,7 +266,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
     few = problem.backward and narrow and seen.elements < 2048
-    return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 else 32)
+    return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)
 
 
 def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
@@ -312,7 +332,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
     takes 87 us held, 4 units to a row, and 43 in tiles. Where lanes are few one launch is faster, full or not: in fp16
     and channels_last (2, 640, 17, 17) in 40 groups takes 3.6 us held, 56 % full, and 6.8 in tiles, (17, 640, 13, 3) in
-    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3.
+    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3. Loads of few channels
+    are short where tiles have wide ones: (50, 48, 28, 28) in 16 groups takes 13.5 us held, and 8.8 in tiles.
     """
     size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
     full = seen.rows * seen.columns / seen.elements
@@ -327,12 +348,13 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
-    short = small and seen.elements <= LARGE_HELD
+    wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
+    short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
     if not problem.backward:
-        return short or full >= 0.6 or lanes <= FEW or (shared and full >= 0.5 and lanes <= 4 * FEW)
+        return short or full >= 0.6 or (wide and (lanes <= FEW or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         return short or full >= 0.6 or size > 2
-    short = short or (shared and lanes <= FEW // 2)
+    short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
 
@@ -341,11 +363,14 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
     in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
     Planes of some size, of channels that are not too many, are faster held: (16, 512, 19, 19) in bf16 takes 8.6 us, and
-    11.3 in tiles, backward 10.1 and 13.8.
+    11.3 in tiles, backward 10.1 and 13.8; but with relu the backward of (32, 512, 13, 13) takes 17.9 and 13.0.
     """
     if problem.view.numel > FEW:
-        if seen.columns > 128 and problem.view.numel <= 3 * FEW // 2 and seen.elements <= SHARING_HELD and full >= 0.6:
-            return seen.affine != 3
+        if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
+            if not problem.backward and problem.view.numel <= 2 * FEW:
+                return True
+            if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
+                return True
         long = seen.affine == 3 and seen.elements > 8192
         return full >= 0.55 and not long and tiled(problem) is problem.folded
     if not problem.backward:

@@ -6,9 +6,10 @@ A unit is ``rows`` rows of ``columns`` elements that follow one another in memor
 - a group of channels_last: the positions by the group's channels,
 - a channel of batch_norm: the samples by the positions, in channels_last all positions by one element.
 
-A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. AFFINE is the axis along which the weight and
-bias of a unit differ, 0 where a unit is one channel, and 3 where the rows of a channel, batch_norm's samples, have a
-scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are any neighbours, and
+A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. BLOCK_R is 0 where the rows of units of one
+channel follow one another along the columns' axis, which they fill better. AFFINE is the axis along which the weight
+and bias of a unit differ, 0 where a unit is one channel, and 3 where the rows of a channel, batch_norm's samples, have
+a scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are any neighbours, and
 with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
 """
 
@@ -71,9 +72,14 @@ def of_units(b):
 @triton.jit
 def rows_and_columns(m_u, rows, columns, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
     """The rows and columns of a tile, and its mask."""
-    o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-    m_k = o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
-    return o_r, o_k, of_units(m_u) & (o_r < rows) & m_k
+    if BLOCK_R == 0:
+        o_lane = tl.arange(0, BLOCK_K)[None, None, :]
+        o_r = tl.umulhi(2 * o_lane, 2147483647 // columns + 1)  # by 2**31 / columns, rounded up, as in channel_of
+        return o_r, o_lane - o_r * columns, of_units(m_u) & (o_lane < rows * columns)
+    else:
+        o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
+        m_k = o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
+        return o_r, o_k, of_units(m_u) & (o_r < rows) & m_k
 
 
 @triton.jit

@@ -275,17 +275,17 @@ def modulation_gradients(
 @triton.jit
 def parameter_program(
     pid, summed, summed_parameters, partials, parameters, grads, channel_programs, N,
-    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """A program takes a block of channels: the first ``channel_programs`` for weight and bias, from the ``summed``
-    partials of N samples, the others for scale and shift of one sample."""
+    """A program takes a block of channels: the first ``channel_programs`` BLOCK_C for weight and bias, from the
+    ``summed`` partials of N samples, the others BLOCK_M for scale and shift of one sample, BLOCK_K chunks at a time."""
     if pid < channel_programs:
         parameter_gradients(summed, summed_parameters, grads, pid, N, LAST, BLOCK_C, BLOCK_N)
     else:
-        blocks = tl.cdiv(partials.groups.C, BLOCK_C)
+        blocks = tl.cdiv(partials.groups.C, BLOCK_M)
         rest = pid - channel_programs
         n = (rest // blocks).to(tl.int64)
-        modulation_gradients(partials, parameters, grads, n, rest % blocks, LAST, BLOCK_C, BLOCK_N)
+        modulation_gradients(partials, parameters, grads, n, rest % blocks, LAST, BLOCK_M, BLOCK_K)
 
 
 @triton.jit(
@@ -297,6 +297,7 @@ def combine(
     G, D, C, units, unit_programs, K, channel_programs, N, total, rows, chunks,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, SHARED: tl.constexpr, PER_BATCH: tl.constexpr, LAST: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The first ``unit_programs`` programs make P / K and Q / K of BLOCK_U units each, the others the parameters'
     gradients, those of weight and bias from N samples' partials or from N shares that ``fold`` has left. SHARED: the
@@ -335,7 +336,7 @@ def combine(
             summed_parameters = Parameters(p_weight, p_bias, None, None)
         parameter_program(
             pid - unit_programs, summed, summed_parameters, partials, parameters, grads, channel_programs, N,
-            LAST, BLOCK_C, BLOCK_N,
+            LAST, BLOCK_C, BLOCK_N, BLOCK_M, BLOCK_K,
         )  # fmt: skip
 
 
@@ -488,8 +489,9 @@ def gradients_of_tiles(
             if OVERLAP:
                 gdc_wait()
             parameter_program(
-                pid, partials, parameters, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N
-            )
+                pid, partials, parameters, partials, parameters, grads, channel_programs, N, LAST, CHANNELS, BLOCK_N,
+                CHANNELS, BLOCK_N,
+            )  # fmt: skip
     if pid >= parameter_programs:
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),

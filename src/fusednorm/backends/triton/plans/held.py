@@ -11,7 +11,7 @@ from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.backends.triton.runs import alignment, power_of_two
+from fusednorm.backends.triton.runs import alignment
 from fusednorm.problem import Layout, Problem
 
 
@@ -33,13 +33,14 @@ def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[
         align = alignment(problem.dtype, seen.in_sample, *(step for sample, _, row in steps for step in (sample, row)))
     else:
         align = alignment(problem.dtype, seen.columns, *(number for three in steps for number in three))
+    rows, columns = seen.block
     return {
         "AFFINE": seen.affine,
         "SPAN": seen.spans,
         "ALIGN": align,
         "BLOCK_U": config.units,
-        "BLOCK_R": power_of_two(seen.rows),
-        "BLOCK_K": power_of_two(seen.columns),
+        "BLOCK_R": rows,
+        "BLOCK_K": columns,
     }
 
 

@@ -36,6 +36,8 @@ MERGE_BLOCK, MERGE_PROGRAMS, MERGE_RUN = 4096, 264, 8
 #: Partials of a channel that one program sums for the parameters' gradients, at most; of more, programs sum shares of
 #: FOLDED first. (65536, 12) in 3 groups took 242 us in two programs.
 MOST_SUMMED, FOLDED = 2048, 512
+#: Elements of a program that makes the gradients of a sample's scale and shift, where chunks leave that many.
+MODULATED = 1024
 #: Programs that the parameters' gradients take about at most.
 SUM_PROGRAMS = 1024
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
@@ -157,10 +159,12 @@ class PartialsShape:
         self.count = self.rows * view.group_channels
         columns = min(power_of_two(view.group_channels), MERGE_BLOCK)
         rows = min(power_of_two(self.rows), MERGE_BLOCK // columns)
-        self.block = {"BLOCK_R": rows, "BLOCK_D": columns}
         share = power_of_two(-(-units // MERGE_PROGRAMS))
         if last and share > 1:
             share = max(share, MERGE_RUN // columns)
+            if rows == MERGE_BLOCK:  # rows of one unit, 4 bytes of each, would be read from memory by 32
+                rows //= MERGE_RUN
+        self.block = {"BLOCK_R": rows, "BLOCK_D": columns}
         self.together = min(share, power_of_two(units), MERGE_BLOCK // (rows * columns))
         self.programs = -(-units // self.together)
         self.warps = max(1, rows * columns * self.together // (32 * 8))
@@ -315,7 +319,7 @@ class TilesBackward(BackwardPlan):
     def prepare(self, parameters: bool, modulation: bool) -> tuple[Combination, Launch]:
         """What makes totals, and the launch of ``gradients``: with the gradients of weight or bias, of scale or
         shift."""
-        sums = ParameterSums(self.partials, parameters and not self.shared, modulation)
+        sums = ParameterSums(self.partials, parameters and not self.shared, modulation, self.merges)
         programs = sums.programs if self.merges else 0
         combine = Combination(self, self.partials, self.units, self.reduced, sums, shared=self.shared)
         gradients = prepared(
@@ -361,9 +365,10 @@ class TilesSumBackward(TilesBackward, SumBackward):
 
 class ParameterSums:
     """The programs that sum p and q into the parameters' gradients, by blocks of channels; ``shares`` of the partials
-    are summed first where there is more than one."""
+    are summed first where there is more than one. ``merging``: they are programs of the pass for the input's gradient,
+    which has one block for all."""
 
-    def __init__(self, partials: PartialsShape, parameters: bool, modulation: bool) -> None:
+    def __init__(self, partials: PartialsShape, parameters: bool, modulation: bool, merging: bool = False) -> None:
         view, rows = partials.view, partials.summed
         self.shares = -(-rows // FOLDED) if parameters and rows > MOST_SUMMED else 1
         rows = rows if self.shares == 1 else self.shares
@@ -373,13 +378,26 @@ class ParameterSums:
         few = rows > 64 and view.channels < 2048
         least = power_of_two(view.channels // SUM_PROGRAMS) if view.channels else 1
         self.channels = min(power_of_two(view.channels), max(8 if few else 16, least))
-        # A program for the modulation of one sample takes the rows of that sample alone.
-        most = max(1, MERGE_BLOCK // max(8, self.channels))
-        self.rows = min(power_of_two(max(16, partials.chunks) if modulation else rows), most)
-        self.warps = max(1, self.channels * self.rows // (32 * 8)) if parameters or modulation else 1
+        most, chunks = max(1, MERGE_BLOCK // max(8, self.channels)), power_of_two(max(1, partials.chunks))
+        self.rows = min(power_of_two(rows), most)
+        #: The channels, and the chunks at a time, of a program for the modulation of one sample. (900, 1024) in
+        #: batch_norm, with one chunk to a sample, took 400 us in programs of 8 channels.
+        self.modulated = max(self.channels, min(power_of_two(view.channels), MODULATED // chunks)), min(chunks, most)
+        if merging and modulation:
+            self.rows = min(max(16, chunks), most)
+            self.modulated = self.channels, self.rows
+        elements = max(self.channels * self.rows, self.modulated[0] * self.modulated[1] if modulation else 1)
+        self.warps = max(1, elements // (32 * 8)) if parameters or modulation else 1
         blocks = -(-view.channels // self.channels)
         self.channel_programs = blocks if parameters else 0
-        self.programs = self.channel_programs + (view.samples * blocks if modulation else 0)
+        self.programs = self.channel_programs
+        if modulation:
+            self.programs += view.samples * -(-view.channels // self.modulated[0])
+
+    @property
+    def block(self) -> dict[str, int]:
+        channels, chunks = self.modulated
+        return {"BLOCK_C": self.channels, "BLOCK_N": self.rows, "BLOCK_M": channels, "BLOCK_K": chunks}
 
 
 class Combination:
@@ -420,7 +438,7 @@ class Combination:
             ),
             {
                 **plan.overlap, "RMS": plan.rms, "SHARED": shared, **partials.order, **merge,
-                "BLOCK_C": sums.channels, "BLOCK_N": sums.rows,
+                **sums.block,
             },
             max(partials.warps if units else 1, sums.warps),
             follows=True,
