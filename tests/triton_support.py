@@ -84,6 +84,7 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
     Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES),
+    Case("batch_norm", 0, (10, 64, 9, 9), FP16, "relu", instance=HELD),
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("group_norm", 2, (4096, 8, 64), modulated=True, instance=TILES),
