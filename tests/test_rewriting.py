@@ -329,6 +329,18 @@ def test_a_dynamic_batch() -> None:
     assert set(summary(rewrite)) == {("group_norm", "silu", True)}  # torch runs passes twice over a dynamic graph
 
 
+def test_a_momentum_and_an_eps_that_are_symbols() -> None:
+    norm = nn.BatchNorm1d(8)
+    other = copy.deepcopy(norm)
+    made = torch.compile(norm, backend=rewritten, fullgraph=True, dynamic=True)
+    for momentum, eps in ((0.1, 1e-5), (0.3, 0.1), (0.7, 0.5)):
+        x = torch.randn(2, 8, 5)
+        for one in (norm, other):
+            one.momentum, one.eps = momentum, eps
+        torch.testing.assert_close(made(x), other(x))
+        torch.testing.assert_close(norm.state_dict(), other.state_dict())
+
+
 class Own(CustomGraphPass):
     def __init__(self) -> None:
         self.seen = 0
