@@ -106,6 +106,36 @@ class ByPath(Taps):
         return self.inner(x) * self.get_submodule("inner.norm")(x)
 
 
+class Pops(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        layers = [*self.features]
+        x = layers.pop(0)(x)
+        return layers.pop(0)(x) * x
+
+
+def second_of(conv: Any, norm: Any, x: Tensor) -> Tensor:
+    return norm(x)
+
+
+class Spreads(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.features(x) * second_of(*self.features[:2], x)
+
+
+class Casts(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.inner.norm.to(x.dtype).eval()(x)
+
+
+class Holds(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        for module in self.children():
+            if isinstance(module, Inner):
+                y = y * module.norm(x)
+        return y
+
+
 def past_the_block(block: Any, x: Tensor) -> Tensor:
     return first_of(block)(x)
 
@@ -350,6 +380,10 @@ class Whole(Taps):
         (Indexes, "blocks.0.1"),
         (Views, "features.1"),
         (Reaches, "inner.norm"),
+        (Pops, "features.1"),
+        (Spreads, "features.1"),
+        (Casts, "inner.norm"),
+        (Holds, "inner.norm"),
         (Named, "inner.norm"),
     ],
 )
@@ -371,6 +405,47 @@ def test_a_norm_that_other_code_calls_too_keeps_its_activation_apart(kind: type[
 def test_a_norm_that_its_own_class_calls_in_another_way(model: nn.Module, path: str, caller: str) -> None:
     report = converted(copy.deepcopy(model), torch.randn(IMAGE))
     assert left(report)[path] == f"not fused: {caller} calls the norm as well"
+
+
+class Hooked(Inner):
+    """Calls on what is attached to modules, as the dtype of diffusers' models makes: no calls of the modules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        for name, module in self.named_modules():
+            if hasattr(module, "registry"):
+                return module.registry.get_hook(name)
+        for module in self.modules():
+            if hasattr(module, "registry"):
+                return module.registry.get_hook()
+        return torch.float64
+
+
+def test_calls_on_what_is_attached_to_a_module() -> None:
+    assert set(fused(converted(Hooked(), torch.randn(IMAGE)))) == {"norm"}
+
+
+def halved(x: Tensor) -> Tensor:
+    return x.to(torch.float64).reshape(x.shape) / 2
+
+
+class Checkpoints(Taps):
+    """A function that gets a module, and whose result no reading shows to be a tensor, as in diffusers' blocks."""
+
+    checkpoint: Any = None
+
+    def tap(self, x: Tensor) -> Tensor:
+        for block in [self.inner]:
+            x = self.checkpoint(block, x) if self.checkpoint else block(x)
+            x, y = halved(x), x.flatten(1)
+        return x + y.view(x.shape)
+
+
+def test_methods_of_tensors_that_may_hold_a_module_for_all_that_is_read() -> None:
+    assert "inner.norm" in fused(converted(Checkpoints(), torch.randn(IMAGE)))
 
 
 def test_sequences_that_are_called_as_a_whole_are_fused() -> None:

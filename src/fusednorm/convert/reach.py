@@ -34,9 +34,22 @@ Modules = dict[int, nn.Module]
 _CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__", "__getattr__"})
 _BELOW = frozenset({"modules", "named_modules", "get_submodule"})
 #: What gives these, or the elements of a collection of modules.
-_VIEWS = _CHILDREN | _BELOW | {"values", "items", "get"}
+_VIEWS = _CHILDREN | _BELOW | {"values", "items", "get", "pop", "popleft", "copy"}
+#: Methods of a module that return the module.
+_SAME = frozenset(
+    {"to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "train", "eval", "requires_grad_", "apply"}
+)
+#: Methods of tensors, and of nothing that holds modules: what a function made of a module and tensors may be a tensor.
+_OF_TENSORS = frozenset(
+    {"to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "int", "bool", "cpu", "cuda", "detach"}
+    | {"view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "movedim"}
+    | {"chunk", "split", "unbind", "expand", "expand_as", "repeat", "contiguous", "clone", "size", "dim", "numel"}
+)
+#: Methods of modules that give modules, and those that give pairs of a name and a module.
+_BY_THEMSELVES, _IN_PAIRS = frozenset({"children", "modules"}), frozenset({"named_children", "named_modules"})
 #: What calls a function for each element, where others hand over what they got.
 _EACH = frozenset({"map", "filter", "reduce", "starmap"})
+_MOST_SPREAD = 8  # parameters that the elements of a collection of arguments may go to
 _MOST_NESTED = 4  # collections and objects, one in the other, that are searched for modules
 
 
@@ -197,7 +210,9 @@ class _Reader:
 
     def _given_modules(self, call: ast.Call) -> Iterator[_Reader]:
         """The functions that get modules by a call: the one that is called, and those that are among its arguments."""
-        given = [self._value(each) for each in call.args]
+        given = [
+            self._value(each) for each in call.args for _ in range(_MOST_SPREAD if isinstance(each, ast.Starred) else 1)
+        ]
         named = {each.arg: self._value(each.value) for each in call.keywords}
         if not any(value.any() for value in (*given, *named.values())):
             return
@@ -212,7 +227,7 @@ class _Reader:
         values = [self._value(each) for each in call.args[place + 1 :]]
         if ast.unparse(call.func).rpartition(".")[2] not in _EACH:
             return values
-        return [_Value(self._elements(self._union(call.args[place + 1 :])))] * 8
+        return [_Value(self._elements(self._union(call.args[place + 1 :])))] * _MOST_SPREAD
 
     def _functions(self, node: ast.expr) -> Iterator[tuple[FunctionType, list[_Value]]]:
         """The functions that an expression may be, with the arguments that they have already."""
@@ -252,7 +267,11 @@ class _Reader:
             self._bind_target(node.target, self._value(node.value))
         elif isinstance(node, (ast.For, ast.comprehension)):
             value = self._value(node.iter)
-            self._bind_target(node.target, self._iterated(value), self._children(self._children(value.modules)))
+            if self._yields_modules(node):
+                value = _Value(self._elements(value))
+                self._bind_target(node.target, value, {})
+            else:
+                self._bind_target(node.target, self._iterated(value), self._children(self._children(value.modules)))
         elif isinstance(node, ast.Call):
             self._bind_arguments(node.func, [self._value(each) for each in node.args])
             for place, argument in enumerate(node.args):
@@ -276,6 +295,15 @@ class _Reader:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self.names[node.id] = self.names.get(node.id, _Value()) | value
 
+    def _yields_modules(self, loop: ast.For | ast.comprehension) -> bool:
+        """Whether what a loop binds to names are modules, and nothing that holds others: it runs over the modules of
+        modules, or over names and modules and takes each pair apart."""
+        view = loop.iter
+        if not (isinstance(view, ast.Call) and isinstance(view.func, ast.Attribute)) or view.args or view.keywords:
+            return False
+        attributes = _IN_PAIRS if isinstance(loop.target, ast.Tuple) else _BY_THEMSELVES
+        return view.func.attr in attributes and not self._value(view.func.value).held
+
     def _value(self, node: ast.AST) -> _Value:
         match node:
             case ast.Name():
@@ -286,8 +314,10 @@ class _Reader:
                 return _Value(held=self._elements(self._value(node.value)))
             case ast.Subscript():
                 return self._iterated(self._value(node.value))
-            case ast.NamedExpr() | ast.Starred():
+            case ast.NamedExpr():
                 return self._value(node.value)
+            case ast.Starred():
+                return self._iterated(self._value(node.value))
             case ast.IfExp():
                 return self._value(node.body) | self._value(node.orelse)
             case ast.BoolOp():
@@ -304,6 +334,8 @@ class _Reader:
         """What a call returns: of getattr a child, of a view its elements, of enumerate and the like what they take."""
         if _is_view(call):
             return self._value(call.func)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+            return _Value(self._value(call.func.value).modules)
         taken = self._union(call.args)
         if isinstance(call.func, ast.Name) and call.func.id == "getattr":
             return _Value(self._children(taken.modules))
@@ -316,7 +348,7 @@ class _Reader:
             return _Value(held=value.held | self._below(value.modules))
         if name in _VIEWS:
             return _Value(held=self._elements(value))
-        found = _Value(held=value.held)
+        found = _Value(held={} if name in _OF_TENSORS else value.held)
         for module in value.modules.values():
             found = found | self._attribute_of(module, name)
         return found
