@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from convert_support import converted, fused, left
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import fusednorm
 
@@ -120,6 +121,85 @@ def second_of(conv: Any, norm: Any, x: Tensor) -> Tensor:
 class Spreads(Taps):
     def tap(self, x: Tensor) -> Tensor:
         return self.features(x) * second_of(*self.features[:2], x)
+
+
+def of_features(tap: Callable[[Any, Tensor], Tensor]) -> type[Taps]:
+    """A class whose code gives a norm of ``features`` to code that nobody reads."""
+    return type(tap.__name__, (Taps,), {"tap": tap})
+
+
+@of_features
+def Checkpointed(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    for layer in self.features:
+        x = -checkpoint(layer, x, use_reentrant=False)
+    return x
+
+
+@of_features
+def Mapped(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    return self.features(x) * next(map(self.features[1], [x]))
+
+
+@of_features
+def Collected(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers: list[Any] = []
+    layers.extend(self.features)
+    return self.features(x) * layers[1](x)
+
+
+@of_features
+def Stored(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = {}
+    layers["norm"] = self.features[1]
+    return self.features(x) * layers["norm"](x)
+
+
+@of_features
+def Keyed(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = {name: layer for name, layer in self.features.named_children() if layer is not None}
+    return self.features(x) * layers["1"](x)
+
+
+@of_features
+def Added(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = list(self.features) + list(self.features)
+    return self.features(x) * layers[1](x)
+
+
+@of_features
+def Returned(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    def layer(place: int) -> Any:
+        return self.features[place]
+
+    return self.features(x) * layer(1)(x)
+
+
+@of_features
+def Matched(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    match list(self.features):
+        case [_, norm, *_]:
+            return self.features(x) * norm(x)
+    return x
+
+
+@of_features
+def Given(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    def run(value: Tensor, layer: Any = self.features[1]) -> Tensor:
+        return layer(value)
+
+    return self.features(x) * run(x)
+
+
+@of_features
+def Applied(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    seen: list[Tensor] = []
+    handle = self.features[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    x = self.features(x)
+    handle.remove()
+    return seen[0] * x
+
+
+UNREAD = (Checkpointed, Mapped, Collected, Stored, Keyed, Added, Returned, Matched, Given, Applied)
 
 
 class Casts(Taps):
@@ -382,6 +462,7 @@ class Whole(Taps):
         (Reaches, "inner.norm"),
         (Pops, "features.1"),
         (Spreads, "features.1"),
+        *((kind, "features.1") for kind in UNREAD),
         (Casts, "inner.norm"),
         (Holds, "inner.norm"),
         (Named, "inner.norm"),
