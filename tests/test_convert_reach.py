@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from convert_support import converted, fused, left
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+from torch.utils.checkpoint import checkpoint
 
 import fusednorm
 
@@ -104,6 +105,115 @@ class Below(Taps):
 class ByPath(Taps):
     def tap(self, x: Tensor) -> Tensor:
         return self.inner(x) * self.get_submodule("inner.norm")(x)
+
+
+class Pops(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        layers = [*self.features]
+        x = layers.pop(0)(x)
+        return layers.pop(0)(x) * x
+
+
+def second_of(conv: Any, norm: Any, x: Tensor) -> Tensor:
+    return norm(x)
+
+
+class Spreads(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.features(x) * second_of(*self.features[:2], x)
+
+
+def of_features(tap: Callable[[Any, Tensor], Tensor]) -> type[Taps]:
+    """A class whose code gives a norm of ``features`` to code that nobody reads."""
+    return type(tap.__name__, (Taps,), {"tap": tap})
+
+
+@of_features
+def Checkpointed(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    for layer in self.features:
+        x = -checkpoint(layer, x, use_reentrant=False)
+    return x
+
+
+@of_features
+def Mapped(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    return self.features(x) * next(map(self.features[1], [x]))
+
+
+@of_features
+def Collected(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers: list[Any] = []
+    layers.extend(self.features)
+    return self.features(x) * layers[1](x)
+
+
+@of_features
+def Stored(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = {}
+    layers["norm"] = self.features[1]
+    return self.features(x) * layers["norm"](x)
+
+
+@of_features
+def Keyed(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = {name: layer for name, layer in self.features.named_children() if layer is not None}
+    return self.features(x) * layers["1"](x)
+
+
+@of_features
+def Added(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    layers = list(self.features) + list(self.features)
+    return self.features(x) * layers[1](x)
+
+
+@of_features
+def Returned(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    def layer(place: int) -> Any:
+        return self.features[place]
+
+    return self.features(x) * layer(1)(x)
+
+
+@of_features
+def Matched(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    match list(self.features):
+        case [_, norm, *_]:
+            return self.features(x) * norm(x)
+    return x
+
+
+@of_features
+def Given(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    def run(value: Tensor, layer: Any = self.features[1]) -> Tensor:
+        return layer(value)
+
+    return self.features(x) * run(x)
+
+
+@of_features
+def Applied(self: Any, x: Tensor) -> Tensor:  # noqa: N802
+    seen: list[Tensor] = []
+    handle = self.features[1].register_forward_hook(lambda module, inputs, output: seen.append(output))
+    x = self.features(x)
+    handle.remove()
+    return seen[0] * x
+
+
+UNREAD = (Checkpointed, Mapped, Collected, Stored, Keyed, Added, Returned, Matched, Given, Applied)
+
+
+class Casts(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        return self.inner(x) * self.inner.norm.to(x.dtype).eval()(x)
+
+
+class Holds(Taps):
+    def tap(self, x: Tensor) -> Tensor:
+        y = self.inner(x)
+        for module in self.children():
+            if isinstance(module, Inner):
+                y = y * module.norm(x)
+        return y
 
 
 def past_the_block(block: Any, x: Tensor) -> Tensor:
@@ -350,6 +460,11 @@ class Whole(Taps):
         (Indexes, "blocks.0.1"),
         (Views, "features.1"),
         (Reaches, "inner.norm"),
+        (Pops, "features.1"),
+        (Spreads, "features.1"),
+        *((kind, "features.1") for kind in UNREAD),
+        (Casts, "inner.norm"),
+        (Holds, "inner.norm"),
         (Named, "inner.norm"),
     ],
 )
@@ -371,6 +486,47 @@ def test_a_norm_that_other_code_calls_too_keeps_its_activation_apart(kind: type[
 def test_a_norm_that_its_own_class_calls_in_another_way(model: nn.Module, path: str, caller: str) -> None:
     report = converted(copy.deepcopy(model), torch.randn(IMAGE))
     assert left(report)[path] == f"not fused: {caller} calls the norm as well"
+
+
+class Hooked(Inner):
+    """Calls on what is attached to modules, as the dtype of diffusers' models makes: no calls of the modules."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(self.dtype)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        for name, module in self.named_modules():
+            if hasattr(module, "registry"):
+                return module.registry.get_hook(name)
+        for module in self.modules():
+            if hasattr(module, "registry"):
+                return module.registry.get_hook()
+        return torch.float64
+
+
+def test_calls_on_what_is_attached_to_a_module() -> None:
+    assert set(fused(converted(Hooked(), torch.randn(IMAGE)))) == {"norm"}
+
+
+def halved(x: Tensor) -> Tensor:
+    return x.to(torch.float64).reshape(x.shape) / 2
+
+
+class Checkpoints(Taps):
+    """A function that gets a module, and whose result no reading shows to be a tensor, as in diffusers' blocks."""
+
+    checkpoint: Any = None
+
+    def tap(self, x: Tensor) -> Tensor:
+        for block in [self.inner]:
+            x = self.checkpoint(block, x) if self.checkpoint else block(x)
+            x, y = halved(x), x.flatten(1)
+        return x + y.view(x.shape)
+
+
+def test_methods_of_tensors_that_may_hold_a_module_for_all_that_is_read() -> None:
+    assert "inner.norm" in fused(converted(Checkpoints(), torch.randn(IMAGE)))
 
 
 def test_sequences_that_are_called_as_a_whole_are_fused() -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
 from torch._functorch import config as functorch
 from torch._inductor import config
 from torch._inductor.custom_graph_pass import CustomGraphPass
@@ -17,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import fusednorm
 from fusednorm.chains import POSITIONS
 from fusednorm.equivalents import FUNCTIONS
-from fusednorm.rewriting import NORMS
+from fusednorm.rewriting import NORMS, rewrite
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,13 @@ def compiled(model: Any, **options: Any) -> tuple[Any, Any]:
     """A compiled model, and the pass that rewrites it."""
     rewrite = fusednorm.compile_pass(**({"devices": ("cpu",)} | options))
     return torch.compile(model, fullgraph=True, options={"pre_grad_custom_pass": rewrite}), rewrite
+
+
+def rewritten(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+    """A backend of torch.compile that rewrites a graph and makes no code of it, which takes seconds."""
+    rewrite(module.graph, ("cpu",))
+    module.recompile()
+    return aot_eager(module, inputs)
 
 
 def summary(rewrite: Any) -> list[tuple[str, str | None, bool]]:
@@ -199,6 +207,71 @@ def test_what_is_no_modulation_of_ours_stays_torchs() -> None:
         assert [(one.reason, one.modulated) for one in rewrite.report] == [(None, False)], call
 
 
+def _scale_overwritten(x: Tensor, scale: Tensor, mean: Tensor) -> Tensor:
+    scale = scale * 1
+    factor, base = 1 + scale, scale.view(-1)
+    base.zero_()
+    return F.silu(F.group_norm(x, 4) * factor)
+
+
+def _scale_without_gradient(x: Tensor, scale: Tensor, mean: Tensor) -> Tensor:
+    with torch.no_grad():
+        factor = 1 + scale
+    return F.group_norm(x, 4) * factor + scale
+
+
+def _statistics_seen(x: Tensor, scale: Tensor, mean: Tensor) -> Tensor:
+    statistics = mean.view(1, 8)
+    y = F.batch_norm(x, mean, mean + 9, training=True)
+    seen = statistics * 2
+    return F.relu(y * (1 + scale)) + seen.unsqueeze(-1)
+
+
+def _statistics_added(x: Tensor, scale: Tensor, mean: Tensor) -> Tensor:
+    return F.instance_norm(x, mean, mean + 9) * (1 + scale) + mean.view(1, 8, 1).expand(2, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [_scale_overwritten, _scale_without_gradient, _statistics_seen, _statistics_added],
+    ids=lambda call: call.__name__,
+)
+def test_values_that_change_before_the_one_call_would_read_them(call: Callable[..., Tensor]) -> None:
+    drawn = [torch.randn(2, 8, 5).double(), torch.randn(2, 8, 1).double(), torch.randn(8).double()]
+    results = []
+    for function in (torch.compile(call, backend=rewritten), call):
+        x, scale, mean = (one.clone() for one in drawn)
+        x.requires_grad_()
+        scale.requires_grad_()
+        y = function(x, scale, mean)
+        gradients = torch.autograd.grad(y.square().sum(), (x, scale), allow_unused=True, materialize_grads=True)
+        results.append((y, mean, *gradients))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-10)
+
+
+def test_an_activation_that_autograd_does_not_record() -> None:
+    def call(x: Tensor) -> Tensor:
+        y = F.group_norm(x, 4)
+        with torch.no_grad():
+            return F.relu(y)
+
+    x = torch.randn(2, 8, 5, requires_grad=True)
+    y = torch.compile(call, backend=rewritten)(x)
+    assert not y.requires_grad
+    torch.testing.assert_close(y, call(x))
+
+
+def test_a_norm_that_torch_promotes() -> None:
+    """As autocast does on a GPU, around a graph that does not show it."""
+    graph = torch.fx.Graph()
+    norm = graph.call_function(F.layer_norm, (graph.placeholder("x"), (8,)))
+    graph.output(norm)
+    norm.args[0].meta["example_value"] = torch.empty(2, 8, dtype=torch.bfloat16)
+    norm.meta["example_value"] = torch.empty(2, 8)
+    (found,) = rewrite(graph, ("cpu",))
+    assert found.reason == "torch's result is no tensor of its input's dtype, torch.bfloat16"
+
+
 def test_an_input_that_is_overwritten_after_the_norm() -> None:
     def call(x: Tensor) -> tuple[Tensor, Tensor]:
         x = x * 2
@@ -254,6 +327,18 @@ def test_a_dynamic_batch() -> None:
         x = torch.randn(samples, 8, 5)
         torch.testing.assert_close(made(x), network(x))
     assert set(summary(rewrite)) == {("group_norm", "silu", True)}  # torch runs passes twice over a dynamic graph
+
+
+def test_a_momentum_and_an_eps_that_are_symbols() -> None:
+    norm = nn.BatchNorm1d(8)
+    other = copy.deepcopy(norm)
+    made = torch.compile(norm, backend=rewritten, fullgraph=True, dynamic=True)
+    for momentum, eps in ((0.1, 1e-5), (0.3, 0.1), (0.7, 0.5)):
+        x = torch.randn(2, 8, 5)
+        for one in (norm, other):
+            one.momentum, one.eps = momentum, eps
+        torch.testing.assert_close(made(x), other(x))
+        torch.testing.assert_close(norm.state_dict(), other.state_dict())
 
 
 class Own(CustomGraphPass):

@@ -287,7 +287,7 @@ def check_running(
 
 
 def check_momentum(function: str, momentum: float | Tensor) -> None:
-    if not isinstance(momentum, (Real, Tensor)):
+    if not isinstance(momentum, (Real, torch.SymFloat, torch.SymInt, Tensor)):
         raise TypeError(f"{function}: momentum is a {type(momentum).__name__}; expected a number such as 0.1")
 
 

@@ -51,10 +51,11 @@ class Chain:
 
 def chain_of(norm: Node, input: Tensor) -> Chain:
     """The chain from a norm of ``input`` on."""
-    nodes, scale, shift = [norm], None, None
+    nodes, factor, scale, shift = [norm], None, None, None
     product = _only_user(norm)
     if product is not None and _is(product, PRODUCTS):
-        scale = _added_to_one(_other(product, norm))
+        factor = _other(product, norm)
+        scale = _added_to_one(factor)
         if scale is not None:
             nodes.append(product)
             total = _only_user(product)
@@ -62,7 +63,7 @@ def chain_of(norm: Node, input: Tensor) -> Chain:
                 shift = _other(total, product)
                 nodes += [total] if shift is not None else []
     values = [one for one in (scale, shift) if one is not None]
-    if not _keep_dtype(nodes, input) or not all(_fits(norm, one, input) for one in values) or not _pure(nodes):
+    if not _keep_dtype(nodes, input) or not all(_fits(norm, one, input) for one in values) or not _moves(nodes, factor):
         nodes, scale, shift = [norm], None, None
     taker, activation = _activation_of(nodes[-1])
     return Chain((*nodes, *([] if taker is None else [taker])), scale, shift, activation)
@@ -125,9 +126,34 @@ def _fits(norm: Node, value: Node, input: Tensor) -> bool:
     return True
 
 
-def _pure(nodes: list[Node]) -> bool:
-    """Whether nothing between the first and the last of these may change a tensor: the one call stands at the last."""
-    return all(node in nodes or _harmless(node) for node in _between(nodes[0], nodes[-1]))
+def _moves(nodes: list[Node], factor: Node | None) -> bool:
+    """Whether one call at the place of the last of these computes what they do.
+
+    Nothing between the first and the last may change a tensor, nor anything from ``factor``, which is 1 + scale, on,
+    since the call reads scale itself; and nothing may see the running statistics that the norm updates.
+    """
+    first, last = nodes[0], nodes[-1]
+    earliest = first if factor is None or first < factor else factor
+    between = [node for node in _between(earliest, last) if node not in nodes]
+    seeing = _seeing_running(first)
+    return all(_harmless(node) for node in between) and seeing.isdisjoint(
+        {*_between(first, last), *(argument for node in nodes[1:] for argument in node.all_input_nodes)}
+    )
+
+
+def _seeing_running(norm: Node) -> set[Node]:
+    """What a graph makes of the running statistics that a norm is given, apart from its output."""
+    names = ("running_mean", "running_var") if norm.target in IN_PLACE else ()
+    given = [
+        norm.kwargs.get(name, norm.args[place] if len(norm.args) > place else None)
+        for place, name in enumerate(names, 1)
+    ]
+    found, todo = set[Node](), [value for value in given if isinstance(value, Node)]
+    while todo:
+        new = {*todo.pop().users} - found - {norm}
+        found |= new
+        todo += new
+    return found
 
 
 def _between(first: Node, last: Node) -> Iterator[Node]:
@@ -137,9 +163,17 @@ def _between(first: Node, last: Node) -> Iterator[Node]:
         yield node
 
 
+def _switches(node: Node) -> bool:
+    """Whether a call has no result: it changes the mode in which the calls after it run, such as whether autograd
+    records them."""
+    return node.op in ("call_function", "call_method") and node.meta.get("example_value") is None
+
+
 def _harmless(node: Node) -> bool:
     if node.op in ("placeholder", "get_attr", "output"):
         return True
+    if _switches(node):
+        return False
     if "out" in node.kwargs or node.kwargs.get("inplace") or any(argument is True for argument in node.args):
         return False
     if node.op == "call_method":
@@ -159,6 +193,8 @@ def _activation_of(node: Node) -> tuple[Node | None, Activation | None]:
     output."""
     user = _only_user(node)
     if user is None or user.op not in ("call_function", "call_method") or not user.args or user.args[0] is not node:
+        return None, None
+    if any(_switches(one) for one in _between(node, user)):
         return None, None
     function = user.target if user.op == "call_function" else getattr(Tensor, str(user.target), None)
     plain = function_activation(function, {})

@@ -144,4 +144,7 @@ def _why_not(node: Node, devices: Collection[str], cast: bool) -> str | None:
         return f"its dtype is {value.dtype}"
     if cast or torch.is_autocast_enabled(value.device.type):
         return "autocast promotes torch's norm, and would not promote this one"
+    result = node.meta.get("example_value")  # of a checkpoint's graph within a region of autocast, for one
+    if not isinstance(result, Tensor) or result.dtype != value.dtype:
+        return f"torch's result is no tensor of its input's dtype, {value.dtype}"
     return None

@@ -34,9 +34,28 @@ Modules = dict[int, nn.Module]
 _CHILDREN = frozenset({"children", "named_children", "_modules", "__dict__", "__getattr__"})
 _BELOW = frozenset({"modules", "named_modules", "get_submodule"})
 #: What gives these, or the elements of a collection of modules.
-_VIEWS = _CHILDREN | _BELOW | {"values", "items", "get"}
+_VIEWS = _CHILDREN | _BELOW | {"values", "items", "get", "pop", "popleft", "copy"}
+#: Methods of a module that return the module.
+_SAME = frozenset(
+    {"to", "type", "float", "double", "half", "bfloat16", "cpu", "cuda", "train", "eval", "requires_grad_", "apply"}
+)
+#: Methods of tensors, and of nothing that holds modules: what a function made of a module and tensors may be a tensor.
+_OF_TENSORS = frozenset(
+    {"to", "type", "type_as", "float", "double", "half", "bfloat16", "long", "int", "bool", "cpu", "cuda", "detach"}
+    | {"view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "permute", "transpose", "movedim"}
+    | {"chunk", "split", "unbind", "expand", "expand_as", "repeat", "contiguous", "clone", "size", "dim", "numel"}
+)
+#: Methods of modules that give modules, and those that give pairs of a name and a module.
+_BY_THEMSELVES, _IN_PAIRS = frozenset({"children", "modules"}), frozenset({"named_children", "named_modules"})
+#: Functions that only look at modules, and those that return a collection of what they are given, or an element.
+_LOOKING = frozenset({"isinstance", "issubclass", "hasattr", "callable", "len", "id", "type", "repr", "str", "print"})
+_COLLECTING = frozenset(
+    {"list", "tuple", "set", "frozenset", "dict", "enumerate", "zip", "reversed", "iter", "next", "sorted", "filter"}
+)
+_COLLECTIONS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 #: What calls a function for each element, where others hand over what they got.
 _EACH = frozenset({"map", "filter", "reduce", "starmap"})
+_MOST_SPREAD = 8  # parameters that the elements of a collection of arguments may go to
 _MOST_NESTED = 4  # collections and objects, one in the other, that are searched for modules
 
 
@@ -49,19 +68,25 @@ class Caller(NamedTuple):
 
 @dataclass
 class _Value:
-    """The modules that an expression may be, and those that it may hold, as a list or an iterator does."""
+    """The modules that an expression may be, those that it may hold, as a list or an iterator does, and those that were
+    given to an unknown function whose result it is: a tensor in most cases."""
 
     modules: Modules = field(default_factory=dict)
     held: Modules = field(default_factory=dict)
+    perhaps: Modules = field(default_factory=dict)
 
     def all(self) -> Modules:
-        return self.modules | self.held
+        return self.modules | self.held | self.perhaps
 
     def any(self) -> bool:
-        return bool(self.modules or self.held)
+        return bool(self.all())
+
+    def collected(self) -> _Value:
+        """What a collection of such values is."""
+        return _Value(held=self.modules | self.held, perhaps=self.perhaps)
 
     def __or__(self, other: _Value) -> _Value:
-        return _Value(self.modules | other.modules, self.held | other.held)
+        return _Value(self.modules | other.modules, self.held | other.held, self.perhaps | other.perhaps)
 
 
 def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
@@ -175,9 +200,12 @@ class _Reader:
                 self._bind(node)
 
     def called(self) -> Modules:
-        """The modules that the function may call, without those that a method calls as ``self.child(...)``."""
+        """The modules that the function may call or give to code that is not read, without those that a method calls
+        as ``self.child(...)``."""
         found: Modules = {}
         for node in self.nodes:
+            for left in self._leaving(node):
+                found |= left
             if isinstance(node, ast.Call) and not _is_view(node) and not self._is_plain(node):
                 found |= self._value(node.func).all()
                 for reader in self._given_modules(node):
@@ -193,11 +221,50 @@ class _Reader:
             return False
         return any(self.method.is_self(call.func, name) for name in self.tree.children(self.owner))
 
+    # --- modules that leave what is read ---
+
+    def _leaving(self, node: ast.AST) -> Iterator[Modules]:
+        """The modules that a statement or an expression hands to code that this reader does not follow."""
+        match node:
+            case ast.Call() if not _is_view(node):
+                yield from self._given_away(node)
+            case ast.Return(value=ast.expr() as value) | ast.Yield(value=ast.expr() as value):
+                yield self._within(value)
+            case ast.YieldFrom(value=value) | ast.Match(subject=value) | ast.Lambda(body=value):
+                yield self._within(value)
+            case ast.Assign() if any(isinstance(each, (ast.Subscript, ast.Attribute)) for each in node.targets):
+                yield self._within(node.value)
+            case ast.arguments():
+                for default in (*node.defaults, *node.kw_defaults):
+                    yield self._within(default) if default is not None else {}
+
+    def _given_away(self, call: ast.Call) -> Iterator[Modules]:
+        name = ast.unparse(call.func).rpartition(".")[2]
+        if isinstance(call.func, ast.Attribute) and (name == "apply" or name.startswith("register_")):
+            yield self._within(call.func.value) | self._below(self._value(call.func.value).modules)
+        if isinstance(call.func, ast.Name) and name in _LOOKING | _COLLECTING | {"getattr"}:
+            return
+        if any(Method(name, function).definition is not None for function, _ in self._functions(call.func)):
+            return  # _given_modules reads it
+        bound = isinstance(call.func, ast.Name) and name in self.inner  # by _bind_arguments
+        for value in [*([] if bound else call.args), *(each.value for each in call.keywords)]:
+            given = self._value(value)
+            # A checkpoint calls what it gets as a whole.
+            yield given.modules | given.held if "checkpoint" in name else self._within(value)
+
+    def _within(self, node: ast.expr) -> Modules:
+        """What an expression may be and hold, with the elements of collections; a block's children are its own."""
+        value = self._value(node)
+        collections: Modules = {key: each for key, each in value.modules.items() if isinstance(each, _COLLECTIONS)}
+        return value.modules | value.held | self._children(collections)
+
     # --- functions that get modules ---
 
     def _given_modules(self, call: ast.Call) -> Iterator[_Reader]:
         """The functions that get modules by a call: the one that is called, and those that are among its arguments."""
-        given = [self._value(each) for each in call.args]
+        given = [
+            self._value(each) for each in call.args for _ in range(_MOST_SPREAD if isinstance(each, ast.Starred) else 1)
+        ]
         named = {each.arg: self._value(each.value) for each in call.keywords}
         if not any(value.any() for value in (*given, *named.values())):
             return
@@ -212,7 +279,7 @@ class _Reader:
         values = [self._value(each) for each in call.args[place + 1 :]]
         if ast.unparse(call.func).rpartition(".")[2] not in _EACH:
             return values
-        return [_Value(self._elements(self._union(call.args[place + 1 :])))] * 8
+        return [self._iterated(self._union(call.args[place + 1 :]))] * _MOST_SPREAD
 
     def _functions(self, node: ast.expr) -> Iterator[tuple[FunctionType, list[_Value]]]:
         """The functions that an expression may be, with the arguments that they have already."""
@@ -240,9 +307,7 @@ class _Reader:
             rest = rest | value
         names = dict(zip(positional, given, strict=False)) | {name: value for name, value in named.items() if name}
         both = code.co_varnames[code.co_argcount + code.co_kwonlyargcount :][:2]  # *args and **kwargs, if any
-        yield _Reader(
-            self.tree, method, {**{name: _Value(held=rest.all()) for name in both}, **names}, None, self.around
-        )
+        yield _Reader(self.tree, method, {**{name: rest.collected() for name in both}, **names}, None, self.around)
 
     def _bind(self, node: ast.AST) -> None:
         if isinstance(node, ast.Assign):
@@ -252,7 +317,11 @@ class _Reader:
             self._bind_target(node.target, self._value(node.value))
         elif isinstance(node, (ast.For, ast.comprehension)):
             value = self._value(node.iter)
-            self._bind_target(node.target, self._iterated(value), self._children(self._children(value.modules)))
+            if self._yields_modules(node):
+                value = _Value(self._elements(value), perhaps=value.perhaps)
+                self._bind_target(node.target, value, {})
+            else:
+                self._bind_target(node.target, self._iterated(value), self._children(self._children(value.modules)))
         elif isinstance(node, ast.Call):
             self._bind_arguments(node.func, [self._value(each) for each in node.args])
             for place, argument in enumerate(node.args):
@@ -276,6 +345,15 @@ class _Reader:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 self.names[node.id] = self.names.get(node.id, _Value()) | value
 
+    def _yields_modules(self, loop: ast.For | ast.comprehension) -> bool:
+        """Whether what a loop binds to names are modules, and nothing that holds others: it runs over the modules of
+        modules, or over names and modules and takes each pair apart."""
+        view = loop.iter
+        if not (isinstance(view, ast.Call) and isinstance(view.func, ast.Attribute)) or view.args or view.keywords:
+            return False
+        attributes = _IN_PAIRS if isinstance(loop.target, ast.Tuple) else _BY_THEMSELVES
+        return view.func.attr in attributes and not self._value(view.func.value).held
+
     def _value(self, node: ast.AST) -> _Value:
         match node:
             case ast.Name():
@@ -283,40 +361,59 @@ class _Reader:
             case ast.Attribute():
                 return self._attribute(self._value(node.value), node.attr)
             case ast.Subscript(slice=ast.Slice()):
-                return _Value(held=self._elements(self._value(node.value)))
+                value = self._value(node.value)
+                return _Value(held=self._elements(value), perhaps=value.perhaps)
             case ast.Subscript():
                 return self._iterated(self._value(node.value))
-            case ast.NamedExpr() | ast.Starred():
+            case ast.NamedExpr():
                 return self._value(node.value)
+            case ast.Starred():
+                return self._iterated(self._value(node.value))
             case ast.IfExp():
                 return self._value(node.body) | self._value(node.orelse)
             case ast.BoolOp():
                 return self._union(node.values)
+            case ast.BinOp():
+                return self._union((node.left, node.right)).collected()
             case ast.Tuple() | ast.List() | ast.Set():
-                return _Value(held=self._union(node.elts).all())
+                return self._union(node.elts).collected()
+            case ast.Dict():
+                return self._union(node.values).collected()
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp():
-                return _Value(held=self._value(node.elt).all())
+                return self._value(node.elt).collected()
+            case ast.DictComp():
+                return self._value(node.value).collected()
             case ast.Call():
                 return self._result(node)
         return _Value()
 
     def _result(self, call: ast.Call) -> _Value:
-        """What a call returns: of getattr a child, of a view its elements, of enumerate and the like what they take."""
+        """What a call returns: of getattr an attribute, of a view its elements, of enumerate and the like what they
+        take, and of any other function perhaps that."""
         if _is_view(call):
             return self._value(call.func)
+        if isinstance(call.func, ast.Attribute) and call.func.attr in _SAME:
+            return _Value(self._value(call.func.value).modules)
         taken = self._union(call.args)
-        if isinstance(call.func, ast.Name) and call.func.id == "getattr":
-            return _Value(self._children(taken.modules))
-        return _Value(held=taken.modules | self._elements(taken))
+        name = call.func.id if isinstance(call.func, ast.Name) else None
+        if name == "getattr" and len(call.args) > 1:
+            asked = call.args[1]
+            if isinstance(asked, ast.Constant):
+                return self._attribute(self._value(call.args[0]), str(asked.value)) | self._union(call.args[2:])
+            return _Value(perhaps=self._children(taken.modules))
+        all_given = taken.modules | self._elements(taken)
+        if name in _COLLECTING:
+            return _Value(held=all_given, perhaps=taken.perhaps)
+        return _Value(perhaps=all_given | taken.perhaps)
 
     def _attribute(self, value: _Value, name: str) -> _Value:
         if name in ("forward", "__call__"):
             return value
         if name in _BELOW:
-            return _Value(held=value.held | self._below(value.modules))
+            return _Value(held=value.held | self._below(value.modules), perhaps=value.perhaps)
         if name in _VIEWS:
-            return _Value(held=self._elements(value))
-        found = _Value(held=value.held)
+            return _Value(held=self._elements(value), perhaps=value.perhaps)
+        found = _Value() if name in _OF_TENSORS else _Value(held=value.held, perhaps=value.perhaps)
         for module in value.modules.values():
             found = found | self._attribute_of(module, name)
         return found
@@ -341,7 +438,7 @@ class _Reader:
         return {id(each): each for module in modules.values() for each in module.modules() if each is not module}
 
     def _iterated(self, value: _Value) -> _Value:
-        return _Value(self._elements(value), value.held)
+        return _Value(self._elements(value), value.held, value.perhaps)
 
     def _elements(self, value: _Value) -> Modules:
         return value.held | self._children(value.modules)
