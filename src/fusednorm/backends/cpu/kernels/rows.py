@@ -154,33 +154,36 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
         output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
         post_sample, post_step = geometry[POST_SAMPLE], geometry[POST_STEP]
-        for n in range(start, stop):
-            place = parameters_of(positions, modulation, n)
-            for g in range(groups):
-                i = begin_of(positions, n, input_sample, input_step) + g * length
-                p = begin_of(positions, n, post_sample, post_step) + g * length
-                source = x
-                if adds_before:
-                    t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + g * length
-                    t += worker * geometry[TOTAL_WORKER]
-                    pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + g * length
-                    q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
-                    q += g * length if geometry[GATE_PER_ELEMENT] else 0
-                    add(
-                        x, i, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
-                        length,
-                    )  # fmt: skip
-                    source, i = total, t
-                centre, m2 = row_moments(source, i, length, rms)
-                inverse = 1.0 / np.sqrt(m2 / length + eps)
-                rstd[n * groups + g] = T(inverse)
-                if not rms:
-                    mean[n * groups + g] = T(centre)
-                j = begin_of(positions, n, output_sample, output_step) + g * length
-                apply_row(
-                    source, i, y, j, post_add, p, length, centre, inverse, gains, offsets, place + g * length,
-                    activation_parameter, codes, out_scale, n, kept, worker * length,
+        # One loop over the groups of all rows: for one within another LLVM prepares a pointer per tensor at each row.
+        n, k, i, p, j, place = start, 0, 0, 0, 0, 0
+        for unit in range(start * groups, stop * groups):
+            if k == 0:
+                i = begin_of(positions, n, input_sample, input_step)
+                p = begin_of(positions, n, post_sample, post_step)
+                j = begin_of(positions, n, output_sample, output_step)
+                place = parameters_of(positions, modulation, n)
+            source, s = x, i + k
+            if adds_before:
+                t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + k
+                t += worker * geometry[TOTAL_WORKER]
+                pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + k
+                q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
+                q += k if geometry[GATE_PER_ELEMENT] else 0
+                add(
+                    x, s, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
+                    length,
                 )  # fmt: skip
+                source, s = total, t
+            centre, m2 = row_moments(source, s, length, rms)
+            inverse = 1.0 / np.sqrt(m2 / length + eps)
+            rstd[unit] = T(inverse)
+            if not rms:
+                mean[unit] = T(centre)
+            apply_row(
+                source, s, y, j + k, post_add, p + k, length, centre, inverse, gains, offsets, place + k,
+                activation_parameter, codes, out_scale, n, kept, worker * length,
+            )  # fmt: skip
+            n, k = (n, k + length) if k + length < groups * length else (n + 1, 0)
 
     return forward
 
