@@ -404,6 +404,16 @@ def test_each_contender_is_called_once_though_some_fail(monkeypatch: pytest.Monk
     assert called == ["FusedNorm", "Eager", "a call"]
 
 
+def test_a_backward_is_that_of_a_forward_which_repeats() -> None:
+    workload = Workload("layer_norm", (3, 8), 1)
+    prepared = FusedNorm().prepare(workload, draw(workload), "backward")
+    assert prepared.public is not None
+    forward = prepared.call.__closure__
+    assert forward is not None
+    outputs = [cell.cell_contents for cell in forward if isinstance(cell.cell_contents, Tensor)]
+    assert [type(output.grad_fn).__name__ for output in outputs] == ["KnownNormalizationBackward"]
+
+
 # --- a peer that would write past its memory ---
 
 

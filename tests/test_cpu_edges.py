@@ -30,7 +30,7 @@ import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import in_tiles, repeat, tile
-from fusednorm.backends.cpu.instances import PLANES, SLABS, SLABS_SPLIT, choose
+from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, choose
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
@@ -395,6 +395,15 @@ def test_short_planes_of_other_strides() -> None:
         exact = torch.autograd.grad(right.tanh(), (x, *parameters), dy.double())
         for one, other in zip(found, exact, strict=True):
             torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=2e-4)
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((33, 24), 4), ((5, 300), 3)])
+def test_points_with_scale_and_shift_are_rows(shape: tuple[int, ...], groups: int) -> None:
+    """A row of several groups has its sample's modulation; gradients of few channels, and of many, of one sample."""
+    workload = Workload("group_norm", shape, groups, "float32", "nchw", modulated=True)
+    inputs = draw(workload)
+    assert choose(forward_problem(workload.norm, inputs.operands)) is ROWS
+    assert faults(workload, inputs, run(workload, inputs)) == []
 
 
 def test_planes_that_are_long_or_few_or_make_short_rows_stay_planes() -> None:

@@ -734,3 +734,26 @@ def test_compiled_autograd_of_a_call_that_is_known() -> None:
             with torch._dynamo.compiled_autograd._disable():
                 wanted = torch.autograd.grad(plain(y, other).square().sum(), (y, other))
             torch.testing.assert_close((x.grad, weight.grad), wanted)
+
+
+@pytest.mark.parametrize("shape", [(300, 512), (1, 20000), (60, 80, 3, 3)])
+def test_repeated_calls_of_several_threads_or_large_workspace_have_the_same_bits(shape: tuple[int, ...]) -> None:
+    """Rows shared by threads; one row with converted parameters; more statistics than are discarded."""
+    x, dtype = torch.randn(shape), torch.float16 if shape[0] == 1 else torch.float32
+    x = x.to(dtype).requires_grad_()
+    images = len(shape) == 4
+    parameters = [torch.randn(shape[1], dtype=dtype).requires_grad_() for _ in range(2)]
+    dy = torch.randn(shape, dtype=dtype)
+
+    def call() -> list[Tensor]:
+        if images:
+            y = fusednorm.instance_norm(x, None, None, *parameters)
+        else:
+            y = fusednorm.layer_norm(x, shape[1:], *parameters)
+        with torch.no_grad():
+            without = fusednorm.instance_norm(x, None, None, *parameters) if images else y
+        return [y, without, *torch.autograd.grad(y, (x, *parameters), dy)]
+
+    first = call()
+    for _ in range(3):
+        assert all(map(torch.equal, call(), first))

@@ -132,11 +132,13 @@ def _with_gradients(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared
 
 
 def _backward_alone(run: Callable[[Inputs], Tensor], inputs: Inputs) -> Prepared:
-    """The gradients of everything that has one; the forward ran once and is kept."""
+    """The gradients of everything that has one, of a forward that is kept: the third, as in a program's later steps,
+    since from the third on a call is known (repeats.py)."""
     leaves = inputs.requiring_grad()
     named = leaves.named_leaves()
     wanted = tuple(named.values())
-    output = run(leaves)
+    for _ in range(3):
+        output = run(leaves)
     return Prepared(
         lambda: torch.autograd.grad(output, wanted, leaves.grad_output, retain_graph=True),
         lambda result: dict(zip(named, result, strict=True)),

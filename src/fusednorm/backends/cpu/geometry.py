@@ -31,9 +31,6 @@ SHARED = 22
 TILE_PLANES, TILE_UNITS = 23, 24
 #: Rows that a backward sums in the compute dtype before the sums go to float64.
 ROWS_FLUSHED = 64
-#: Channels that a backward of few rows takes together, whose parameters and sums fit the L1 cache, and rows that it
-#: sums in the compute dtype.
-COLUMNS, COLUMN_ROWS = 1024, 32
 #: How many blocks of positions make a task where each position has statistics of its own.
 BLOCKS = 25
 #: Of rows and columns: the dtypes of weight and bias where loops read these, or 0 where they read the modulated ones,
@@ -56,6 +53,9 @@ SEGMENTS, GATE_SEGMENTS = 43, 44
 FIELDS = 45
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
+#: Channels that a backward of few rows takes together, whose sums fit such arrays, and rows that it sums in the
+#: compute dtype.
+COLUMNS, COLUMN_ROWS = SCRATCH, 32
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
 TILED_PLANE, ALWAYS_TILED_PLANE = 64, 32
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.

@@ -49,8 +49,9 @@ SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 4, 512, 12
 #: Elements of a slab or of a segment of rows that are worth a thread's while, and slabs of a tensor that many threads
 #: share.
 FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
-#: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares.
-ENOUGH_SEGMENTS, ENOUGH_BLOCKS = 12, 8
+#: Segments of rows, and blocks of batch_norm's channels, of which there are enough for equal shares; and the elements
+#: of a block that one thread takes from cache sooner than several take it in steps.
+ENOUGH_SEGMENTS, ENOUGH_BLOCKS, BLOCK_ELEMENTS = 12, 8, 65536
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
@@ -270,7 +271,8 @@ class SlabsInstance:
         seen = self._seen(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
         # Few blocks of channels would leave threads idle: all slabs are taken at once.
-        whole = not problem.norm.per_batch or seen.view.samples >= ENOUGH_BLOCKS
+        many = seen.view.samples >= ENOUGH_BLOCKS or problem.view.numel <= BLOCK_ELEMENTS * seen.view.samples
+        whole = not problem.norm.per_batch or many
         return _in_slabs(seen, pieces, whole, problem)
 
     @staticmethod
@@ -310,8 +312,6 @@ class RowsInstance:
             return "keeps no variance"
         if problem.view.spatial != 1 and not problem.norm.per_position:
             return f"needs one position per channel, there are {problem.view.spatial}"
-        if problem.modulated and not problem.norm.per_position:
-            return "has no scale or shift where samples, not positions, have statistics of their own"
         gate = None if problem.added is None else problem.added.gate
         gates = gate is not None and gate.rows >= LEAST_GATED
         return _common(problem, adds=True, quantizes=True, gates=gates) or _needs(problem, "channels_last")

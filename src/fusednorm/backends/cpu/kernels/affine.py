@@ -14,6 +14,7 @@ from fusednorm.backends.cpu.geometry import (
     RMS,
     SAMPLES,
     SCALE_DTYPE,
+    SCRATCH,
     SHIFT_DTYPE,
     SPATIAL,
     WANT_VARIANCE,
@@ -21,6 +22,7 @@ from fusednorm.backends.cpu.geometry import (
 )
 from fusednorm.backends.cpu.kernels.device import exact, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.operands import number, put_number, rounded_number, wanted
 
 
@@ -156,29 +158,45 @@ def build_given(element: Element, value, pullback):
 
 
 @exact
-def _sums_of_four(sums, c, channels, samples):
-    """p and q of four channels over all samples: the numbers that a cache line holds."""
-    p0, p1, p2, p3 = 0.0, 0.0, 0.0, 0.0
-    q0, q1, q2, q3 = 0.0, 0.0, 0.0, 0.0
-    for n in range(samples):
-        i = 2 * (n * channels + c)
-        p0 += sums[i]
-        q0 += sums[i + 1]
-        p1 += sums[i + 2]
-        q1 += sums[i + 3]
-        p2 += sums[i + 4]
-        q2 += sums[i + 5]
-        p3 += sums[i + 6]
-        q3 += sums[i + 7]
-    return p0, p1, p2, p3, q0, q1, q2, q3
+def _add(totals, sums, i, n):
+    for k in range(n):
+        totals[k] += sums[i + k]
+
+
+@cache
+def _modulated_channels(element: Element):
+    rounded = rounded_number(element)
+
+    @exact
+    def numbers(operand, first, dtype, absent, values, i, n):
+        for k in range(n):
+            values[i + k] = absent
+        if dtype:
+            for k in range(n):
+                values[i + k] = rounded(operand, first + k, dtype)
+
+    @exact
+    def add_scaled(totals, sums, i, scale, dtype, n):
+        for k in range(n):
+            factor = 1.0 + rounded(scale, i + k, dtype)
+            totals[2 * k] += factor * sums[2 * (i + k)]
+            totals[2 * k + 1] += factor * sums[2 * (i + k) + 1]
+
+    @exact
+    def put_grad_scale(grad_scale, dtype, sums, i, gains, offsets, n):
+        for k in range(n):
+            p, q = sums[2 * (i + k)], sums[2 * (i + k) + 1]
+            put_number(grad_scale, i + k, gains[k] * q + offsets[k] * p, dtype)
+
+    return numbers, add_scaled, put_grad_scale
 
 
 @exact
-def _put_parameter_gradients(grad_weight, grad_bias, geometry, c, p, q):
-    if wanted(grad_weight):
-        put_number(grad_weight, c, q, geometry[WEIGHT_DTYPE])
-    if wanted(grad_bias):
-        put_number(grad_bias, c, p, geometry[BIAS_DTYPE])
+def _put_halves(gradient, i, dtype, pairs, j, n):
+    """Store every second of 2 n numbers, from j on."""
+    if wanted(gradient):
+        for k in range(n):
+            put_number(gradient, i + k, pairs[j + 2 * k], dtype)
 
 
 def build_parameter_gradients(element: Element, value, pullback):
@@ -186,40 +204,38 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
-    rounded = rounded_number(element)
+    scratch, (numbers, add_scaled, put_grad_scale) = accesses("float64").scratch, _modulated_channels(element)
 
     def parameter_gradients(
         sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, start, stop
     ):
-        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        quads = 0 if geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE] else (stop - start) // 4
-        for quad in range(quads):
-            c = start + 4 * quad
-            p0, p1, p2, p3, q0, q1, q2, q3 = _sums_of_four(sums, c, channels, geometry[SAMPLES])
-            _put_parameter_gradients(grad_weight, grad_bias, geometry, c, p0, q0)
-            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 1, p1, q1)
-            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 2, p2, q2)
-            _put_parameter_gradients(grad_weight, grad_bias, geometry, c + 3, p3, q3)
-        for c in range(start + 4 * quads, stop):
-            total_p, total_q = 0.0, 0.0
-            gain, offset = 1.0, 0.0
-            if geometry[WEIGHT_DTYPE]:
-                gain = rounded(weight, c, geometry[WEIGHT_DTYPE])
-            if geometry[BIAS_DTYPE]:
-                offset = rounded(bias, c, geometry[BIAS_DTYPE])
-            for n in range(geometry[SAMPLES]):
-                i = n * channels + c
-                p, q = sums[2 * i], sums[2 * i + 1]
-                factor = 1.0
-                if geometry[SCALE_DTYPE]:
-                    factor += rounded(scale, i, geometry[SCALE_DTYPE])
-                total_p += factor * p
-                total_q += factor * q
+        channels, scale_dtype = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SCALE_DTYPE]
+        weight_dtype, bias_dtype, shift_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE], geometry[SHIFT_DTYPE]
+        totals, gains, offsets = scratch(), scratch(), scratch()
+        # Several samples of few channels, which touch, are taken as one, for longer loops.
+        together = max(1, SCRATCH // 2 // max(1, channels)) if stop - start == channels else 1
+        for first in range(start, stop, SCRATCH // 2):
+            width = min(SCRATCH // 2, stop - first)
+            for k in range(2 * width * together):
+                totals[k] = 0.0
+            if wanted(grad_scale):
+                for k in range(together):
+                    numbers(weight, first, weight_dtype, 1.0, gains, k * width, width)
+                    numbers(bias, first, bias_dtype, 0.0, offsets, k * width, width)
+            for step in range((geometry[SAMPLES] + together - 1) // together):
+                sample = step * together
+                i, n = sample * channels + first, min(together, geometry[SAMPLES] - sample) * width
+                if scale_dtype:
+                    add_scaled(totals, sums, i, scale, scale_dtype, n)
+                else:
+                    _add(totals, sums, 2 * i, 2 * n)
                 if wanted(grad_scale):
-                    put_number(grad_scale, i, gain * q + offset * p, geometry[SCALE_DTYPE])
-                if wanted(grad_shift):
-                    put_number(grad_shift, i, p, geometry[SHIFT_DTYPE])
-            _put_parameter_gradients(grad_weight, grad_bias, geometry, c, total_p, total_q)
+                    put_grad_scale(grad_scale, scale_dtype, sums, i, gains, offsets, n)
+                _put_halves(grad_shift, i, shift_dtype, sums, 2 * i, n)
+            for k in range(1, together):
+                _add(totals, totals, 2 * width * k, 2 * width)
+            _put_halves(grad_bias, first, bias_dtype, totals, 0, width)
+            _put_halves(grad_weight, first, weight_dtype, totals, 1, width)
 
     return parameter_gradients
 

@@ -163,8 +163,8 @@ def widened(element: Element):
 
 @exact
 def narrow(totals, first, gradient, dtype, start, stop):
-    """Round elements start to stop of a gradient once, from float64 totals; element 0 is totals[first]."""
+    """Round elements start to stop of a gradient once, from wide or compute totals; element 0 is totals[first]."""
     if not wanted(gradient):
         return
     for c in range(start, stop):
-        put_number(gradient, c, totals[first + c], dtype)
+        put_number(gradient, c, np.float64(totals[first + c]), dtype)

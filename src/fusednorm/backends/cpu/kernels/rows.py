@@ -1,7 +1,7 @@
 """Kernels for one position per channel: a sample is a contiguous row of G groups of D channels, the affine per element.
 
-layer_norm and rms_norm are this case, and any norm of a 2-D input, without modulation. Where each position has
-statistics of its own, a row is a position, and a sample has SPATIAL rows. Loops run along weight and bias. Operands of
+layer_norm and rms_norm are this case, and any norm of a 2-D input but batch_norm. Where each position has statistics of
+its own, a row is a position, and a sample has SPATIAL rows. Loops run along weight and bias. Operands of
 the compute dtype are read where they lie. Others are read from ``wide_weight`` and ``wide_bias``, where ``widen`` has
 put the converted numbers, or the plan ones and zeros for an absent operand. With a scale or shift, ``modulate`` puts
 A = weight (1 + scale) and B = bias (1 + scale) + shift of all samples there, and the other kernels read these.
@@ -154,33 +154,36 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
         output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
         post_sample, post_step = geometry[POST_SAMPLE], geometry[POST_STEP]
-        for n in range(start, stop):
-            place = parameters_of(positions, modulation, n)
-            for g in range(groups):
-                i = begin_of(positions, n, input_sample, input_step) + g * length
-                p = begin_of(positions, n, post_sample, post_step) + g * length
-                source = x
-                if adds_before:
-                    t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + g * length
-                    t += worker * geometry[TOTAL_WORKER]
-                    pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + g * length
-                    q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
-                    q += g * length if geometry[GATE_PER_ELEMENT] else 0
-                    add(
-                        x, i, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
-                        length,
-                    )  # fmt: skip
-                    source, i = total, t
-                centre, m2 = row_moments(source, i, length, rms)
-                inverse = 1.0 / np.sqrt(m2 / length + eps)
-                rstd[n * groups + g] = T(inverse)
-                if not rms:
-                    mean[n * groups + g] = T(centre)
-                j = begin_of(positions, n, output_sample, output_step) + g * length
-                apply_row(
-                    source, i, y, j, post_add, p, length, centre, inverse, gains, offsets, place + g * length,
-                    activation_parameter, codes, out_scale, n, kept, worker * length,
+        # One loop over the groups of all rows: for one within another LLVM prepares a pointer per tensor at each row.
+        n, k, i, p, j, place = start, 0, 0, 0, 0, 0
+        for unit in range(start * groups, stop * groups):
+            if k == 0:
+                i = begin_of(positions, n, input_sample, input_step)
+                p = begin_of(positions, n, post_sample, post_step)
+                j = begin_of(positions, n, output_sample, output_step)
+                place = parameters_of(positions, modulation, n)
+            source, s = x, i + k
+            if adds_before:
+                t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + k
+                t += worker * geometry[TOTAL_WORKER]
+                pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + k
+                q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
+                q += k if geometry[GATE_PER_ELEMENT] else 0
+                add(
+                    x, s, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
+                    length,
                 )  # fmt: skip
+                source, s = total, t
+            centre, m2 = row_moments(source, s, length, rms)
+            inverse = 1.0 / np.sqrt(m2 / length + eps)
+            rstd[unit] = T(inverse)
+            if not rms:
+                mean[unit] = T(centre)
+            apply_row(
+                source, s, y, j + k, post_add, p + k, length, centre, inverse, gains, offsets, place + k,
+                activation_parameter, codes, out_scale, n, kept, worker * length,
+            )  # fmt: skip
+            n, k = (n, k + length) if k + length < groups * length else (n + 1, 0)
 
     return forward
 
@@ -239,20 +242,20 @@ def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: boo
 
     @exact
     def gradient_group(
-        grad, g, x, i, dx, o, kept, r, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q, sums, ps, qs,
+        grad, g, x, i, dx, o, kept, r, n, centre, inverse, weight, bias, first, alpha, mean_p, mean_q, ps, qs, s,
         grad_total,
     ):  # fmt: skip
-        """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` the parameters' gradients are summed too, and
-        with ``adds_gradient`` dx gets the gradient of x itself, which lies as x does. With ``keeps_gradient`` dx is put
-        into ``kept`` too, in the place of dz."""
+        """dx = rstd (weight dz - (P + xhat Q) / K); with ``accumulate`` dz and dz xhat are added to ``ps`` and ``qs``
+        too, and with ``adds_gradient`` dx gets the gradient of x itself, which lies as x does. With ``keeps_gradient``
+        dx is put into ``kept`` too, in the place of dz."""
         p, q = T(mean_p), T(mean_q)
         for k in range(n):
             deviation, gain = load(x, i + k) - centre, read(weight, first + k)
             xhat, z = deviation * inverse, normalized(deviation, scaled(gain, inverse), read(bias, first + k))
             dz = make(grad, g + k, kept, r + k, z, alpha)
             if accumulate:
-                add_first(sums, ps + first + k, dz)
-                add_second(sums, qs + first + k, dz * xhat)
+                add_first(ps, s + k, dz)
+                add_second(qs, s + k, dz * xhat)
             gradient = inverse * (gain * dz - (p + xhat * q))
             if adds_gradient:
                 gradient += load(grad_total, i + k)
@@ -375,8 +378,7 @@ def build_backward(
                         k = (chunks - 1 - chunk) * CHUNK
                         gradient_group(
                             grad, g + k, x, i + k, dx, o + k, kept, slot + k, min(CHUNK, length - k), centre, inverse,
-                            gains, offsets, first + k, alpha, mean_p, mean_q, running, ps - place, qs - place,
-                            grad_total,
+                            gains, offsets, first + k, alpha, mean_p, mean_q, running, running, 0, grad_total,
                         )  # fmt: skip
                         if gated:
                             at_pre = begin_of(geometry[SPATIAL], n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + channel
@@ -472,7 +474,8 @@ def build_columns(element: Element, value, pullback, accumulate=True):
     """Blocks start to stop of COLUMNS channels in all rows: the input's gradient, and with ``accumulate`` the
     parameters'."""
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    gradient_group = _gradient_group(element, dz_of(element, pullback, kept=False), accumulate)
+    make, scratch = dz_of(element, pullback, kept=False), element.scratch
+    gradient_group = _gradient_group(element, make, accumulate)
 
     @exact
     def mean_of_pieces(partials, unit, pieces, count):
@@ -483,26 +486,31 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         return total_p / count, total_q / count
 
     @exact
-    def flush(running, totals, first, last):
-        for c in range(first, last):
-            totals[c] += np.float64(running[c])
-            running[c] = T(0)
+    def clear(sums, n):
+        for c in range(n):
+            sums[c] = T(0)
+
+    @exact
+    def flush(sums, totals, first, n, begins):
+        """Add the sums of the last rows to the totals of all rows before them, or ``begins`` these."""
+        for c in range(n):
+            totals[first + c] = (0.0 if begins else totals[first + c]) + np.float64(sums[c])
+            sums[c] = T(0)
 
     def columns(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        running, partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
+        partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
-        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
+        groups, length, rows = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[SUMMED]
         channels, alpha = groups * length, T(activation_parameter)
+        ps, qs = scratch(), scratch()
         for block in range(start, stop):
             first, last = block * COLUMNS, min((block + 1) * COLUMNS, channels)
-            if accumulate:
-                for c in range(first, last):
-                    running[c] = running[channels + c] = T(0)
-                    totals[c] = totals[channels + c] = 0.0
-            for n in range(geometry[SUMMED]):
+            clear(ps, last - first)
+            clear(qs, last - first)
+            for n in range(rows):
                 i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP])
                 g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP])
                 o = begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP])
@@ -514,16 +522,19 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                     inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
                     mean_p, mean_q = mean_of_pieces(partials, unit, geometry[PIECES], length)
                     gradient_group(
-                        grad, g + c, x, i + c, dx, o + c, running, 0, width, centre, inverse, gains, offsets, c, alpha,
-                        0.0 if geometry[RMS] else mean_p, mean_q, running, 0, channels, dx,
+                        grad, g + c, x, i + c, dx, o + c, ps, 0, width, centre, inverse, gains, offsets, c, alpha,
+                        0.0 if geometry[RMS] else mean_p, mean_q, ps, qs, c - first, dx,
                     )  # fmt: skip
                     c += width
-                if accumulate and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == geometry[SUMMED]):
-                    flush(running, totals, first, last)
-                    flush(running, totals, channels + first, channels + last)
-            if accumulate:
+                if accumulate and rows > COLUMN_ROWS and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == rows):
+                    flush(ps, totals, first, last - first, n < COLUMN_ROWS)
+                    flush(qs, totals, channels + first, last - first, n < COLUMN_ROWS)
+            if accumulate and rows > COLUMN_ROWS:
                 narrow(totals, 0, grad_bias, geometry[BIAS_DTYPE], first, last)
                 narrow(totals, channels, grad_weight, geometry[WEIGHT_DTYPE], first, last)
+            elif accumulate:
+                narrow(ps, -first, grad_bias, geometry[BIAS_DTYPE], first, last)
+                narrow(qs, -first, grad_weight, geometry[WEIGHT_DTYPE], first, last)
 
     return columns
 
@@ -560,7 +571,7 @@ def build_modulate(element: Element, value, pullback):
             offsets[i + k] = T(np.float64(offset[k]) * factor + shift)
 
     def modulate(weight, bias, scale, shift, wide_weight, wide_bias, geometry, start, stop):
-        channels, gain, offset = geometry[GROUP_CHANNELS], scratch(), scratch()
+        channels, gain, offset = geometry[GROUPS] * geometry[GROUP_CHANNELS], scratch(), scratch()
         for n in range(start, stop):
             for c in range(0, channels, SCRATCH):
                 i, width = n * channels + c, min(SCRATCH, channels - c)
@@ -626,7 +637,8 @@ def build_modulation_sums(element: Element, value, pullback):
                 sums[first + 2 * c] += np.float64(read(running, other + c))
 
     def modulation_sums(partials, running, sums, geometry, start, stop):
-        channels, segments, flushed = geometry[GROUP_CHANNELS], geometry[SEGMENTS], geometry[PIECE] > ROWS_FLUSHED
+        channels, segments = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SEGMENTS]
+        flushed = geometry[PIECE] > ROWS_FLUSHED
         for n in range(start, stop):
             for c in range(2 * n * channels, 2 * (n + 1) * channels):
                 sums[c] = 0.0

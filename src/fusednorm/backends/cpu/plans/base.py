@@ -28,6 +28,8 @@ DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
 #: A derivative of more operations has an exponential, and units of at most so many elements keep dz then.
 COSTLY_FLOPS, KEPT_ELEMENTS = 8, 1 << 20
+#: Channels at least whose parameters' gradients a thread makes at a time, in vector code, and shares of them at most.
+FEWEST_CHANNELS, MOST_SHARES = 64, 64
 NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
 
@@ -122,9 +124,37 @@ class Plan:
         self.idle.append(frame)
 
     def is_short(self, operands: Sequence[Tensor | None]) -> bool:
-        """True where a call with operands like these only allocates and runs its kernels in one thread."""
-        small = 0 < self.tensor_bytes < SMALLEST and self.room + self.room_per_thread <= KEPT_ROOM
-        return small and self.program.serial and all(each is None or each.is_contiguous() for each in operands)
+        """True where a call with operands like these only allocates and runs its kernels."""
+        return 0 < self.tensor_bytes < SMALLEST and all(each is None or each.is_contiguous() for each in operands)
+
+    def start_and_finish(self) -> tuple[Callable[[], tuple[Frame, int]], Callable[[Frame, int], None]]:
+        """``start()`` gives a frame and a number of threads, ``finish(frame, threads)`` runs the kernels and releases
+        the frame. One thread with little workspace needs neither asked, which saves 1 us."""
+        program, idle, new_frame, release = self.program, self.idle, self.frame, self.release
+        if not program.serial or self.room + self.room_per_thread > KEPT_ROOM:
+
+            def start() -> tuple[Frame, int]:
+                threads = program.threads()
+                return new_frame(threads), threads
+
+            def finish(frame: Frame, threads: int) -> None:
+                program.run(frame, threads)
+                release(frame)
+
+            return start, finish
+        run_serially, loops = program.run_serially, program.whole_address
+
+        def start_serially() -> tuple[Frame, int]:
+            try:
+                return idle.pop(), 1
+            except IndexError:
+                return new_frame(1), 1
+
+        def finish_serially(frame: Frame, threads: int) -> None:
+            run_serially(frame.address, loops)
+            idle.append(frame)
+
+        return start_serially, finish_serially
 
     def output(self, input: Tensor) -> Tensor:
         if self.like_input:
@@ -216,17 +246,16 @@ class ForwardPlan(Plan):
     def short(self, operands: Operands) -> Callable[..., Any] | None:
         """A forward of tensors with the metadata of these: ``run(*tensors)`` gives the output, which is ``out`` if that
         is given, and with ``saves`` the output and one tensor of mean, rstd and variance, without those that the norm
-        does not have. None where a call does more than allocate and run its kernels in one thread."""
-        if not self.few or not self.is_short(operands.tensors()[1:]):
+        does not have. None where a call does more than allocate and run its kernels."""
+        if not self.is_short(operands.tensors()[1:]):
             return None
-        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
-        run_serially, loops = self.program.run_serially, self.program.whole_address
+        allocate, (start, finish), few = empty_strided_cpu, self.start_and_finish(), self.few
         shape, strides, dtype, eps, given = tuple(self.shape), self.strides, self.dtype, self.eps, self.given
         saved_shape, compute = (self.has_mean + 1 + self.has_variance, *self.statistics_shape), self.compute
         saved_strides = packed_strides(saved_shape)
         row = saved_strides[0] * compute.itemsize
         to_rstd, has_variance = row if self.has_mean else 0, self.has_variance
-        no_mean, no_rstd, no_variance = self.discard
+        no_mean, no_rstd, no_variance = self.discard if few else (0, 0, 0)
         mean_code = var_code = 0
         if given:
             assert operands.mean is not None and operands.var is not None
@@ -237,17 +266,14 @@ class ForwardPlan(Plan):
             out: Tensor | None = None,
         ) -> Any:  # fmt: skip
             output = allocate(shape, strides, dtype) if out is None else out
-            if saves:
+            if saves or not few:
                 statistics = allocate(saved_shape, saved_strides, compute)
                 mean_out = statistics.data_ptr()
                 rstd = mean_out + to_rstd
                 variance = rstd + row if has_variance else no_variance
             else:
                 mean_out, rstd, variance = no_mean, no_rstd, no_variance
-            try:
-                frame = idle.pop()
-            except IndexError:
-                frame = new_frame(1)
+            frame, threads = start()
             FORWARD(
                 frame.words, FORWARD_PLACE, output.data_ptr(), mean_out, rstd, variance, eps,
                 input.data_ptr() or no_memory(input),
@@ -259,8 +285,7 @@ class ForwardPlan(Plan):
             if given:
                 GIVEN(frame.words, GIVEN_PLACE, mean.data_ptr() or no_memory(mean), mean_code)
                 GIVEN_VARIANCE(frame.words, GIVEN_VARIANCE_PLACE, var.data_ptr() or no_memory(var), var_code)
-            run_serially(frame.address, loops)
-            idle.append(frame)
+            finish(frame, threads)
             return (output, statistics) if saves else output
 
         return run
@@ -299,7 +324,8 @@ class BackwardPlan(Plan):
             kernel = self.kernel("shared_gradients", activated=False, module="slabs_backward")
             return [self.loop(kernel, self.num_statistics, 16 * self.samples * self.channels)]
         kernel = self.kernel("parameter_gradients", activated=False, module="affine")
-        return [self.loop(kernel, self.channels, 16 * self.samples * self.channels)]
+        share = max(FEWEST_CHANNELS, -(-self.channels // MOST_SHARES))
+        return [Loop(((kernel, 1),), self.channels, 16 * self.samples * self.channels, share)]
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         input = operands.input
@@ -345,8 +371,7 @@ class BackwardPlan(Plan):
         o = operands
         if not self.is_short((o.weight, o.bias, o.scale, o.shift)) or o.rstd.dtype is not self.compute:
             return None
-        allocate, idle, new_frame = empty_strided_cpu, self.idle, self.frame
-        run_serially, loops = self.program.run_serially, self.program.whole_address
+        allocate, (start, finish) = empty_strided_cpu, self.start_and_finish()
         shape, strides, dtype, wants_input = tuple(self.shape), self.strides, self.dtype, self.wants_input
         code = CODES[self.compute]
         has_mean = self.problem.norm.has_mean
@@ -366,10 +391,7 @@ class BackwardPlan(Plan):
             grad_scale = None if like_scale is None else allocate(*like_scale)
             grad_shift = None if like_shift is None else allocate(*like_shift)
             saved = statistics.data_ptr()
-            try:
-                frame = idle.pop()
-            except IndexError:
-                frame = new_frame(1)
+            frame, threads = start()
             BACKWARD(
                 frame.words, BACKWARD_PLACE, input.data_ptr() or no_memory(input),
                 0 if weight is None else weight.data_ptr() or no_memory(weight),
@@ -381,8 +403,7 @@ class BackwardPlan(Plan):
                 0 if grad_weight is None else grad_weight.data_ptr(), 0 if grad_bias is None else grad_bias.data_ptr(),
                 0 if grad_scale is None else grad_scale.data_ptr(), 0 if grad_shift is None else grad_shift.data_ptr(),
             )  # fmt: skip
-            run_serially(frame.address, loops)
-            idle.append(frame)
+            finish(frame, threads)
             return grad_input, grad_weight, grad_bias, grad_scale, grad_shift, None
 
         return run

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.cpu.geometry import (
+    COLUMN_ROWS,
     COLUMNS,
     GATE_SEGMENTS,
     PIECE,
@@ -39,7 +40,7 @@ def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
             constants.append(torch.full((channels,), value, dtype=plan.compute, device=CPU))
             plan.constants[f"wide_{name}"] = constants[-1].data_ptr()
         elif dtype != problem.compute_dtype:
-            plan.reserve(**{f"wide_{name}": channels})
+            plan.reserve(**{f"wide_{name}": -(-channels * DTYPE_BYTES[problem.compute_dtype] // 8)})
             widen = plan.kernel("widen", activated=False, module="rows")
             loops = [plan.loop(widen, channels, 8 * channels)]
     return loops, constants
@@ -132,7 +133,8 @@ class FewRowsBackward(BackwardPlan):
         widening, self.constant_operands = widen_parameters(self)
         _, self.geometry[SUMMED] = summed_rows(self.problem)
         pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
-        self.reserve(partials=2 * pieces, running=2 * self.channels, totals=2 * self.channels)
+        rows = int(self.geometry[SUMMED])
+        self.reserve(partials=2 * pieces, totals=2 * self.channels if rows > COLUMN_ROWS else 0)
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
         return [

@@ -97,20 +97,22 @@ class SlabsBackward(BackwardPlan):
         recall = self.kernel("recall", activated=False)
         coefficients = self.kernel("coefficients", activated=False, module="slabs")
         reduce, combine = self.reduce(), self.kernel("combine", activated=False)
-        loops = [self.loop(recall, units, 16 * units), self.loop(coefficients, self.samples, 32 * count)]
+        prepare = self.kernel("gradient_coefficients", activated=False) if self.wants_input else 0
         if self.whole:
-            stages = [(reduce, self.pieces), (combine, 1)]
+            of_sample = units // max(1, self.samples)
+            stages = [(recall, of_sample), (coefficients, 1), (reduce, self.pieces), (combine, 1)]
             if self.wants_input:
-                stages.append((self.kernel("gradient_coefficients", activated=False), units // max(1, self.samples)))
-                stages.append((self.input_gradient(), self.pieces))
-            loops.append(_steps(self, stages, 2 * self.tensor_bytes))
-        else:
-            loops.append(self.loop(reduce, self.tasks, 2 * self.tensor_bytes))
-            loops.append(self.loop(combine, self.samples, 16 * self.tasks * channels))
-            if self.wants_input:
-                prepare = self.kernel("gradient_coefficients", activated=False)
-                loops.append(self.loop(prepare, units, 16 * count))
-                loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.tensor_bytes))
+                stages += [(prepare, of_sample), (self.input_gradient(), self.pieces)]
+            return [_steps(self, stages, 2 * self.tensor_bytes), *self.parameter_loops()]
+        loops = [
+            self.loop(recall, units, 16 * units),
+            self.loop(coefficients, self.samples, 32 * count),
+            self.loop(reduce, self.tasks, 2 * self.tensor_bytes),
+            self.loop(combine, self.samples, 16 * self.tasks * channels),
+        ]
+        if self.wants_input:
+            loops.append(self.loop(prepare, units, 16 * count))
+            loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.tensor_bytes))
         return [*loops, *self.parameter_loops()]
 
     def reduce(self) -> int:
