@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cache_support import KERNEL, compiled, files, folder, forget_kernels, nothing_said
+from cache_support import KERNEL, compiled, compiled_once, files, folder, forget_kernels, nothing_said
 from cpu_support import fresh_process, process_environment
 
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu.compiler import Kernel, cache_directory, load
 
-__all__ = ["compiled", "folder", "nothing_said"]  # fixtures
+__all__ = ["compiled", "compiled_once", "folder", "nothing_said"]  # fixtures
 
 NORMALIZE = """
     import json, sys, time, torch, fusednorm
