@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu.compiler import Kernel
 
 KERNEL = Kernel("slabs_backward", "recall", "float32")  # the quickest to compile
+#: A kernel's object is the same each time, and what these tests are about is where it is kept.
+_compile_once = cache(compiler._compile)
 
 
 @pytest.fixture
@@ -28,6 +31,11 @@ def forget_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "_compile", _compile_once)
+
+
+@pytest.fixture(autouse=True)
 def nothing_said() -> None:
     """A warning that comes once comes in each test anew."""
     storage._warn_once.cache_clear()
@@ -38,11 +46,10 @@ def nothing_said() -> None:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Kernel]:
     """The kernels that get compiled."""
     kernels: list[Kernel] = []
-    compile_kernel = compiler._compile
 
     def spy(kernel: Kernel) -> Any:
         kernels.append(kernel)
-        return compile_kernel(kernel)
+        return _compile_once(kernel)
 
     monkeypatch.setattr(compiler, "_compile", spy)
     return kernels

@@ -12,6 +12,10 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 # others instead of spinning, which is a fifth of the time of large tensors.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor compiles in the process itself: each of the pool that it starts otherwise imports torch. So does the process
+# that it starts to see whether the vector instructions that the processor reports can be used.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 import torch
@@ -28,11 +32,13 @@ settings.load_profile("same")
 #: Files that come first, in this order: long ones, with which a worker that gets them last would end alone. One worker
 #: of two compiles most kernels of the CPU in the first file while the other has files that need none of them.
 LONG = ("graph_nodes", "triton_compile", "triton_interpreter", "plan_contract", "cpu_edges")
+#: Files that come last: their processes, in step, would each compile the kernels that other files leave in the cache.
+LATE = ("dtensor", "spread", "distributed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), len(LONG)))
+    places = {name: place for place, name in enumerate(LONG, -len(LONG))} | dict.fromkeys(LATE, 1)
+    items.sort(key=lambda item: places.get(item.path.stem.removeprefix("test_"), 0))
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs a GPU: torch.cuda.is_available() is False")

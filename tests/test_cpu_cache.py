@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cache_support import KERNEL, compiled, files, folder, forget_kernels, nothing_said
+from cache_support import KERNEL, compiled, compiled_once, files, folder, forget_kernels, nothing_said
 from cpu_support import fresh_process, process_environment
 
 from fusednorm.backends.cpu import compiler
 from fusednorm.backends.cpu.compiler import Kernel, cache_directory, load
 
-__all__ = ["compiled", "folder", "nothing_said"]  # fixtures
+__all__ = ["compiled", "compiled_once", "folder", "nothing_said"]  # fixtures
 
 NORMALIZE = """
     import json, sys, time, torch, fusednorm
@@ -283,8 +283,7 @@ def test_each_kernel_has_its_own_name() -> None:
 @pytest.mark.timing
 def test_the_second_process_starts_a_kernel_in_a_quarter_of_the_time(tmp_path: Path) -> None:
     first = fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)["seconds"]
-    seconds = [fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)["seconds"] for _ in range(3)]
-    assert min(seconds) < first / 4
+    assert any(fresh_process(NORMALIZE, FUSEDNORM_CACHE_DIR=tmp_path)["seconds"] < first / 4 for _ in range(3))
 
 
 @pytest.mark.timing
@@ -307,4 +306,4 @@ def test_a_kernel_compiles_while_torch_is_imported_four_times(
         compiler.load(compiler.Kernel({module!r}, {function!r}, "float32", {activation!r}))
         print(json.dumps((time.perf_counter() - start) / imported))
     """
-    assert min(fresh_process(code, FUSEDNORM_CACHE_DIR=tmp_path / str(attempt)) for attempt in range(2)) < 4
+    assert any(fresh_process(code, FUSEDNORM_CACHE_DIR=tmp_path / str(attempt)) < 4 for attempt in range(2))

@@ -65,7 +65,7 @@ def test_the_second_process_compiles_nothing(first_process: tuple[Path, float]) 
 @pytest.mark.timing
 def test_a_cached_first_call_takes_a_quarter_of_a_compiled_one(first_process: tuple[Path, float]) -> None:
     cache, compiled = first_process
-    assert min(first_call(cache)[1] for _ in range(3)) < compiled / 4
+    assert any(first_call(cache)[1] < compiled / 4 for _ in range(3))
 
 
 def test_a_damaged_file_is_not_used(first_process: tuple[Path, float], tmp_path: Path) -> None:

@@ -19,14 +19,16 @@ SOURCES = str(Path(__file__).parents[1] / "src")
 LARGE = (8, 256, 56, 56)
 
 
-def _ratio(one: Callable[[], object], other: Callable[[], object]) -> float:
-    """How many times as long ``one`` takes as ``other``, in turns; the least of three, as the machine may be busy."""
+def _within(limit: float, one: Callable[[], object], other: Callable[[], object]) -> bool:
+    """Whether ``one`` takes at most so many times as long as ``other``, in turns; once of three times, as the machine
+    may be busy."""
     timer = CpuTimer(seconds=0.3)
-    found = []
-    for _ in range(3):
+
+    def ratio() -> float:
         timings = timer.measure({"one": [one], "other": [other]})
-        found.append(timings["one"].median / timings["other"].median)
-    return min(found)
+        return timings["one"].median / timings["other"].median
+
+    return any(ratio() <= limit for _ in range(3))
 
 
 @pytest.mark.timing
@@ -40,8 +42,8 @@ def test_execute_costs_at_most_half_more_than_the_functional_call() -> None:
             node.attributes["num_groups"] = groups
     pack = draw(graph.build())
     x, scale, bias = pack["x"], pack["scale"].flatten(), pack["bias"].flatten()
-    ratio = _ratio(lambda: graph.execute(pack), lambda: fusednorm.group_norm(x, groups, scale, bias, activation="silu"))
-    assert ratio <= 1.5
+    call = lambda: fusednorm.group_norm(x, groups, scale, bias, activation="silu")  # noqa: E731
+    assert _within(1.5, lambda: graph.execute(pack), call)
 
 
 @pytest.mark.timing
@@ -52,7 +54,7 @@ def test_a_backward_costs_at_most_half_more_than_the_functional_call() -> None:
     call = lambda: fusednorm.ops.group_norm_backward(  # noqa: E731
         pack["dy"], x, pack["mean"], pack["inv_variance"], 4, scale, bias, activation="silu"
     )
-    assert _ratio(lambda: graph.execute(pack), call) <= 1.5
+    assert _within(1.5, lambda: graph.execute(pack), call)
 
 
 @pytest.mark.timing
@@ -69,7 +71,7 @@ def test_a_fused_plan_is_half_again_as_fast_as_node_by_node(name: str, layout: s
         workspace = torch.empty(graph.get_workspace_size(), dtype=torch.uint8)
         return lambda: graph.execute(other, workspace)
 
-    assert _ratio(with_workspace(fused), with_workspace(alone)) <= 1 / 1.5
+    assert _within(1 / 1.5, with_workspace(fused), with_workspace(alone))
 
 
 def test_importing_fusednorm_imports_no_graph_and_the_graph_no_kernel_language() -> None:

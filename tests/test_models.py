@@ -447,11 +447,12 @@ def test_a_compiled_model_is_not_slower_with_our_norms() -> None:
         network = measuring._network(job, norms, state, "float32", "cpu")
         steps[name] = Step(network, inputs, target, model.classes, "default")
         steps[name]()
-    speedups = []
-    for _ in range(3):
+
+    def speedup() -> float:
         measured = measuring.step_times(steps, 2.0, "cpu")
-        speedups.append(measured[TORCH]["ms"] / measured[OURS]["ms"])
-    assert max(speedups) >= LEAST_SPEEDUP, speedups
+        return float(measured[TORCH]["ms"] / measured[OURS]["ms"])
+
+    assert any(speedup() >= LEAST_SPEEDUP for _ in range(3))
 
 
 @pytest.mark.gpu

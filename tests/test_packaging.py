@@ -122,9 +122,10 @@ middle = time.perf_counter()
 import fusednorm
 print((time.perf_counter() - middle) / (middle - start))
 """
-    shares = [
-        float(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout)
-        for _ in range(5)
-    ]
+
+    def share() -> float:
+        done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+        return float(done.stdout)
+
     # The machine may be slow, or busy: the import is as fast as its fastest run, beside torch's own.
-    assert min(shares) < 0.05
+    assert any(share() < 0.05 for _ in range(5))

@@ -18,13 +18,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cache_support import KERNEL, compiled, files, folder, forget_kernels, nothing_said
+from cache_support import KERNEL, compiled, compiled_once, files, folder, forget_kernels, nothing_said
 from cpu_support import fresh_process
 
 from fusednorm import choice, storage
 from fusednorm.backends.cpu.compiler import Kernel, cache_directory, load
 
-__all__ = ["compiled", "folder", "nothing_said"]  # fixtures
+__all__ = ["compiled", "compiled_once", "folder", "nothing_said"]  # fixtures
 
 OTHER = 54321  # a user that is neither root nor the one who runs the tests
 needs_root = pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="only root gives files away")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_distributed import Found, load, run
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from training_network import CHANNELS, STEPS, batch, network, trained
+from training_worker import KINDS
 
 from fusednorm import nn
 
@@ -24,12 +24,14 @@ def test_training_takes_torchs_way() -> None:
     torch.testing.assert_close(trained(network()), trained(network(fused=False)), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_two_processes_take_the_way_of_one(kind: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(WORKER), str(tmp_path), kind]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    states = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return load(run(tmp_path_factory.mktemp("ranks"), "cpu", 2, worker=WORKER), 2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_take_the_way_of_one(kind: str, ranks: Found) -> None:
+    states = [found[kind] for found in ranks]
     alone = network()
     trained(alone)
     assert list(states[0]) == list(alone.state_dict())
@@ -76,13 +78,13 @@ CHECKPOINTED: dict[str, Callable[[torch.nn.Sequential, Tensor], Tensor]] = {
 def test_a_checkpoint_changes_no_bit(kind: str) -> None:
     images, targets = batch(0)
     gradients = []
-    for run in (torch.nn.Sequential.__call__, CHECKPOINTED[kind]):
+    for call in (torch.nn.Sequential.__call__, CHECKPOINTED[kind]):
         model = network()
         x = images.clone().requires_grad_()
         for _ in range(3):  # calls that repeat run differently
             x.grad = None
             model.zero_grad()
-            F.cross_entropy(run(model, x), targets).backward()
+            F.cross_entropy(call(model, x), targets).backward()
         gradients.append([x.grad, *(parameter.grad for parameter in model.parameters())])
     torch.testing.assert_close(*gradients, rtol=0, atol=0)
 

@@ -28,6 +28,8 @@ from triton_support import (  # noqa: E402
     branches,
     capabilities,
     configurations,
+    first_of_each,
+    grid,
     operations,
     source,
     spread,
@@ -213,4 +215,4 @@ def test_each_case_compiles_for_each_target(target: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("target", TARGETS)
 def test_each_configuration_compiles_for_each_target(target: str) -> None:
-    assert _excessive(configurations(capabilities(target)), target) == []
+    assert _excessive(first_of_each(operations(capabilities(target), grid())), target) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -365,14 +366,30 @@ def configuration(made: Made) -> tuple[Any, ...]:
     return made.kernel, made.dtype, made.launch.options["num_warps"], merged, *loops, *map(constants.get, names)
 
 
-@cache
-def configurations(able: Capabilities) -> list[Made]:
-    """One launch of each configuration that the heuristic chooses."""
+def first_of_each(operations: Iterable[Operation]) -> list[Made]:
+    """One launch of each configuration."""
     found: dict[Any, Made] = {}
-    for operation in operations(able, grid()):
+    for operation in operations:
         for made in operation:
             found.setdefault(configuration(made), made)
     return list(found.values())
+
+
+@cache
+def _cases_that_differ() -> list[Case]:
+    """One case of the grid for each configuration that the heuristic chooses on one GPU; the others differ in flags."""
+    found: dict[Any, Case] = {}
+    for case in grid():
+        for operation in operations(capabilities("sm_90"), [case]):
+            for made in operation:
+                found.setdefault(configuration(made), case)
+    return list(dict.fromkeys(found.values()))
+
+
+@cache
+def configurations(able: Capabilities) -> list[Made]:
+    """One launch of each configuration that the heuristic chooses."""
+    return first_of_each(operations(able, _cases_that_differ()))
 
 
 def branches(made: Made) -> set[Any]:
@@ -405,9 +422,15 @@ def spread(able: Capabilities) -> list[Made]:
     chosen = []
     while missing:
         made, taken = max(pool, key=lambda entry: len(entry[1] & missing))
-        chosen.append(made)
+        chosen.append((made, taken))
         missing -= taken
-    return chosen
+    # Later ones may have between them all that an earlier one was chosen for.
+    times = Counter(branch for _, taken in chosen for branch in taken)
+    for entry in chosen.copy():
+        if all(times[branch] > 1 for branch in entry[1]):
+            chosen.remove(entry)
+            times.subtract(entry[1])
+    return [made for made, _ in chosen]
 
 
 @cache
