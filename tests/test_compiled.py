@@ -357,9 +357,25 @@ def tensors_of(batch: int, device: str) -> tuple[torch.Tensor, ...]:
     return tuple(torch.randn(batch, *sizes, device=device) for sizes in ((8, 4, 6), (8, 4, 6), (6,)))
 
 
+def skip_where_torch_loads_no_package(device: str, folder: Path) -> None:
+    """A process that loads a package of torch alone died on a GPU with torch 2.11, in torch's loader."""
+    code = f"""
+import torch
+model, x = torch.nn.Linear(4, 4).to({device!r}), torch.ones(2, 4).to({device!r})
+program = torch.export.export(model, (x,))
+path = torch._inductor.aoti_compile_and_package(program, package_path={str(folder / "plain.pt2")!r})
+torch._inductor.aoti_load_package(path)(x)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    if done.returncode < 0:
+        pytest.skip(f"torch's loader of packages dies of signal {-done.returncode} here")
+
+
 @pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")  # of torch's own
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_a_package_of_aot_inductor_with_a_dynamic_batch_runs_in_another_process(tmp_path: Path, device: str) -> None:
+    if device == "cuda":
+        skip_where_torch_loads_no_package(device, tmp_path)
     network = Packaged().eval().to(device)
     batch = torch.export.Dim("batch", min=1, max=64)
     program = torch.export.export(network, tensors_of(2, device), dynamic_shapes=({0: batch},) * 3)
