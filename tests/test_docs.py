@@ -176,9 +176,11 @@ def test_figures_are_those_of_the_kept_results(kind: str) -> None:
     assert tables.rstrip() in (ROOT / "benchmarks" / "README.md").read_text()
 
 
-def test_figures_of_drawn_shapes_are_those_of_the_kept_results() -> None:
+@pytest.mark.parametrize("machine", ["h200", "cpu-intel"])
+def test_figures_of_drawn_shapes_are_those_of_the_kept_results(machine: str) -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text()
-    reports = [Report.from_json(path.read_text()) for path in sorted((ROOT / "benchmarks" / "results").glob("sweep-*"))]
+    paths = sorted((ROOT / "benchmarks" / "results").glob(f"sweep-{machine}-*"))
+    reports = [Report.from_json(path.read_text()) for path in paths]
     rows = [row for report in reversed(reports) for row in report.rows]
     for table in sweep_tables(cases_of(rows))[:2]:
         assert table.to_markdown().strip() in text
