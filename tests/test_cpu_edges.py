@@ -397,6 +397,13 @@ def test_short_planes_of_other_strides() -> None:
             torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=2e-4)
 
 
+def test_few_long_rows_of_several_groups() -> None:
+    """Backward by blocks of channels, of which some have parts of two groups."""
+    workload = Workload("group_norm", (20, 2400), 3, "bfloat16", "nchw", "silu")
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs)) == []
+
+
 @pytest.mark.parametrize(("shape", "groups"), [((33, 24), 4), ((5, 300), 3)])
 def test_points_with_scale_and_shift_are_rows(shape: tuple[int, ...], groups: int) -> None:
     """A row of several groups has its sample's modulation; gradients of few channels, and of many, of one sample."""

@@ -53,9 +53,8 @@ SEGMENTS, GATE_SEGMENTS = 43, 44
 FIELDS = 45
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
-#: Channels that a backward of few rows takes together, whose sums fit such arrays, and rows that it sums in the
-#: compute dtype.
-COLUMNS, COLUMN_ROWS = SCRATCH, 32
+#: Channels that a backward of few rows takes together, whose sums, in the compute dtype, fit such arrays.
+COLUMNS = SCRATCH
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
 TILED_PLANE, ALWAYS_TILED_PLANE = 64, 32
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.

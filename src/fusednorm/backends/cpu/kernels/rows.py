@@ -27,7 +27,6 @@ import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
-    COLUMN_ROWS,
     COLUMNS,
     GAIN_DTYPE,
     GATE_PER_ELEMENT,
@@ -490,16 +489,9 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         for c in range(n):
             sums[c] = T(0)
 
-    @exact
-    def flush(sums, totals, first, n, begins):
-        """Add the sums of the last rows to the totals of all rows before them, or ``begins`` these."""
-        for c in range(n):
-            totals[first + c] = (0.0 if begins else totals[first + c]) + np.float64(sums[c])
-            sums[c] = T(0)
-
     def columns(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
-        partials, totals, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
+        partials, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
@@ -526,13 +518,7 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                         0.0 if geometry[RMS] else mean_p, mean_q, ps, qs, c - first, dx,
                     )  # fmt: skip
                     c += width
-                if accumulate and rows > COLUMN_ROWS and ((n + 1) % COLUMN_ROWS == 0 or n + 1 == rows):
-                    flush(ps, totals, first, last - first, n < COLUMN_ROWS)
-                    flush(qs, totals, channels + first, last - first, n < COLUMN_ROWS)
-            if accumulate and rows > COLUMN_ROWS:
-                narrow(totals, 0, grad_bias, geometry[BIAS_DTYPE], first, last)
-                narrow(totals, channels, grad_weight, geometry[WEIGHT_DTYPE], first, last)
-            elif accumulate:
+            if accumulate:
                 narrow(ps, -first, grad_bias, geometry[BIAS_DTYPE], first, last)
                 narrow(qs, -first, grad_weight, geometry[WEIGHT_DTYPE], first, last)
 

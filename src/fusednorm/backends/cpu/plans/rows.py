@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.cpu.geometry import (
-    COLUMN_ROWS,
     COLUMNS,
     GATE_SEGMENTS,
     PIECE,
@@ -133,8 +132,7 @@ class FewRowsBackward(BackwardPlan):
         widening, self.constant_operands = widen_parameters(self)
         _, self.geometry[SUMMED] = summed_rows(self.problem)
         pieces, blocks = self.num_statistics * int(self.geometry[PIECES]), -(-self.channels // COLUMNS)
-        rows = int(self.geometry[SUMMED])
-        self.reserve(partials=2 * pieces, totals=2 * self.channels if rows > COLUMN_ROWS else 0)
+        self.reserve(partials=2 * pieces)
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
         return [
