@@ -16,6 +16,7 @@ from fusednorm.backends.triton.config.rows import by_columns, columns_backward_f
 from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
+from fusednorm.backends.triton.plans.whole import Units
 from fusednorm.backends.triton.runs import (
     for_moments,
     layouts_of,
@@ -631,6 +632,16 @@ def test_the_moments_of_a_modulated_batch_norm_are_read_as_those_of_one_without(
     config = passes_for(tiled(problem))
     assert config.reduction == passes_for(tiled(plain)).reduction
     assert config.output.positions == 1
+
+
+def test_units_follow_one_another_only_where_every_stride_says_so() -> None:
+    x, images = torch.empty(6, 48, device="meta"), torch.empty(6, 8, 12, device="meta")
+    for given, groups, packed in (
+        (x, 1, True), (x[:, :24], 1, False), (x[::2], 1, False), (x[:1, :24], 1, True),
+        (images, 4, True), (images[:, :4], 2, False), (images[:1, :4], 2, True),
+    ):  # fmt: skip
+        problem = forward_problem(norm_of("group_norm", groups), Operands(given))
+        assert Units(problem, WholeConfig(1, 1)).tile["PACKED"] == packed
 
 
 @pytest.mark.parametrize(
