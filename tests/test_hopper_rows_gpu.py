@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from drawn_formulas import Spec
-from drawn_judge import Judge
+from test_hopper_columns_gpu import EPS, faults
 from torch import Tensor
 
 import fusednorm
@@ -23,7 +22,7 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(unavailable() is not None, reason=f"no Hopper GPU: {unavailable()}"),
 ]
-EPS, ALL = 1e-5, (True, True, True, False, False)
+ALL = (True, True, True, False, False)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 #: Whole steps and turns, uneven ones, one vector, one row, fewer rows than blocks, a row to each block and one more.
 SHAPES = [(264, 4096), (500, 6168), (7, 8), (1, 2048), (133, 8192), (270, 40)]
@@ -52,15 +51,6 @@ def results(
     gradients = ROWS.plan(backward_problem(norm, backward, "backward"), config)(backward, ALL)
     names = [name for name in ("input", "weight", "bias") if name in given]
     return {"output": found.output} | {f"grad_{name}": getattr(gradients, name) for name in names}
-
-
-def faults(family: str, given: dict[str, Tensor], found: dict[str, Tensor], activation: str | None) -> list[str]:
-    x = given["input"]
-    parameter = FORMULAS[activation].default if activation else 0.0
-    spec = Spec(family, tuple(x.shape), 0, 1, True, EPS, activation, parameter or 0.0)
-    return [
-        f"{fault.name}: {fault.text}" for fault in Judge(spec, given, x.dtype, None).faults(found) if not fault.soft
-    ]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -13,7 +13,7 @@ from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForwa
 from fusednorm.backends.hopper.plans.waves import InWaves, magic
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
-from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
+from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape, behind_layout
 from fusednorm.operands import (
     BackwardOperands,
     Gated,
@@ -54,8 +54,8 @@ class ResidentForward(Resident, NarrowerForward):
         view, output = problem.view, problem.output_layout
         assert output is not None
         channel = channel_vectors(problem)
-        in_channel, added = channel % config.vectors == 0, problem.added
-        behind = added.post_layout if added is not None and added.post_layout is not None else output
+        in_channel = channel % config.vectors == 0
+        (behind,) = behind_layout(problem) or (output,)
         samples = (layout.sample // self.vector for layout in (problem.layout, output, behind))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
@@ -104,8 +104,8 @@ class ResidentBackward(Resident, NarrowerBackward):
         assert output is not None and grad is not None
         tiles = channel_vectors(problem) // config.vectors
         self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
-        added, used = problem.added, problem.norm.activation
-        behind = added.post_layout if added is not None and added.post_layout is not None else output
+        used = problem.norm.activation
+        (behind,) = behind_layout(problem) or (output,)
         samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, magic(tiles), tiles,
