@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fusednorm import choice
+from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
-from fusednorm.backends.triton.config.kinds import WholeConfig
+from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, holding_rows_pays, rows_backward_for
 from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
@@ -62,15 +63,13 @@ def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dty
 @pytest.mark.parametrize(("family", "groups"), [("batch_norm", 0), ("instance_norm", 0), ("group_norm", 4)])
 @pytest.mark.parametrize("shape", [(128, 60, 7, 7), (256, 60, 12, 12)])
 def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape: tuple[int, ...]) -> None:
-    """A plane to a program would leave most of a tile empty. A forward that merges a group's partials stays in it."""
+    """A plane to a program would leave most of a tile empty."""
     x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of(family, groups)
     backward = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
-    spanning = [backward.reduction, backward.output]
     forward = passes_for(forward_problem(norm, Operands(x)))
+    spanning = [backward.reduction, backward.output, forward.output]
     if family == "batch_norm":
-        spanning += [forward.reduction, forward.output]
-    elif forward.output.positions >= shape[2] * shape[3]:  # planes in pieces have a launch that merges
-        assert (60 // (groups or 60)) % forward.output.channels == 0
+        spanning.append(forward.reduction)
     for tile in spanning:
         assert tile.channels * tile.positions >= 1024
 
@@ -343,7 +342,8 @@ def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
         ((1, 7, 5701, 5701), torch.bfloat16, 64, True),  # the only sample ends within 16 bytes
         ((8, 320, 128, 128), torch.bfloat16, 1, False),
         ((4, 96, 128, 128), torch.float32, 1, False),
-        ((1, 100, 12, 12), torch.bfloat16, 1, False),  # few elements
+        ((1, 33, 303, 160), torch.bfloat16, 16, False),
+        ((4, 100, 40, 40), torch.bfloat16, 1, False),  # few elements
         ((8192, 100, 2, 2), torch.bfloat16, 1, False),  # few positions
     ],
 )
@@ -522,7 +522,7 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
         ((22790, 158), torch.float32, 2, 1),
         ((3, 1024), torch.float32, 1, 4),
         ((9, 5355), torch.bfloat16, 1, 8),
-        ((14000, 75), torch.bfloat16, 4, 1),  # the lanes of two warps would lie along one row
+        ((14000, 75), torch.bfloat16, 8, 1),  # the lanes of two warps would lie along one row
     ],
 )
 def test_rows_of_a_program(shape: tuple[int, int], dtype: torch.dtype, units: int, warps: int) -> None:
@@ -574,6 +574,93 @@ def test_a_backward_of_long_rows_goes_by_columns(rows: int, length: int, dtype: 
         config = columns_backward_for(problem)
         assert 1 <= config.steps <= 32
         assert config.stages in (1, 3)
+
+
+def test_long_rows_with_a_smooth_activation_go_by_columns_where_they_would_be_loaded_twice() -> None:
+    x = torch.empty(8220, 10240, dtype=torch.float16, device="meta")
+    for family, activation, columns in (
+        ("layer_norm", "gelu", True),
+        ("layer_norm", "relu", False),
+        ("layer_norm", None, False),
+        ("rms_norm", "gelu", False),
+    ):
+        problem = backward_problem(norm_of(family, 1, activation=resolve(activation)), BackwardOperands(x, x, x, x))
+        assert by_columns(problem) == columns
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "config"),
+    [
+        ("group_norm", 32, (26, 2560, 1, 3), torch.float16, HeldConfig(2, 1)),  # a thread has a channel's positions
+        ("group_norm", 32, (1, 512, 16, 16), torch.float32, HeldConfig(1, 4)),
+        ("group_norm", 32, (64, 96, 6, 6), torch.float16, HeldConfig(4, 2)),
+        ("group_norm", 8, (2, 64, 8, 8), torch.bfloat16, HeldConfig(2, 8, True)),  # one launch
+        ("instance_norm", 0, (20, 756, 5, 5), torch.float32, HeldConfig(16, 1)),  # 64 bytes of each row
+        ("instance_norm", 0, (2, 128, 16, 16), torch.bfloat16, HeldConfig(16, 4)),
+        ("instance_norm", 0, (4, 64, 4, 4), torch.bfloat16, HeldConfig(4, 1, True)),
+    ],
+)
+def test_the_backward_of_small_units_of_channels_last(
+    family: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, config: HeldConfig
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    problem = backward_problem(norm_of(family, groups), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert held_for(problem, seen) == config
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"), [((1, 1607, 11), HeldConfig(16, 4)), ((1, 400, 11, 11), HeldConfig(1, 1))]
+)
+def test_the_backward_of_small_units_of_one_sample(shape: tuple[int, ...], config: HeldConfig) -> None:
+    _, problem = _of("instance_norm", 0, shape)
+    seen = held_units(problem)
+    assert seen is not None
+    assert held_for(problem, seen) == config
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "forward", "backward"),
+    [
+        ((18, 700, 21, 21), False, True, True),
+        ((24, 300, 25, 25), False, True, False),  # 16 elements of two tensors a thread
+        ((64, 200, 15, 15), False, False, False),  # samples enough for tiles of spread planes
+        ((128, 100, 11, 11), False, True, True),
+        ((2, 6, 73, 73), True, False, False),  # a program would read all channels and keep one
+        ((2, 60, 9, 9), True, True, True),
+    ],
+)
+def test_batch_norms_of_odd_planes_are_held(shape: tuple[int, ...], last: bool, forward: bool, backward: bool) -> None:
+    for problem, held in zip(_of("batch_norm", 0, shape, last), (forward, backward), strict=True):
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "warps", "tiles"),
+    [
+        ((22, 1280, 18, 18), False, 1, 1),  # so many programs hide one another's loads
+        ((64, 128, 14, 14), False, 4, 1),
+        ((16, 12, 20, 20), True, 1, 2),  # and so few have little to do each
+        ((8, 128, 64, 64), True, 2, 8),
+    ],
+)
+def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warps: int, tiles: int) -> None:
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, device="meta").contiguous(memory_format=memory)
+    found = passes_for(tiled(forward_problem(norm_of("batch_norm"), Operands(x)))).reduction
+    assert (found.warps, found.tiles) == (warps, tiles)
+
+
+def test_the_units_of_many_samples_are_merged_from_shares() -> None:
+    x = torch.empty(38425, 320, dtype=torch.float16, device="meta")
+    operands = BackwardOperands(x, x, x[0], x[0], scale=x, shift=x)
+    problem = replace(backward_problem(norm_of("batch_norm"), operands), device="cuda")
+    combination, _ = instances.TILES.plan(problem).prepare(True, True)
+    assert combination.fold is not None
+    assert combination.combine.constants["BLOCK_R"] == 128  # of 76 shares of 512
 
 
 def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_positions() -> None:

@@ -66,7 +66,7 @@ within = {
     ),
 }
 rows.MOST_ROW = 200
-runs.FEW = 0
+runs.REPEATED = 0, 0
 runs.SHORTEST_WINDOWED_ROW = 32
 tiles.MOST_SUMMED, tiles.FOLDED = 40, 16
 found = []

@@ -189,7 +189,8 @@ from fusednorm.backends.triton.config import tiles
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
 from fusednorm.backends.triton.launch import Launch
 
-runs.FEW = tiles.SPREAD_ELEMENTS = 0  # small tensors have rows of several positions too, and planes across samples
+runs.REPEATED = 0, 0  # small tensors have rows of several positions too, and planes across samples
+tiles.SPREAD_ELEMENTS = 0
 launch, hidden = Launch.__call__, []
 
 

@@ -36,6 +36,8 @@ MOST_PARTS_BACKWARD = 256
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24.
 LONG_ROW, LEAST_ROWS = 8192, 8
+#: Elements of a row up to which the registers of 16 warps hold two sums of each and an activation's values.
+MOST_ACTIVATED = 12288
 #: Multiprocessors of the device on which all of these figures were measured.
 PROCESSORS = 132
 
@@ -283,8 +285,13 @@ def _suits_slabs(problem: Problem) -> bool:
 
 
 def _suits_rows(problem: Problem) -> bool:
-    """Whether one read of rows is faster: 8220 x 14336 in bf16 took 213 us, and 362 in two."""
-    return problem.view.channels > LONG_ROW and problem.view.samples >= LEAST_ROWS * processors()
+    """Whether one read of rows is faster: 8220 x 14336 in bf16 took 213 us, and 362 in two. Not with the arithmetic of
+    a smooth activation, once for each of the two sums and once for the gradient, nor where two sums of each column
+    leave no registers for any: layer_norm of 2396 x 13168 in bf16 with silu took 173 us, and 114 in two reads."""
+    activation, channels = problem.norm.activation, problem.view.channels
+    if activation is not None and (not activation.told or (problem.norm.has_mean and channels > MOST_ACTIVATED)):
+        return False
+    return channels > LONG_ROW and problem.view.samples >= LEAST_ROWS * processors()
 
 
 def choose(problem: Problem) -> Instance | None:

@@ -12,7 +12,7 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 WIDE_LOAD, WIDEST_LOAD = 8, 16
 #: A problem of so many elements is small: launches, and the partials that they leave one another, decide; or else the
 #: time of a program.
-FEW, FEW_EVALUATED = 1 << 21, 1 << 18
+FEW = 1 << 21
 #: Elements of 16 bits in a wide load, and the positions of a plane from which on its tiles begin at such windows. For
 #: elements of 32 bits they cost more than they gain: 48.7 us, not 41.6, on (8, 640, 49, 49) in 32 groups.
 WINDOW, SHORTEST_WINDOWED, SHORTEST_WINDOWED_ROW = 8, 32, 384
@@ -22,6 +22,10 @@ READ_CHANNELS = 64
 #: few. Rows fill tiles where FILLED of the lanes are full; single positions do not below HALF_FULL: 70 channels fill
 #: 55 % of two blocks of 64.
 LEAST_ROWS, MOST_LANES, FILLED, HALF_FULL = 8, 1024, 0.9, 0.6
+#: Elements beyond which such rows pay where single positions have narrow loads, and where they fill few lanes: each
+#: position of a row has partials of its own. An evaluation has none. batch_norm of (1, 33, 303, 160) in bf16 takes 10.7
+#: us in rows of 16 positions and 14.9 in single ones, (4, 100, 40, 40) in fp16 9.0 and 7.3.
+REPEATED, REPEATED_EVALUATED = (1 << 20, 1 << 22), (1 << 18, 1 << 19)
 
 
 def power_of_two(number: int) -> int:
@@ -92,7 +96,7 @@ class Runs:
 def runs_of(problem: Problem, view: View, layouts: Sequence[Layout]) -> Runs:
     """The runs of a pass over a view, which reads and writes tensors of these layouts."""
     dtype = problem.dtype
-    repeat = _repeat(dtype, view, layouts, FEW_EVALUATED if problem.direction == "inference" else FEW)
+    repeat = _repeat(dtype, view, layouts, REPEATED_EVALUATED if problem.direction == "inference" else REPEATED)
     if repeat == 1:
         return Runs(1, False, alignment_of_runs(dtype, view, layouts), view, layouts)
     rows, samples = alignment(dtype, view.channels * repeat), _alignment_of_samples(dtype, view, layouts)
@@ -103,16 +107,12 @@ def runs_of(problem: Problem, view: View, layouts: Sequence[Layout]) -> Runs:
     return Runs(repeat, across, rows if across else min(rows, samples), seen, repeated)
 
 
-def _repeat(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> int:
+def _repeat(dtype: str, view: View, layouts: Sequence[Layout], least: tuple[int, int]) -> int:
     """The positions whose channels make one row of a tile of channels_last: one, or as many as give rows that begin at
-    16 bytes, or that fill the tiles of a large tensor.
-
-    Each position of a row has partials of its own, which cost a tensor of ``few`` elements more than they gain. An
-    evaluation has none.
-    """
+    16 bytes, or that fill the tiles, in tensors of more elements than the ``least`` for either."""
     C, S = view.channels, view.spatial
     dense = all(layout.order == "channels_last" and layout.spatial == C for layout in layouts)
-    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= few:
+    if not dense or C % READ_CHANNELS == 0 or S < LEAST_ROWS or view.numel <= least[0]:
         return 1
     now, most_wide = alignment_of_runs(dtype, view, layouts), WIDEST_LOAD // DTYPE_BYTES[dtype]
     widest = most_wide if _packed(view, layouts) else _alignment_of_samples(dtype, view, layouts)
@@ -120,7 +120,7 @@ def _repeat(dtype: str, view: View, layouts: Sequence[Layout], few: int) -> int:
     def full(repeat: int) -> float:
         return filled(repeat * C, min(READ_CHANNELS, power_of_two(repeat * C)))
 
-    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > 2 * few)):
+    if not (now < widest == most_wide or (full(1) < HALF_FULL and view.numel > least[1])):
         return 1
     most = min(S // LEAST_ROWS, max(8, MOST_LANES // C))
     usable = [repeat for repeat in range(1, most + 1) if repeat * C % widest == 0]

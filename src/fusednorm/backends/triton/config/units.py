@@ -21,13 +21,18 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 #: multiprocessor busy even where their tiles are not full. Units that are neighbours in memory are read row by row, and
 #: in FEW_CONTIGUOUS elements rows may be of any length.
 MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
+#: Memory moves so many bytes at least, of which a unit of one channel of channels_last has its own element, and the
+#: bytes that one program may so read: batch_norm of (2, 6, 73, 73) in bf16 takes 5.9 us held, and 4.5 in tiles.
+SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of a unit up to which two programs share a multiprocessor.
 SHARING_HELD = 8192
 #: Elements of a unit that one program finishes before a second launch would start.
 SMALL_UNIT = 4096
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
-#: launch.
-ALL_SAMPLES = 2048
+#: launch. In channels_last its rows are as short as a unit is wide, which pays in problems of few elements.
+ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
+#: Samples from which on batch_norm's spread planes fill tiles.
+SPREAD_PAYS = 32
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
 #: of short units.
 MOST_SMALL, SHORT_UNITS = 256, 512
@@ -90,6 +95,11 @@ class HeldUnits:
         return min(load_bytes(problem), alignment(problem.dtype, self.columns) * DTYPE_BYTES[problem.dtype])
 
     @property
+    def positions(self) -> bool:
+        """Whether the rows are positions of channels_last."""
+        return self.across == "spatial" and self.rows > 1
+
+    @property
     def spans(self) -> bool:
         """Whether units of several samples share a program: neighbours in memory are of one sample."""
         return self.columns > 1
@@ -133,7 +143,7 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     if block * units <= 2 * SMALL_HELD and block <= 8192:
         return _small_whole(block, units, narrow)
     if narrow and block <= 128:
-        return _narrow_whole(block, size)
+        return _narrow_whole(block, size, problem.view.spatial == problem.view.groups == 1)
     if block <= 512:
         return _short_whole(problem, block, narrow)
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
@@ -172,13 +182,14 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     return WholeConfig((1024 if short or (block == 512 and not narrow) else SHORT_UNITS) // block, 1)
 
 
-def _narrow_whole(block: int, size: int) -> WholeConfig:
+def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
     """Many short units of narrow loads, whose lanes lie side by side: one warp, since two would share each unit.
     (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
-    takes 7.0 us on two warps with 8 units, and 7.5 with 16."""
+    takes 7.0 us on two warps with 8 units, and 7.5 with 16. Longer ones of 16 bits, whose parameters are ``shared``,
+    are twice as many: 30000 x 77 in bf16 takes 5.7 us with 8, and 6.7 with 4."""
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
-    return WholeConfig(SHORT_UNITS // block, 1)
+    return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
 
 
 def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
@@ -219,12 +230,18 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
     rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
     most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    if seen.positions and total > ALL_SAMPLES_LAST:
+        most = 0
     if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
         return _all_samples(seen, fewest(seen.elements, narrow), rows)
+    if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
+        return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
     fitting = power_of_two(seen.units if seen.spans else seen.in_sample)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+        if seen.samples == 1:  # and no second launch
+            return _alone(seen, narrow, fitting)
         units = max(1, min(256 // seen.elements, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
@@ -247,6 +264,29 @@ def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
     if rows:
         warps = max(2, samples * seen.elements // (32 * 16))
     return HeldConfig(samples, warps, all_samples=True)
+
+
+def _alone(seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
+    """Few units of one sample: a warp to a unit, or short ones with 2 elements a thread. In bf16 (1, 1607, 11) takes
+    1.6 us backward, and 2.1 with 8 a thread; in fp16 (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps."""
+    if seen.elements >= 64:
+        return HeldConfig(1, 1)
+    units = max(1, min(256 // seen.elements, fitting))
+    return HeldConfig(units, max(1, units * seen.elements // (32 * fewest(seen.elements, narrow))))
+
+
+def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """Groups of channels_last make 1024 elements or more, with 32 to a thread: it then sums the positions of its
+    channels alone. (26, 2560, 1, 3) in 32 groups in fp16 takes 4.4 us with two groups on one warp, and 13.7 on four.
+    Units of one channel are together for 64 bytes: (20, 756, 5, 5) in fp32 takes 4.8 us in instance_norm, and 11.6
+    where a program has a channel of all samples."""
+    size = DTYPE_BYTES[problem.dtype]
+    if seen.contiguous:
+        units, thread = min(64 // size, max(1, SMALL_UNIT // seen.elements)), 32
+    else:
+        units, thread = max(1024 // seen.elements, _row_of_groups(seen, size, False)), 16 if _uneven(seen) else 32
+    units = max(1, min(units, power_of_two(seen.in_sample)))
+    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
 
 
 def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:
@@ -286,8 +326,12 @@ def _most_small(problem: Problem, seen: HeldUnits) -> int:
 def _padded(problem: Problem, seen: HeldUnits) -> bool:
     """Whether lanes of a forward hold no channel beside the few of a group. Then a program has few groups, and a thread
     few elements: (64, 105, 12, 12) in 21 groups in fp16 and channels_last takes 7.4 us with one, and 10.8 with two."""
-    few = seen.columns < power_of_two(seen.columns) <= 8
-    return few and seen.across == "spatial" and seen.rows > 1 and not problem.backward
+    return _uneven(seen) and seen.positions and not problem.backward
+
+
+def _uneven(seen: HeldUnits) -> bool:
+    """Whether groups have few channels, and no power of two."""
+    return seen.columns < power_of_two(seen.columns) <= 8
 
 
 def _row_of_units(seen: HeldUnits, size: int, total: int, padded: bool) -> int:
@@ -306,7 +350,7 @@ def _row_of_units(seen: HeldUnits, size: int, total: int, padded: bool) -> int:
 def _row_of_groups(seen: HeldUnits, size: int, padded: bool) -> int:
     """The groups of a few channels whose positions make 32 bytes: (24, 64, 21, 21) in 32 groups in fp16 and
     channels_last takes 8.3 us with a group to a program, and 3.5 with eight."""
-    if seen.across != "spatial" or seen.rows == 1 or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
+    if not seen.positions or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
         return 1
     least = max(1, 32 // (size * power_of_two(seen.columns)))
     if padded:
@@ -339,8 +383,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     full = seen.rows * seen.columns / seen.elements
     if seen.contiguous:
         together = MOST_HELD // seen.elements
-        if together >= seen.in_sample or problem.view.numel <= FEW_CONTIGUOUS:
+        if together >= seen.in_sample:
             return True
+        if problem.view.numel <= FEW_CONTIGUOUS:
+            return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
@@ -361,9 +407,12 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
 def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
     """:func:`holding_pays` of a channel of all samples: in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of
     spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
-    in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles.
+    in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles,
+    and the forward of few such channels, (63, 8, 9, 9), takes 4.4 us held and 3.6 in tiles.
     Planes of some size, of channels that are not too many, are faster held: (16, 512, 19, 19) in bf16 takes 8.6 us, and
-    11.3 in tiles, backward 10.1 and 13.8; but with relu the backward of (32, 512, 13, 13) takes 17.9 and 13.0.
+    11.3 in tiles, backward 10.1 and 13.8; but with relu the backward of (32, 512, 13, 13) takes 17.9 and 13.0. Odd
+    planes that lie along one axis are faster held, unless many samples fill tiles of spread planes: (18, 700, 21, 21)
+    takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
     """
     if problem.view.numel > FEW:
         if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
@@ -372,11 +421,16 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
             if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
                 return True
         long = seen.affine == 3 and seen.elements > 8192
+        if seen.flat and full >= 0.75 and seen.rows < SPREAD_PAYS and not long:
+            return seen.elements <= SHARING_HELD or not problem.backward
         return full >= 0.55 and not long and tiled(problem) is problem.folded
     if not problem.backward:
-        return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or seen.elements <= 8192))
+        few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
+        return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
     if seen.affine == 3:
         return seen.elements <= (ALL_SAMPLES if seen.units >= 32 else ALL_SAMPLES // 2)
+    if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
+        return True
     return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
 
 

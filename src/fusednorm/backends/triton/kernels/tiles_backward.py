@@ -300,8 +300,8 @@ def combine(
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The first ``unit_programs`` programs make P / K and Q / K of BLOCK_U units each, the others the parameters'
-    gradients, those of weight and bias from N samples' partials or from N shares that ``fold`` has left. SHARED: the
-    gradients of weight and bias are a unit's sums of q and p."""
+    gradients, those of weight and bias, and the units of all samples, from N samples' partials or from N shares that
+    ``fold`` has left. SHARED: the gradients of weight and bias are a unit's sums of q and p."""
     pid = tl.program_id(0)
     partials = Partials(p_partials, total, Groups(G, D, C), rows, chunks)
     parameters = Parameters(p_weight, p_bias, p_scale, None)
@@ -309,12 +309,19 @@ def combine(
         gdc_wait()
         gdc_launch_dependents()
     grads = Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift)
+    summed, summed_parameters = partials, parameters
+    if p_folded is not None:
+        summed = Partials(p_folded, N * C, Groups(G, D, C), N, 1)
+        summed_parameters = Parameters(p_weight, p_bias, None, None)
     if pid < unit_programs:
+        merged, merged_parameters = partials, parameters
+        if PER_BATCH:
+            merged, merged_parameters = summed, summed_parameters
         o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
         m_unit = o_unit < units
         if SHARED:
             bare = Parameters(None, None, None, None)
-            total_p, total_q = unit_totals(partials, bare, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            total_p, total_q = unit_totals(merged, bare, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
             if grads.bias is not None:
                 tl.store(grads.bias + o_unit, total_p.to(grads.bias.dtype.element_ty), m_unit)
             if grads.weight is not None:
@@ -324,16 +331,12 @@ def combine(
                 total_p *= weight
                 total_q *= weight
         else:
-            total_p, total_q = unit_totals(partials, parameters, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
+            total_p, total_q = unit_totals(merged, merged_parameters, o_unit, m_unit, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
         if p_totals is not None:
             if not RMS:
                 tl.store(p_totals + 2 * o_unit, total_p / K, m_unit)
             tl.store(p_totals + 2 * o_unit + 1, total_q / K, m_unit)
     else:
-        summed, summed_parameters = partials, parameters
-        if p_folded is not None:
-            summed = Partials(p_folded, N * C, Groups(G, D, C), N, 1)
-            summed_parameters = Parameters(p_weight, p_bias, None, None)
         parameter_program(
             pid - unit_programs, summed, summed_parameters, partials, parameters, grads, channel_programs, N,
             LAST, BLOCK_C, BLOCK_N, BLOCK_M, BLOCK_K,
