@@ -23,7 +23,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.device import exact, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.operands import number, put_number, rounded_number, wanted
+from fusednorm.backends.cpu.kernels.operands import narrow, number, put_number, rounded_number, wanted
 
 
 @exact
@@ -183,12 +183,11 @@ def _modulated_channels(element: Element):
             totals[2 * k + 1] += factor * sums[2 * (i + k) + 1]
 
     @exact
-    def put_grad_scale(grad_scale, dtype, sums, i, gains, offsets, n):
+    def scale_gradients(sums, i, gains, offsets, values, n):
         for k in range(n):
-            p, q = sums[2 * (i + k)], sums[2 * (i + k) + 1]
-            put_number(grad_scale, i + k, gains[k] * q + offsets[k] * p, dtype)
+            values[k] = gains[k] * sums[2 * (i + k) + 1] + offsets[k] * sums[2 * (i + k)]
 
-    return numbers, add_scaled, put_grad_scale
+    return numbers, add_scaled, scale_gradients
 
 
 @exact
@@ -204,14 +203,14 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
-    scratch, (numbers, add_scaled, put_grad_scale) = accesses("float64").scratch, _modulated_channels(element)
+    scratch, (numbers, add_scaled, scale_gradients) = accesses("float64").scratch, _modulated_channels(element)
 
     def parameter_gradients(
         sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, start, stop
     ):
         channels, scale_dtype = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SCALE_DTYPE]
         weight_dtype, bias_dtype, shift_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE], geometry[SHIFT_DTYPE]
-        totals, gains, offsets = scratch(), scratch(), scratch()
+        totals, gains, offsets, values = scratch(), scratch(), scratch(), scratch()
         # Several samples of few channels, which touch, are taken as one, for longer loops.
         together = max(1, SCRATCH // 2 // max(1, channels)) if stop - start == channels else 1
         for first in range(start, stop, SCRATCH // 2):
@@ -230,7 +229,8 @@ def build_parameter_gradients(element: Element, value, pullback):
                 else:
                     _add(totals, sums, 2 * i, 2 * n)
                 if wanted(grad_scale):
-                    put_grad_scale(grad_scale, scale_dtype, sums, i, gains, offsets, n)
+                    scale_gradients(sums, i, gains, offsets, values, n)
+                    narrow(values, -i, grad_scale, scale_dtype, i, i + n)
                 _put_halves(grad_shift, i, shift_dtype, sums, 2 * i, n)
             for k in range(1, together):
                 _add(totals, totals, 2 * width * k, 2 * width)

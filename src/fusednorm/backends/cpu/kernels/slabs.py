@@ -130,7 +130,13 @@ def pivot_finder(element: Element):
         if rows == 0:
             return
         head = max(rows // HEAD, min(rows, (FEWEST_POSITIONS + together - 1) // together))
-        for r in range(head):
+        quads = head - head % 4
+        for r in range(0, quads, 4):
+            i0 = i + r * step
+            i1, i2, i3 = i0 + step, i0 + 2 * step, i0 + 3 * step
+            for c in range(n * together):
+                add_first(pivot, c, (load(x, i0 + c) + load(x, i1 + c)) + (load(x, i2 + c) + load(x, i3 + c)))
+        for r in range(quads, head):
             for c in range(n * together):
                 add_first(pivot, c, load(x, i + r * step + c))
         for k in range(1, together):
