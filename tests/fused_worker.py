@@ -18,6 +18,7 @@ import spread_cases
 import spread_worker
 import torch
 import torch.distributed as dist
+from interpreter_support import hasten
 from torch.distributed.device_mesh import init_device_mesh
 
 import fusednorm
@@ -80,6 +81,7 @@ def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
 def main(folder: Path, device: str, world_sizes: list[int]) -> int:
     """How many processes failed."""
     torch.set_num_threads(1)
+    hasten()
     return distributed_worker.in_processes(rank_main, folder, device, world_sizes)
 
 

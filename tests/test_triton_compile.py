@@ -30,6 +30,7 @@ from triton_support import (  # noqa: E402
     configurations,
     first_of_each,
     grid,
+    lowered,
     operations,
     source,
     spread,
@@ -189,8 +190,7 @@ def test_parameters_of_rows_are_loaded_by_the_threads_that_use_them(
 
 def _moved(made: Made) -> list[int]:
     """The numbers of values that a kernel moves between threads by way of shared memory."""
-    compiled = triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options)
-    shapes = re.findall(r"ttg.convert_layout .*-> tensor<([0-9x]+)x", compiled.asm["ttgir"])
+    shapes = re.findall(r"ttg.convert_layout .*-> tensor<([0-9x]+)x", lowered(made, "ttgir"))
     return [math.prod(map(int, shape.split("x"))) for shape in shapes]
 
 
@@ -198,7 +198,7 @@ def _moved(made: Made) -> list[int]:
 def test_sums_move_each_tensor_once(sums: tuple[str, ...], moved: tuple[int, int]) -> None:
     """Rows of s = x + h and their norm: x and h are read, s and y written, once each; so is post_add read."""
     made = _launches("sm_90", [Case("rms_norm", 1, (16384, 4096), activation="silu", instance=WHOLE, sums=sums)])[0]
-    code = triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options).asm["ttgir"]
+    code = lowered(made, "ttgir")
     weights = 1
     found = (len(re.findall(rf"tt\.{access} .*4096x!tt\.ptr<bf16>", code)) for access in ("load", "store"))
     assert tuple(found) == (moved[0] + weights, moved[1])

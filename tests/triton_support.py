@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+import triton
+from triton import knobs
 from triton._utils import find_paths_if, get_iterable_path
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import CUDABackend
@@ -464,3 +466,38 @@ def source(made: Made) -> ASTSource:
         {path: get_iterable_path(values, path) for path in constants},
         {path: CUDABackend.parse_attr(get_iterable_path(attributes, path)) for path in facts},
     )
+
+
+class _ReachedError(Exception):
+    """The stage that was asked for has made its code, which this carries."""
+
+
+def lowered(made: Made, stage: str) -> str:
+    """A launch's code for sm_90 as a stage of Triton's compiler makes it, without the stages behind."""
+    key = (stage, compile_key(made))
+    if key not in _lowered:
+        _lowered[key] = _lower(made, stage)
+    return _lowered[key]
+
+
+_lowered: dict[Any, str] = {}
+
+
+def _lower(made: Made, stage: str) -> str:
+    def end(backend: Any = None, stages: Any = None, *_: Any) -> tuple[str, str]:
+        if stages is not None:
+            make = stages[stage]
+
+            def reach(code: Any, metadata: Any) -> None:
+                raise _ReachedError(str(make(code, metadata)))
+
+            stages[stage] = reach
+        return stage, stage  # by which Triton's cache knows the stages
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(knobs.runtime, "add_stages_inspection_hook", end)
+        try:
+            triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options)
+        except _ReachedError as reached:
+            return str(reached)
+    raise AssertionError(f"Triton's compiler has no stage {stage}")
