@@ -135,9 +135,15 @@ def bench(
         ),
     ] = False,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
-    revision: Annotated[str, typer.Option(help="The revision to record, for sources that git does not know.")] = "",
-    json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
-    csv_path: Annotated[str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.")] = "",
+    revision: Annotated[
+        str, typer.Option(help="The revision to record, for sources that git does not know.", callback=output.not_empty)
+    ] = "",
+    json_path: Annotated[
+        str, typer.Option("--json", help="Write JSON to this file, or - for stdout.", callback=output.not_empty)
+    ] = "",
+    csv_path: Annotated[
+        str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.", callback=output.not_empty)
+    ] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
     """Times fusednorm, torch eager, torch.compile and the installed peers side by side, each checked first."""
