@@ -73,6 +73,7 @@ def with_options(base: list[str], options: dict[str, list[str]]) -> list[list[st
             },
         ),
         [*BENCH, "--json", "-", "--csv", "-"],
+        ["bench", "--suite", "devices", "--device", "cpu", "--devices", "5", "--seconds", "0"],
         ["verify", "--family", "\x1b[31m"],
         ["\x1b[31m"],
         ["run", "\x1b[31m"],
