@@ -53,7 +53,7 @@ def with_options(base: list[str], options: dict[str, list[str]]) -> list[list[st
             PROFILE,
             {
                 "--threads": ["-1", "99999999999", "100000", "nan"],
-                "--groups": ["-1", "9" * 50],
+                "--groups": ["-1", "0", "9" * 50],
                 "--dtype": ["int8", "\x1b[31m"],
                 "--activation": ["\x1b[31m", "9"],
                 "--device": ["cuda:99", "mps", "meta", "cpu:3", "garbage", ""],
@@ -73,11 +73,13 @@ def with_options(base: list[str], options: dict[str, list[str]]) -> list[list[st
             },
         ),
         [*BENCH, "--json", "-", "--csv", "-"],
+        ["bench", "--suite", "devices", "--device", "cpu", "--devices", "5", "--seconds", "0"],
         ["verify", "--family", "\x1b[31m"],
         ["\x1b[31m"],
         ["run", "\x1b[31m"],
         ["run", "/"],
         ["run", ""],
+        ["tune", "--shape", "2,32,5,6", "--groups", "0"],
         ["report", "/"],
         ["report", "\x1b[31m"],
     ],
@@ -86,6 +88,23 @@ def with_options(base: list[str], options: dict[str, list[str]]) -> list[list[st
 def test_options(arguments: list[str]) -> None:
     result = run(*arguments)
     assert harmless(result, 2), result.output
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [*PROFILE, "--shape", ""],
+        *([*BENCH, option, ""] for option in ("--json", "--csv", "--revision")),
+        *(["run", "/dev/null", option, " "] for option in ("--plan", "--device")),
+        *(["tune", option, ""] for option in ("--suite", "--shape")),
+    ],
+    ids=lambda arguments: f"{arguments[0]} {arguments[-2]}",
+)
+def test_an_empty_value_is_no_default(arguments: list[str]) -> None:
+    result = run(*arguments)
+    assert harmless(result, 2), result.output
+    assert "the value is empty" in result.output
     assert result.stdout == ""
 
 

@@ -64,6 +64,14 @@ def test_a_reader_that_left_ends_the_command_as_its_signal_would(arguments: str,
     assert done.stderr == "code 141\n"
 
 
+def test_what_torch_logs_reaches_stderr() -> None:
+    code = "import torch; from fusednorm.cli import streams; streams.install(); import logging; "
+    code += "logging.getLogger('torch.multiprocessing.spawn').warning('a process ends')"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert "a process ends" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
 def test_closed_stderr_changes_neither_the_result_nor_the_code(report: str) -> None:
     done = shell("F report $REPORT 2>&-", REPORT=report)
     assert done.returncode == 0

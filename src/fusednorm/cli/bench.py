@@ -39,7 +39,7 @@ from fusednorm.bench.sweep import COUNT, JUDGED_BYTES, MOST_BYTES, MOST_COUNT, S
 from fusednorm.bench.sweep_summary import sweep_tables
 from fusednorm.bench.workloads import SUITES, Init, Workload, narrowed, select
 from fusednorm.cli import output
-from fusednorm.cli.devices import bench_devices, device_jobs
+from fusednorm.cli.devices import bench_devices, check_parts, device_jobs
 from fusednorm.cli.forms import bench_forms, form_jobs
 from fusednorm.cli.models import bench_models, model_jobs, modes_of
 from fusednorm.machine.limits import peak_flops
@@ -135,9 +135,15 @@ def bench(
         ),
     ] = False,
     threads: Annotated[int, typer.Option(help="torch's number of threads; 0 leaves it.", min=0)] = 0,
-    revision: Annotated[str, typer.Option(help="The revision to record, for sources that git does not know.")] = "",
-    json_path: Annotated[str, typer.Option("--json", help="Write JSON to this file, or - for stdout.")] = "",
-    csv_path: Annotated[str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.")] = "",
+    revision: Annotated[
+        str, typer.Option(help="The revision to record, for sources that git does not know.", callback=output.not_empty)
+    ] = "",
+    json_path: Annotated[
+        str, typer.Option("--json", help="Write JSON to this file, or - for stdout.", callback=output.not_empty)
+    ] = "",
+    csv_path: Annotated[
+        str, typer.Option("--csv", help="Write CSV to this file, or - for stdout.", callback=output.not_empty)
+    ] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a picture to this file.")] = None,
 ) -> None:
     """Times fusednorm, torch eager, torch.compile and the installed peers side by side, each checked first."""
@@ -159,6 +165,7 @@ def bench(
         if suite == DEVICES_SUITE:
             counts = counts_of(devices or (), where)
             device_work = device_jobs(dtypes, layout or (), direction, match, where)
+            check_parts(device_work, counts, where)
     if suite == DEVICES_SUITE:
         bench_devices(device_work, counts, where, seconds, revision, json_path, csv_path)
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import get_args
 
 import typer
@@ -43,6 +44,12 @@ def device_jobs(
     if not jobs:
         raise ValueError("no workload of the devices is left by --match")
     return jobs
+
+
+def check_parts(jobs: Sequence[DeviceJob], counts: Sequence[int], device: str) -> None:
+    """ValueError where so many devices do not divide a job's whole: before a process starts, which could only fail."""
+    for job, count in product(jobs, counts):
+        job.spread.part(device, count)
 
 
 def bench_devices(

@@ -219,6 +219,15 @@ def finite(value: float) -> float:
     return value
 
 
+def not_empty(context: typer.Context, option: typer.CallbackParam, value: str) -> str:
+    """The callback of an option that means something by default: an empty value, such as a shell's unset variable, is
+    an error and not that."""
+    source = context.get_parameter_source(option.name or "")
+    if not value.strip() and (source is None or source.name != "DEFAULT"):
+        raise typer.BadParameter("the value is empty; leave the option out for its default")
+    return value
+
+
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Turns a ValueError about the arguments into a usage error, exit code 2."""

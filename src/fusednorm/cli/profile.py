@@ -28,16 +28,18 @@ def profile(
         str,
         typer.Option(
             help="Sizes in NCHW order, whatever the layout.  [default: 32,8192,16,16; "
-            "4096,1024 for layernorm and rmsnorm]"
+            "4096,1024 for layernorm and rmsnorm]",
+            callback=output.not_empty,
         ),
     ] = "",
     groups: Annotated[
-        int,
+        int | None,
         typer.Option(
             help="Groups of groupnorm (default 64); for layernorm and rmsnorm the number "
-            "of trailing dimensions (default 1)."
+            "of trailing dimensions (default 1).",
+            min=1,
         ),
-    ] = 0,
+    ] = None,
     dtype: Annotated[str, typer.Option(parser=output.parse_dtype, metavar="fp32|bf16|fp16|fp64")] = "float32",
     layout: Annotated[Literal["nchw", "nhwc"], typer.Option(help="nhwc is torch's channels_last.")] = "nchw",
     activation: Annotated[str, typer.Option(help="silu, relu, gelu, ...; none by default.")] = "",

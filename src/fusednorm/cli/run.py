@@ -22,8 +22,10 @@ from fusednorm.text import MOST_BYTES
 
 def run(
     graph_path: Annotated[Path, typer.Argument(help="A file of Graph.save, or - for stdin.", metavar="GRAPH.json")],
-    plan: Annotated[str, typer.Option(help="The plan to run; by default the saved one, or the first.")] = "",
-    device: Annotated[str, typer.Option(help="cpu or cuda; by default the saved one.")] = "",
+    plan: Annotated[
+        str, typer.Option(help="The plan to run; by default the saved one, or the first.", callback=output.not_empty)
+    ] = "",
+    device: Annotated[str, typer.Option(help="cpu or cuda; by default the saved one.", callback=output.not_empty)] = "",
     seed: Annotated[int, typer.Option(help="Of the drawn inputs.", min=-(2**63), max=2**64 - 1)] = 0,
     tune: Annotated[bool, typer.Option("--tune", help="Time every plan and run the fastest.")] = False,
     time: Annotated[bool, typer.Option("--time", help="Time the plan.")] = False,

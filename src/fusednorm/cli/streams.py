@@ -7,6 +7,7 @@ stderr, and are dropped where nobody can read them.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 
@@ -74,8 +75,17 @@ def install() -> bool:
     if sys.stdin is None:
         sys.stdin = _null("r")
     sys.stdout = _rewrapped(sys.stdout, _Data)
-    sys.stderr = _rewrapped(sys.stderr, _Words)
+    before, sys.stderr = sys.stderr, _rewrapped(sys.stderr, _Words)
+    _move_logs(before, sys.stderr)
     return present
+
+
+def _move_logs(before: object, words: io.TextIOWrapper) -> None:
+    """Hand the new stderr to the handlers that log to the detached one; torch made its own when it was imported."""
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler) and handler.stream is before:
+                handler.stream = words  # setStream would flush the detached one
 
 
 def _null(mode: str) -> io.TextIOWrapper:

@@ -23,23 +23,30 @@ DEFAULT_GROUPS = 32
 
 def tune(
     suite: Annotated[
-        str, typer.Option(help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn.")
+        str,
+        typer.Option(
+            help="One of " + ", ".join(SUITES) + f", or {SWEEP}, whose shapes are drawn.", callback=output.not_empty
+        ),
     ] = "",
     seed: Annotated[int, typer.Option(help=f"Of a {SWEEP}'s shapes.", min=0)] = 0,
     count: Annotated[int, typer.Option(help=f"How many workloads a {SWEEP} draws.", min=1, max=MOST_COUNT)] = COUNT,
     match: Annotated[str, typer.Option(help="Only workloads of the suite whose name contains this.")] = "",
     shape: Annotated[
-        str, typer.Option(help="Instead of a suite: sizes in NCHW order, whatever the layout, as 2,320,64,64.")
+        str,
+        typer.Option(
+            help="Instead of a suite: sizes in NCHW order, whatever the layout, as 2,320,64,64.",
+            callback=output.not_empty,
+        ),
     ] = "",
     family: Annotated[str, typer.Option(help="With --shape: one of " + ", ".join(FAMILIES) + ".")] = "group_norm",
     groups: Annotated[
-        int,
+        int | None,
         typer.Option(
             help=f"With --shape: groups of group_norm (default {DEFAULT_GROUPS}); for layer_norm and rms_norm the "
             "number of trailing dimensions (default 1).",
-            min=0,
+            min=1,
         ),
-    ] = 0,
+    ] = None,
     activation: Annotated[str, typer.Option(help="With --shape: silu, relu, gelu, ...; none by default.")] = "",
     dtype: Annotated[
         list[str] | None, typer.Option(help="Only this dtype; with --shape, float32 by default. May be repeated.")
@@ -88,7 +95,7 @@ def tune(
 
 
 def _of_shape(
-    shape: str, family: str, groups: int, activation: str, dtypes: list[str], layouts: list[str]
+    shape: str, family: str, groups: int | None, activation: str, dtypes: list[str], layouts: list[str]
 ) -> list[Workload]:
     """The workloads of one shape in all the dtypes and layouts that were asked for."""
     known: dict[str, Family] = {one: one for one in FAMILIES}
