@@ -462,32 +462,3 @@ def test_parameters_that_are_freed_between_calls() -> None:
             output.sum().backward()
     with pytest.raises(RuntimeError, match="has no memory"):
         fusednorm.layer_norm(x, (8,), weight)
-
-
-# --- workspace ---
-
-
-def test_workspace_is_left_to_the_next_call_of_any_plan(limit: Callable[[int], None]) -> None:
-    limit(64)
-    first, second = memory.workspace(1 << 17), memory.workspace(1 << 17)
-    addresses = {first.data_ptr(), second.data_ptr()}
-    assert len(addresses) == 2
-    memory.keep_workspace(first)
-    memory.keep_workspace(second)
-    del first, second
-    smaller, larger = memory.workspace(1 << 16), memory.workspace(1 << 18)
-    assert smaller.data_ptr() in addresses
-    assert larger.nbytes >= 1 << 18
-    memory.empty_cache()
-    assert memory._workspaces == []
-
-
-def test_few_workspaces_are_kept_and_none_with_a_limit_of_0(limit: Callable[[int], None]) -> None:
-    limit(64)
-    for _ in range(2 * memory.MOST_WORKSPACES):
-        memory.keep_workspace(torch.empty(1 << 14, dtype=torch.float64))
-    assert len(memory._workspaces) == memory.MOST_WORKSPACES
-    memory.empty_cache()
-    limit(0)
-    memory.keep_workspace(torch.empty(1 << 14, dtype=torch.float64))
-    assert memory._workspaces == []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from fusednorm.backends.cpu.memory import keep_workspace, workspace
+from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 
 #: The first words of a frame are the driver's (threads.DRIVER): next task, next worker, share and loop.
 HEAD = 4
@@ -120,13 +120,14 @@ class Frame:
 
     def make_room(self, room: int, arrays: Mapping[str, int]) -> None:
         """Get so many bytes of workspace, in which the named arrays start at these offsets."""
-        self.block = workspace(room)
+        count = -(-room // 8)
+        if room < SMALLEST:
+            self.block = torch.empty(count, dtype=torch.float64, device="cpu")
+        else:
+            self.block = empty_strided(torch.Size((count,)), (1,), torch.float64)
         self.room, start = room, self.block.data_ptr()
         for name, offset in arrays.items():
             struct.pack_into("Q", self.words, 8 * PLACES[name], start + offset)
 
     def drop_room(self) -> None:
-        """Leave the workspace to another call, of any plan."""
-        if self.block is not None:
-            keep_workspace(self.block)
         self.block, self.room = None, 0

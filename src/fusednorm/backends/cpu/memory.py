@@ -24,7 +24,6 @@ import operator
 import os
 import sys
 from collections import deque
-from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -37,7 +36,6 @@ logger = logging.getLogger(__name__)
 SMALLEST = 1 << 22  # bytes: below this the C library keeps freed memory, and a kept block costs 10 us more
 HUGE_PAGE = 1 << 21
 DEFAULT_MEGABYTES = 512
-MOST_WORKSPACES = 4  # calls at one time whose workspace is kept
 
 
 class Block:
@@ -71,9 +69,6 @@ _COUNTERS: Any = (storage_use_count, sys.getrefcount)
 # Changed by atomic operations alone, since a fork could leave a lock locked for ever in the child. The block that was
 # lent first comes first.
 _blocks: deque[Block] = deque()
-# Workspace below SMALLEST that calls have left, for the next call of any plan. The C library may give memory of 1 MB
-# back to the system at each call; batch_norm's backward of 11 x 1252 x 3 x 3 took 140 us then, and takes 131.
-_workspaces: list[torch.Tensor] = []
 
 
 @cache
@@ -109,7 +104,6 @@ def describe() -> str:
 
 def empty_cache() -> None:
     """Free the memory of dead outputs. The C library gives it back to the system, except for what lay in its heap."""
-    _workspaces.clear()
     for block in tuple(_blocks):
         if block.counts() == _idle_counts():
             _forget(block)
@@ -230,20 +224,3 @@ def empty_strided(shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtyp
     if keeps:
         _keep(tensor.untyped_storage())
     return tensor
-
-
-def workspace(size: int) -> torch.Tensor:
-    """Memory of at least so many bytes, as float64, that no other call has."""
-    if size >= SMALLEST:
-        return empty_strided(torch.Size((-(-size // 8),)), (1,), torch.float64)
-    with suppress(IndexError):
-        kept = _workspaces.pop()
-        if kept.nbytes >= size:
-            return kept
-    return torch.empty(-(-size // 8), dtype=torch.float64, device="cpu")
-
-
-def keep_workspace(memory: torch.Tensor) -> None:
-    """Leave memory from :func:`workspace` to a later call, which no kernel uses any more."""
-    if memory.nbytes < SMALLEST and len(_workspaces) < MOST_WORKSPACES and limit():
-        _workspaces.append(memory)
