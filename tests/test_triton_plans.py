@@ -249,7 +249,7 @@ def test_abilities_of_a_device(
 #: one of the same call. The first of a call must not: what runs before it may be any kernel.
 FOLLOWS: list[tuple[Any, Any, tuple[int, ...], bool, tuple[bool, ...], list[bool], list[bool]]] = [
     (TILES, norm_of("group_norm", 2), (2, 8, 64), True, (True,) * 5, [False, True], [False, True]),
-    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True], [False, True, True, True]),
+    (TILES, norm_of("group_norm", 2), (4096, 8, 64), True, (True,) * 5, [False, True, True], [False, True, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True,) * 5, [False], [False, True, True]),
     (TILES, norm_of("batch_norm", training=False), (2, 8, 64), True, (True, *(False,) * 4), [False], [False]),
     (TILES, norm_of("group_norm", 2), (2, 8, 1 << 20), True, (True,) * 5, [False, True], [False, True]),
@@ -371,7 +371,7 @@ def test_short_planes_of_many_samples_are_spread() -> None:
     ("shape", "strides", "found"),
     [
         ((2, 64, 8, 8), None, 8),
-        ((2, 100, 75, 75), (562500, 1, 7500, 100), 4),  # channels_last
+        ((2, 100, 65, 65), (422500, 1, 6500, 100), 4),  # channels_last
         ((2, 64, 8, 8), (4098, 64, 8, 1), 2),
         ((2, 64, 7, 7), None, 1),
         ((2, 64, 64), (128, 1, 1), 1),  # channels that overlap, as unfold makes them

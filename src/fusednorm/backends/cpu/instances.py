@@ -34,7 +34,16 @@ from fusednorm.backends.cpu.plans.rows import (
     RowsSumBackward,
     RowsSumForward,
 )
-from fusednorm.backends.cpu.plans.slabs import SlabsBackward, SlabsForward, SlabsSumBackward, SlabsSumForward
+from fusednorm.backends.cpu.plans.slabs import (
+    PointsBackward,
+    PointsForward,
+    SlabsBackward,
+    SlabsForward,
+    SlabsSumBackward,
+    SlabsSumForward,
+    as_positions,
+    of_points,
+)
 from fusednorm.instance import Instance, Plan
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -296,12 +305,19 @@ class SlabsSplitInstance:
         return _cannot_in_slabs(problem)
 
     def configs(self, problem: Problem) -> Sequence[Slabs]:
-        seen = problem.folded
+        seen = self._seen(problem)
         return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
-        problem = problem.folded
-        return _in_slabs(problem, _pieces(problem, (config or slabs_for(problem)).rows(problem)), whole=False)
+        seen = self._seen(problem)
+        pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
+        if of_points(problem):
+            return (PointsBackward if problem.backward else PointsForward)(problem, *pieces)
+        return _in_slabs(seen, pieces, whole=False)
+
+    @staticmethod
+    def _seen(problem: Problem) -> Problem:
+        return as_positions(problem) if of_points(problem) else problem.folded
 
 
 @dataclass(frozen=True, slots=True)

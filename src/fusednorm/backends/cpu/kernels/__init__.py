@@ -13,7 +13,18 @@ from numba import types
 
 from fusednorm.backends.cpu.compiler import Kernel
 from fusednorm.backends.cpu.frame import ARGUMENTS
-from fusednorm.backends.cpu.kernels import affine, columns, planes, rows, slab_sums, slabs, slabs_backward, sums, tiles
+from fusednorm.backends.cpu.kernels import (
+    affine,
+    columns,
+    planes,
+    points,
+    rows,
+    slab_sums,
+    slabs,
+    slabs_backward,
+    sums,
+    tiles,
+)
 from fusednorm.backends.cpu.kernels.elements import POINTEE, element
 from fusednorm.backends.cpu.kernels.mathematics import activation
 from fusednorm.backends.cpu.kernels.operands import OPERAND
@@ -23,6 +34,7 @@ MODULES = {
     "planes": planes,
     "slabs": slabs,
     "slabs_backward": slabs_backward,
+    "points": points,
     "rows": rows,
     "columns": columns,
     "tiles": tiles,

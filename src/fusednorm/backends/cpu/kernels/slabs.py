@@ -296,11 +296,12 @@ def _channel_statistics(element: Element):
 
 
 @cache
-def _parameter_row(element: Element):
+def parameter_row(element: Element):
+    """of_row(operand, dtype, start, absent, coefficients, first, n): n elements of an operand in the compute dtype."""
     T = element.compute
 
     @exact
-    def parameter_row(operand, dtype, start, absent, coefficients, first, n):
+    def of_row(operand, dtype, start, absent, coefficients, first, n):
         """The n elements of an operand from ``start`` on in the compute dtype, ``absent`` where there is none."""
         if dtype == 0:
             for c in range(n):
@@ -309,12 +310,12 @@ def _parameter_row(element: Element):
             for c in range(n):
                 coefficients[first + c] = T(number(operand, start + c, dtype))
 
-    return parameter_row
+    return of_row
 
 
 @cache
 def _sample_coefficients(element: Element):
-    parameter_row, rounded, T = _parameter_row(element), rounded_number(element), element.compute
+    of_row, rounded, T = parameter_row(element), rounded_number(element), element.compute
 
     @exact
     def of_shared(stats, coefficients, weight, bias, geometry, unit, i, width):
@@ -364,9 +365,9 @@ def _sample_coefficients(element: Element):
     @exact
     def of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, i, width):
         channels, size, first = channel_count(geometry), geometry[GROUP_CHANNELS], statistic_unit(geometry, n, 0)
-        parameter_row(scale, geometry[SCALE_DTYPE], n * channels, T(0), coefficients, i, channels)
+        of_row(scale, geometry[SCALE_DTYPE], n * channels, T(0), coefficients, i, channels)
         # To add -0 changes nothing, a bias of -0 included.
-        parameter_row(shift, geometry[SHIFT_DTYPE], n * channels, T(-0.0), coefficients, i + 3 * width, channels)
+        of_row(shift, geometry[SHIFT_DTYPE], n * channels, T(-0.0), coefficients, i + 3 * width, channels)
         if size == 1:
             modulate_single_channels(stats, first, coefficients, i, width, channels)
             for c in range(channels):
@@ -389,8 +390,8 @@ def _sample_coefficients(element: Element):
                 i = base + g * geometry[GROUP_CHANNELS]
                 of_shared(stats, coefficients, weight, bias, geometry, n * geometry[GROUPS] + g, i, width)
         else:
-            parameter_row(weight, geometry[WEIGHT_DTYPE], 0, T(1), coefficients, base + width, channels)
-            parameter_row(bias, geometry[BIAS_DTYPE], 0, T(0), coefficients, base + 2 * width, channels)
+            of_row(weight, geometry[WEIGHT_DTYPE], 0, T(1), coefficients, base + width, channels)
+            of_row(bias, geometry[BIAS_DTYPE], 0, T(0), coefficients, base + 2 * width, channels)
             first, size = statistic_unit(geometry, n, 0), geometry[GROUP_CHANNELS]
             if geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE]:
                 of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import COEFFICIENTS, REPEAT
+from dataclasses import replace
+
+from fusednorm.backends.cpu.geometry import COEFFICIENTS, DTYPE_CODES, POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE, REPEAT
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
@@ -59,6 +61,32 @@ class SlabsForward(ForwardPlan):
 
     def apply(self) -> int:
         return self.kernel("apply")
+
+
+def of_points(problem: Problem) -> bool:
+    """Whether a problem is batch_norm of points with a scale or shift of their own."""
+    return problem.norm.per_batch and problem.modulated and problem.view.spatial == 1 and problem.added is None
+
+
+def as_positions(problem: Problem) -> Problem:
+    """A problem of points as one sample, whose positions have no modulation that the kernels of slabs know of."""
+    return replace(problem, scale_dtype=None, shift_dtype=None).folded
+
+
+class PointsForward(SlabsForward):
+    """The same of batch_norm's points with a scale or shift of their own."""
+
+    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
+        super().__init__(as_positions(problem), pieces, piece, False, problem)
+        _tell_modulation(self, problem)
+
+    def apply(self) -> int:
+        return self.kernel("apply", module="points")
+
+
+def _tell_modulation(plan: Plan, problem: Problem) -> None:
+    plan.geometry[POINT_SCALE_DTYPE] = DTYPE_CODES[problem.scale_dtype]
+    plan.geometry[POINT_SHIFT_DTYPE] = DTYPE_CODES[problem.shift_dtype]
 
 
 class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
@@ -120,6 +148,27 @@ class SlabsBackward(BackwardPlan):
 
     def input_gradient(self) -> int:
         return self.kernel("input_gradient")
+
+
+class PointsBackward(SlabsBackward):
+    """The same of batch_norm's points, whose first pass makes the gradients of scale and shift."""
+
+    def __init__(self, problem: Problem, pieces: int, piece: int) -> None:
+        super().__init__(as_positions(problem), pieces, piece, False, problem)
+        _tell_modulation(self, problem)
+        self.sums_parameters = problem.direction != "backward_data"
+
+    def reduce(self) -> int:
+        return self.kernel("reduce", module="points")
+
+    def input_gradient(self) -> int:
+        return self.kernel("input_gradient", module="points")
+
+    def parameter_loops(self) -> list[Loop]:
+        if not self.sums_parameters:
+            return []
+        kernel = self.kernel("shared_gradients", activated=False)
+        return [self.loop(kernel, self.num_statistics, 16 * self.channels)]
 
 
 class SlabsSumBackward(SumBackward, SlabsBackward):
