@@ -654,6 +654,27 @@ def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warp
     assert (found.warps, found.tiles) == (warps, tiles)
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "positions", "warps"),
+    [
+        ("instance_norm", (49, 439, 32, 32), 8, 1),  # rows of several positions, of which a sample has 128
+        ("batch_norm", (4, 100, 40, 40), 16, 2),  # narrow loads of a small problem
+        ("batch_norm", (1, 100, 160, 260), 16, 2),  # wide ones: 8192 partials of a channel, not 16384
+    ],
+)
+def test_the_programs_that_read_odd_channels_last(
+    family: Family, shape: tuple[int, ...], positions: int, warps: int
+) -> None:
+    problem, _ = _of(family, 0, shape, True)
+    found = passes_for(tiled(problem)).reduction
+    assert (found.positions, found.warps) == (positions, warps)
+
+
+def test_short_units_with_parameters_of_their_own_are_fewer_in_a_program() -> None:
+    problem, _ = _of("instance_norm", 0, (200, 64, 9, 9))
+    assert whole_forward_for(problem) == WholeConfig(4, 1)
+
+
 def test_the_units_of_many_samples_are_merged_from_shares() -> None:
     x = torch.empty(38425, 320, dtype=torch.float16, device="meta")
     operands = BackwardOperands(x, x, x[0], x[0], scale=x, shift=x)

@@ -321,11 +321,15 @@ class BackwardPlan(Plan):
         if not self.sums_parameters:
             return []
         if self.shared:
-            kernel = self.kernel("shared_gradients", activated=False, module="slabs_backward")
-            return [self.loop(kernel, self.num_statistics, 16 * self.samples * self.channels)]
+            return self.unit_loops()
         kernel = self.kernel("parameter_gradients", activated=False, module="affine")
         share = max(FEWEST_CHANNELS, -(-self.channels // MOST_SHARES))
         return [Loop(((kernel, 1),), self.channels, 16 * self.samples * self.channels, share)]
+
+    def unit_loops(self) -> list[Loop]:
+        """The loop that makes the gradients of weight and bias from p and q where a unit has its own."""
+        kernel = self.kernel("shared_gradients", activated=False, module="slabs_backward")
+        return [self.loop(kernel, self.num_statistics, 16 * self.samples * self.channels)]
 
     def __call__(self, operands: BackwardOperands, wanted: Wanted, out: Tensor | None = None) -> Gradients:
         input = operands.input

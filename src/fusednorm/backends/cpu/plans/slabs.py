@@ -165,10 +165,7 @@ class PointsBackward(SlabsBackward):
         return self.kernel("input_gradient", module="points")
 
     def parameter_loops(self) -> list[Loop]:
-        if not self.sums_parameters:
-            return []
-        kernel = self.kernel("shared_gradients", activated=False)
-        return [self.loop(kernel, self.num_statistics, 16 * self.channels)]
+        return self.unit_loops() if self.sums_parameters else []
 
 
 class SlabsSumBackward(SumBackward, SlabsBackward):

@@ -153,8 +153,7 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         read = _in_pieces(problem, 1024 // wide)
     length = length_of_runs(problem)
     count = -(-length // read.positions)
-    total = view.samples * -(-view.channels // read.channels) * count
-    tiles = shares(count, total // PLANE_PROGRAMS if large else count)
+    tiles = shares(count, _programs(problem, read) // PLANE_PROGRAMS if large else count)
     reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
