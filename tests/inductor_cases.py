@@ -79,8 +79,32 @@ NATIVE: dict[str, tuple[Case, Case]] = {
             "lambda x, w, b: F.silu(F.group_norm(x, 32, w, b)) + x",
             (IMAGE, CHANNELS, CHANNELS), False, BF16,
         ),
+        (
+            "layer_norm of transposed rows in training",  # transposed to the order that torch's function returns
+            "lambda x, w, b: fusednorm.layer_norm(x[:, None].transpose(1, 2).squeeze(2), (320,), w, b).sin()",
+            "lambda x, w, b: F.layer_norm(x[:, None].transpose(1, 2).squeeze(2), (320,), w, b).sin()",
+            ((8, 64, 320), CHANNELS, CHANNELS), True, BF16,
+        ),
+        (
+            "layer_norm without parameters in training",
+            "lambda x, r: fusednorm.layer_norm(x + r, (1024,)) * r",
+            "lambda x, r: F.layer_norm(x + r, (1024,)) * r",
+            _ROWS, True, BF16,
+        ),
+        (
+            "rms_norm without a weight in training",
+            "lambda x, r: fusednorm.rms_norm(x + r, (1024,), eps=1e-6) * r",
+            "lambda x, r: F.rms_norm(x + r, (1024,), eps=1e-6) * r",
+            _ROWS, True, BF16,
+        ),
     )
 }  # fmt: skip
+#: Those of which it also serves the backward better.
+NATIVE_BACKWARD = [
+    "layer_norm of transposed rows in training",
+    "layer_norm without parameters in training",
+    "rms_norm without a weight in training",
+]
 CASES: dict[str, Case] = {
     "group_norm": Case(SILU, (IMAGE, CHANNELS, CHANNELS)),
     "group_norm channels_last": Case(SILU, (IMAGE, CHANNELS, CHANNELS), last=True),
@@ -115,9 +139,6 @@ CASES: dict[str, Case] = {
     "float64": Case(SILU, ((2, 320, 16, 16), CHANNELS, CHANNELS), dtype="float64"),
     "convolutions": Case(CHAIN, (IMAGE, CONV, CHANNELS, CHANNELS, CONV)),
     "gradient of a sum": Case(f"lambda *t: ({SILU})(*t).sum()", (IMAGE, CHANNELS, CHANNELS), last=True),
-    "transposed": Case(
-        "lambda x, w, b: fusednorm.layer_norm(x.transpose(1, 2), (320,), w, b)", ((8, 320, 64), CHANNELS, CHANNELS)
-    ),
     "twice": Case(f"lambda x, w, b: ({SILU})(({SILU})(x, w, b), w, b)", (IMAGE, CHANNELS, CHANNELS), train=False),
     "dynamic": Case(SILU, (IMAGE, CHANNELS, CHANNELS), dynamic=True),
     "one element a statistic": Case("lambda x: fusednorm.layer_norm(x, (1,))", ((16, 1),)),

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusednorm import dispatch
 from fusednorm.activations import Activation
 from fusednorm.inductor import native
-from fusednorm.inductor.native import has_formula
-from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay
+from fusednorm.inductor.native import has_formula, is_differentiable
+from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay, training_pays
 from fusednorm.norm import norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Gradients, Operands
 from fusednorm.problem import Problem
 from fusednorm.problems import backward_problem, forward_problem
 
@@ -138,6 +140,67 @@ def test_torchs_formula_computes_what_ours_does(family: Any, shape: tuple[int, .
         if torchs is not None:
             torch.testing.assert_close(torchs, ours)
     assert (got.rstd is not None) == rows
+
+
+@pytest.mark.parametrize("affine", [False, True])
+@pytest.mark.parametrize("family", ["layer_norm", "rms_norm"])
+def test_torchs_formula_of_a_backward_computes_what_ours_does(family: Any, affine: bool) -> None:
+    torch.manual_seed(0)
+    x, dy = torch.randn(6, 2, 4, 16), torch.randn(6, 2, 4, 16)
+    weight = torch.randn(4, 16) if affine else None
+    bias = torch.randn(4, 16) if affine and family == "layer_norm" else None
+    norm = norm_of(family, 2)
+    saved = dispatch.forward(norm, Operands(x, weight, bias))
+    assert saved.rstd is not None
+    operands = BackwardOperands(dy, x, saved.mean, saved.rstd, weight, bias)
+    wanted = (True, affine, bias is not None, False, False)
+    problem = backward_problem(norm, operands)
+
+    def present(found: Gradients) -> list[Tensor]:
+        return [one for one in (found.input, found.weight, found.bias) if one is not None]
+
+    def formula(dy: Tensor) -> list[Tensor]:
+        return present(native.run_backward(problem, replace(operands, grad_output=dy), wanted))
+
+    # torch's rms_norm has a backward of one function only where Inductor takes that apart.
+    got = make_fx(formula, decomposition_table=select_decomp_table())(dy)(dy)
+    expected = present(dispatch.backward(norm, operands, wanted))
+    assert len(got) == len(expected) == sum(wanted)
+    for torchs, ours in zip(got, expected, strict=True):
+        torch.testing.assert_close(torchs, ours)
+
+
+def test_both_directions_are_torchs_where_it_has_both() -> None:
+    x, w = torch.randn(8, 16), torch.randn(16)
+
+    def has(family: Any, x: Tensor = x, w: Tensor | None = w, activation: Any = None, **more: Tensor) -> bool:
+        dims = 4 if family == "group_norm" else 1
+        return is_differentiable(forward_problem(norm_of(family, dims, activation=activation), Operands(x, w, **more)))
+
+    assert has("layer_norm")
+    assert has("rms_norm")
+    assert has("rms_norm", w=None)
+    assert not has("rms_norm", bias=w)
+    assert not has("layer_norm", activation=Activation("silu"))
+    assert not has("layer_norm", w=w.double())
+    assert not has("group_norm")
+
+
+def test_rows_in_training_are_ours_where_parameters_have_gradients() -> None:
+    """And where the rows lie in memory as they are computed."""
+
+    def pays(call: Callable[[Tensor], Tensor], w: Tensor | None) -> bool:
+        graph = make_fx(call, tracing_mode="fake")(torch.randn(4, 8, 16)).graph
+        (source,) = graph.output_node().all_input_nodes
+        x = torch.randn(4, 8, 16)
+        return training_pays(forward_problem(norm_of("layer_norm", 1), Operands(x, w)), source)
+
+    w = torch.randn(16)
+    assert pays(lambda x: x + 1, w)
+    assert not pays(lambda x: x + 1, None)
+    assert not pays(lambda x: (x + 1).transpose(0, 1), w)
+    assert not pays(lambda x: (x + 1).permute(1, 0, 2).view(8, 4, 4, 4), w)
+    assert pays(lambda x: (x + 1).transpose(0, 1).contiguous(), w)
 
 
 def found(call: Callable[[Tensor, Callable[[Tensor], Tensor]], object]) -> Neighbours:

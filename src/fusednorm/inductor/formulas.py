@@ -1,4 +1,4 @@
-"""Formulas in the place of norms on a CPU whose calls do not pay, in a graph of forward and backward together.
+"""Formulas in the place of norms that ours do not make faster, in a graph of forward and backward together.
 
 torch then decides, as for its own functions, what of a formula the backward reads from the forward.
 """
@@ -15,25 +15,22 @@ from torch.fx import Graph, Node
 from fusednorm.choice import forced
 from fusednorm.inductor.formula import has_formula
 from fusednorm.inductor.lowering import Direction
-from fusednorm.inductor.neighbours import ALONE, Neighbours, calls_pay
+from fusednorm.inductor.native import is_differentiable
+from fusednorm.inductor.neighbours import ALONE, calls_pay, neighbours_of, training_pays
 from fusednorm.norm import norm_of_text
 from fusednorm.private.inductor_names import VALUE, traced
+from fusednorm.problem import Problem
 
 #: Of the forwards that became formulas in a graph: from the node of rstd to that of the output.
 Outputs = dict[Node, Node]
 
 
 def expand(
-    graph: Graph,
-    node: Node,
-    direction: Direction,
-    arguments: tuple[Any, ...],
-    outputs: Outputs,
-    neighbours: Neighbours = ALONE,
+    graph: Graph, node: Node, direction: Direction, arguments: tuple[Any, ...], outputs: Outputs, trains: bool
 ) -> bool:
-    """Put the formula of a norm into the graph where that is faster than a call; whether it was.
+    """Put the formula of a norm into the graph where that is faster than our kernels; whether it was.
 
-    ``arguments`` are the lean op's, ``neighbours`` as :func:`calls_pay` takes them. An instance that the program asks
+    ``arguments`` are the lean op's; ``trains`` says that the graph holds backwards. An instance that the program asks
     for by name is never replaced.
     """
     *operands, text, last = arguments
@@ -41,20 +38,28 @@ def expand(
     norm, present = norm_of_text(text), [fake for fake in fakes if fake is not None]
     if forced() is not None or len(present) != sum(operand is not None for operand in operands):
         return False
-    if not all(_is_static(fake) and fake.device.type == "cpu" for fake in present):
+    device = present[0].device
+    if not all(_is_static(fake) and fake.device == device for fake in present):
         return False
     problem = direction.problem(norm, fakes, last)
-    if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem, neighbours):
+    if problem.view.numel == 0:
         return False
-
-    output = outputs.get(operands[3]) if problem.backward else None
+    if device.type == "cpu" and _calls_lose(problem, node, trains):
+        output = outputs.get(operands[3]) if problem.backward else None
+    elif device.type == "cuda" and _launches_lose(problem, operands[direction.input], trains):
+        output = None
+    else:
+        return False
     if output is not None:
         present.append(output.meta[VALUE])
 
     def formula(*present: Tensor) -> list[Tensor]:
         given = iter(present)
         tensors = [None if operand is None else next(given) for operand in operands]
-        found = direction.formula(norm, tensors, next(given, None))
+        if device.type == "cpu":
+            found = direction.formula(norm, tensors, next(given, None))
+        else:
+            found = direction.native(problem, tensors, last)
         return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
 
     made = traced(formula, present, present[0].fake_mode)
@@ -63,6 +68,16 @@ def expand(
     if not problem.backward:
         outputs[results[2]] = results[0]
     return True
+
+
+def _calls_lose(problem: Problem, node: Node, trains: bool) -> bool:
+    """Whether the formula is faster on a CPU; forward and backward agree, which both depend on the problem alone."""
+    return has_formula(problem) and not calls_pay(problem, ALONE if trains else neighbours_of(node))
+
+
+def _launches_lose(problem: Problem, input: Node, trains: bool) -> bool:
+    """Whether torch's formula is faster on a GPU. Without a backward each forward is decided in its lowering."""
+    return trains and is_differentiable(problem) and not training_pays(problem, input)
 
 
 def _is_static(fake: Tensor) -> bool:

@@ -19,8 +19,7 @@ from torch.fx import GraphModule
 from fusednorm.choice import Choice, choose, forced
 from fusednorm.compiled import call_backward, call_forward
 from fusednorm.copies import copying
-from fusednorm.inductor import formula
-from fusednorm.inductor.native import has_formula, run
+from fusednorm.inductor import formula, native
 from fusednorm.inductor.neighbours import neighbours_of, ours_pay
 from fusednorm.norm import Norm, norm_of_text
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
@@ -59,6 +58,8 @@ class Direction(Protocol):
 
     def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors: ...
 
+    def native(self, problem: Problem, tensors: Tensors, last: Any) -> Tensors: ...
+
 
 class Forward:
     """compiled_forward(input, weight, bias, scale, shift, mean, var, norm, statistics)"""
@@ -74,6 +75,9 @@ class Forward:
     def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
         return _in_order(formula.forward(norm, Operands(*tensors)))  # type: ignore[arg-type]
 
+    def native(self, problem: Problem, tensors: Tensors, statistics: bool) -> Tensors:
+        return _in_order(native.run(problem, Operands(*tensors)))  # type: ignore[arg-type]
+
 
 class Backward:
     """compiled_backward(grad_output, input, mean, rstd, weight, bias, scale, shift, norm, output_mask)"""
@@ -88,6 +92,9 @@ class Backward:
 
     def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors:
         return _in_order(formula.backward(norm, BackwardOperands(*tensors), output))  # type: ignore[arg-type]
+
+    def native(self, problem: Problem, tensors: Tensors, wanted: Any) -> Tensors:
+        return _in_order(native.run_backward(problem, BackwardOperands(*tensors), wanted))  # type: ignore[arg-type]
 
 
 def _in_order(found: Results | Gradients) -> Tensors:
@@ -150,9 +157,9 @@ class Lowering:
             raise NotInlinedError(NO_LAUNCHES)
         if not all(operand is None or self.nodes.is_static(operand) for operand in operands):
             raise NotInlinedError("a size is not known when it is compiled")
-        native = self.natively(norm, operands, last)
-        if native is not None:
-            return native
+        torchs = self.natively(norm, operands, last)
+        if torchs is not None:
+            return torchs
         placed = self.placed(norm, operands, last)
         if placed.problem.view.numel == 0:
             raise NotInlinedError("it has no elements")
@@ -169,17 +176,18 @@ class Lowering:
             return None
         fakes = self.nodes.fakes(operands)
         problem = self.direction.problem(norm, fakes, last)
-        if problem.view.numel == 0 or not has_formula(problem, last):
+        if problem.view.numel == 0 or not native.has_formula(problem, last):
             return None
         if ours_pay(problem, neighbours_of(self.nodes.current.graph.current_node)):
             return None
 
-        def native(*present: Tensor) -> list[Tensor]:
+        def traced(*present: Tensor) -> list[Tensor]:
             given = iter(present)
-            found = run(problem, Operands(*(None if operand is None else next(given) for operand in operands)))  # type: ignore[arg-type]
-            return [present[0].new_empty(0) if tensor is None else tensor for tensor in _in_order(found)]
+            tensors = [None if operand is None else next(given) for operand in operands]
+            found = self.direction.native(problem, tensors, last)
+            return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
 
-        graph = self.nodes.trace(native, [fake for fake in fakes if fake is not None])
+        graph = self.nodes.trace(traced, [fake for fake in fakes if fake is not None])
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
     def settled(self, operands: Sequence[Any]) -> list[Any]:

@@ -63,7 +63,7 @@ def is_pointwise(node: Node) -> bool:
 
 
 def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
-    """Whether a forward is faster by our kernels on a GPU; a backward always is."""
+    """Whether a forward is faster by our kernels on a GPU; a backward that is still an op here always is."""
     if problem.backward:
         return True
     if problem.copies:  # Inductor reads an input in any strides
@@ -81,6 +81,27 @@ def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
     ours = (own[0] + before + neighbours.after) * size / BYTES + launches * LAUNCH
     inductors = other[0] * size / BYTES + other[1] * LAUNCH
     return ours <= MARGIN * inductors
+
+
+def training_pays(problem: Problem, input: Node) -> bool:
+    """Whether our backward of rows, and so their forward, is faster on a GPU than torch's formula of both.
+
+    The gradients of weight and bias are sums over rows, for which Inductor reads both tensors again; without parameters
+    ours save nothing. What a launch reads must be in memory in the order of its rows: of a permuted input that is a
+    transpose, and an input that torch could compute anew in the backward is kept for it.
+    """
+    parameters = problem.weight_dtype is not None or problem.bias_dtype is not None
+    return parameters and not is_permuted(input)
+
+
+def is_permuted(node: Node) -> bool:
+    """Whether a tensor has its dimensions in another order than the one that it is computed in."""
+    aten = torch.ops.aten
+    while node.target in (aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.slice.Tensor):
+        source = node.args[0]
+        assert isinstance(source, Node)
+        node = source
+    return node.target in (aten.permute.default, aten.transpose.int, aten.t.default)
 
 
 ALONE = Neighbours()

@@ -17,7 +17,6 @@ from fusednorm import __version__
 from fusednorm.choice import selection
 from fusednorm.inductor.formulas import Outputs, expand
 from fusednorm.inductor.lowering import DIRECTIONS, Direction, register
-from fusednorm.inductor.neighbours import ALONE, neighbours_of
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
 
@@ -60,14 +59,13 @@ class Pass(graph_pass()):  # type: ignore[misc]
 
 
 class Formulas(Pass):
-    """Puts formulas in the place of norms on a CPU, where they pay, in a graph of forward and backward together."""
+    """Puts formulas in the place of norms, where they pay, in a graph of forward and backward together."""
 
     def change(self, graph: Graph) -> None:
         outputs: Outputs = {}
-        trains = graph.find_nodes(op="call_function", target=torch.ops.fusednorm.norm_backward.default)
+        trains = bool(graph.find_nodes(op="call_function", target=torch.ops.fusednorm.norm_backward.default))
         for node, direction, arguments in differentiable(graph):  # forwards first
-            neighbours = ALONE if trains else neighbours_of(node)
-            expand(graph, node, direction, arguments, outputs, neighbours)
+            expand(graph, node, direction, arguments, outputs, trains)
 
 
 class LeanOps(Pass):

@@ -22,7 +22,8 @@ from fusednorm.private.lookup import find
 #: and graphs keep the differentiable ops.
 _CONFIG, PASS_SLOT = "torch._inductor.config", "post_grad_custom_pre_pass"
 
-#: Its place for a pass over a graph of forward and backward together. Without: norms on a CPU are calls.
+#: Its place for a pass over a graph of forward and backward together. Without: norms on a CPU are calls, and all
+#: backwards on a GPU launches.
 JOINT_SLOT = "joint_custom_pre_pass"
 
 #: What holds a node's result as a fake tensor. Without: the same.
@@ -47,10 +48,11 @@ FORGETS = TorchVersion(torch.__version__) < TorchVersion("2.13")
 #: leave out.
 EXACT_ARGUMENTS = "eager_input_vals"
 
-#: torch's rms_norm with its inverse deviation, and its batch_norm with given statistics, as torch's functions decompose
-#: into them. Without: None, and those norms are ours in every compiled graph; a decomposed program has
-#: torch.batch_norm.
+#: torch's rms_norm with its inverse deviation, its gradients, and its batch_norm with given statistics, as torch's
+#: functions decompose into them. Without: None, and those norms are ours in every compiled graph; a decomposed program
+#: has torch.batch_norm.
 rms_norm_with_rstd: Any = find("torch", "ops.aten._fused_rms_norm.default", None)
+rms_norm_backward: Any = find("torch", "ops.aten._fused_rms_norm_backward.default", None)
 batch_norm_of_given: Any = find("torch", "ops.aten._native_batch_norm_legit_no_training.default", None)
 
 #: The function with which autocast begins in a graph of torch's functions. Without: norms within a region of autocast
