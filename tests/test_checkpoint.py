@@ -49,6 +49,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "group_norm": (lambda x, w, b: fusednorm.group_norm(x, 4, w, b, activation="silu"), PER_CHANNEL),
     "group_norm bare": (lambda x: fusednorm.group_norm(x, 4), []),
     "group_norm modulated": (lambda x, s, t: fusednorm.group_norm(x, 4, scale=s, shift=t), MODULATION),
+    "group_norm between sums": (
+        lambda x, w, b: fusednorm.group_norm(x, 4, w, b, activation="silu", pre_add=X, post_add=X), PER_CHANNEL),
     "instance_norm": (lambda x, w, b: fusednorm.instance_norm(x, weight=w, bias=b), PER_CHANNEL),
     "instance_norm given": (lambda x: fusednorm.instance_norm(x, MEAN, VAR, use_input_stats=False), []),
     "layer_norm": (lambda x, w: fusednorm.layer_norm(x, (4,), w), [ROW]),
