@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fusednorm.choice import forced
-from fusednorm.inductor.formula import has_formula
+from fusednorm.inductor.formula import has_formula, has_right_gradients
 from fusednorm.inductor.lowering import Direction
 from fusednorm.inductor.neighbours import ALONE, Neighbours, calls_pay
 from fusednorm.norm import norm_of_text
@@ -29,12 +29,12 @@ def expand(
     direction: Direction,
     arguments: tuple[Any, ...],
     outputs: Outputs,
-    neighbours: Neighbours = ALONE,
+    neighbours: Neighbours | None = None,
 ) -> bool:
     """Put the formula of a norm into the graph where that is faster than a call; whether it was.
 
-    ``arguments`` are the lean op's, ``neighbours`` as :func:`calls_pay` takes them. An instance that the program asks
-    for by name is never replaced.
+    ``arguments`` are the lean op's, ``neighbours`` as :func:`calls_pay` takes them, None in a graph with a backward. An
+    instance that the program asks for by name is never replaced.
     """
     *operands, text, last = arguments
     fakes = [None if operand is None else operand.meta.get(VALUE) for operand in operands]
@@ -44,7 +44,9 @@ def expand(
     if not all(_is_static(fake) and fake.device.type == "cpu" for fake in present):
         return False
     problem = direction.problem(norm, fakes, last)
-    if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem, neighbours):
+    if problem.view.numel == 0 or not has_formula(problem) or calls_pay(problem, neighbours or ALONE):
+        return False
+    if neighbours is None and not has_right_gradients(problem):
         return False
 
     output = outputs.get(operands[3]) if problem.backward else None

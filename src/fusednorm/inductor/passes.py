@@ -17,7 +17,7 @@ from fusednorm import __version__
 from fusednorm.choice import selection
 from fusednorm.inductor.formulas import Outputs, expand
 from fusednorm.inductor.lowering import DIRECTIONS, Direction, register
-from fusednorm.inductor.neighbours import ALONE, neighbours_of
+from fusednorm.inductor.neighbours import neighbours_of
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
 
@@ -66,7 +66,7 @@ class Formulas(Pass):
         outputs: Outputs = {}
         trains = graph.find_nodes(op="call_function", target=torch.ops.fusednorm.norm_backward.default)
         for node, direction, arguments in differentiable(graph):  # forwards first
-            neighbours = ALONE if trains else neighbours_of(node)
+            neighbours = None if trains else neighbours_of(node)
             expand(graph, node, direction, arguments, outputs, neighbours)
 
 
