@@ -159,3 +159,25 @@ def test_other_tensors_than_were_saved_are_refused(name: str) -> None:
         gradients(lambda tensor: tensor.half())
     with pytest.raises(ValueError, match=r"backward of \w+ under saved_tensors_hooks: \w+ has shape .*; expected"):
         gradients(lambda tensor: tensor[:1])
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_how_often_a_checkpoint_moves_running_statistics(followed: bool) -> None:
+    """The second pass moves them again, as torch's does; it ends where all that the backward needs has come back, and so
+    before them where the norm is last: torch's norm, which moves them itself, is by then through with that."""
+    steps, found = 3, []
+    for library in (torch.nn, nn):
+        norm = library.BatchNorm2d(8)
+        block = torch.nn.Sequential(torch.nn.Tanh(), norm, *([torch.nn.Tanh()] if followed else []))
+        for _ in range(steps):  # calls that repeat run differently
+            checkpoint(block, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+        found.append(norm.state_dict())
+    theirs, ours = found
+    assert theirs["num_batches_tracked"] == 2 * steps
+    if followed:
+        torch.testing.assert_close(ours, theirs)
+    else:
+        alone = nn.BatchNorm2d(8)
+        for _ in range(steps):
+            alone(X.tanh())
+        torch.testing.assert_close(ours, alone.state_dict())
