@@ -163,8 +163,8 @@ def test_other_tensors_than_were_saved_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("followed", [True, False])
 def test_how_often_a_checkpoint_moves_running_statistics(followed: bool) -> None:
-    """The second pass moves them again, as torch's does; it ends where all that the backward needs has come back, and so
-    before them where the norm is last: torch's norm, which moves them itself, is by then through with that."""
+    """The second pass moves them again, as torch's does. It ends where all that the backward needs has come back, and so
+    before them where the norm is last; torch's norm moves them itself, before it gives anything back."""
     steps, found = 3, []
     for library in (torch.nn, nn):
         norm = library.BatchNorm2d(8)
