@@ -49,6 +49,8 @@ CALLS: dict[str, tuple[Callable[..., Tensor], list[Tensor]]] = {
     "group_norm": (lambda x, w, b: fusednorm.group_norm(x, 4, w, b, activation="silu"), PER_CHANNEL),
     "group_norm bare": (lambda x: fusednorm.group_norm(x, 4), []),
     "group_norm modulated": (lambda x, s, t: fusednorm.group_norm(x, 4, scale=s, shift=t), MODULATION),
+    "group_norm between sums": (
+        lambda x, w, b: fusednorm.group_norm(x, 4, w, b, activation="silu", pre_add=X, post_add=X), PER_CHANNEL),
     "instance_norm": (lambda x, w, b: fusednorm.instance_norm(x, weight=w, bias=b), PER_CHANNEL),
     "instance_norm given": (lambda x: fusednorm.instance_norm(x, MEAN, VAR, use_input_stats=False), []),
     "layer_norm": (lambda x, w: fusednorm.layer_norm(x, (4,), w), [ROW]),
@@ -157,3 +159,25 @@ def test_other_tensors_than_were_saved_are_refused(name: str) -> None:
         gradients(lambda tensor: tensor.half())
     with pytest.raises(ValueError, match=r"backward of \w+ under saved_tensors_hooks: \w+ has shape .*; expected"):
         gradients(lambda tensor: tensor[:1])
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_how_often_a_checkpoint_moves_running_statistics(followed: bool) -> None:
+    """The second pass moves them again, as torch's does. It ends where all that the backward needs has come back, and
+    so before them where the norm is last; torch's norm moves them itself, before it gives anything back."""
+    steps, found = 3, []
+    for library in (torch.nn, nn):
+        norm = library.BatchNorm2d(8)
+        block = torch.nn.Sequential(torch.nn.Tanh(), norm, *([torch.nn.Tanh()] if followed else []))
+        for _ in range(steps):  # calls that repeat run differently
+            checkpoint(block, X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+        found.append(norm.state_dict())
+    theirs, ours = found
+    assert theirs["num_batches_tracked"] == 2 * steps
+    if followed:
+        torch.testing.assert_close(ours, theirs)
+    else:
+        alone = nn.BatchNorm2d(8)
+        for _ in range(steps):
+            alone(X.tanh())
+        torch.testing.assert_close(ours, alone.state_dict())

@@ -26,6 +26,8 @@ SPARSE = X.to_sparse()
 with warnings.catch_warnings(action="ignore"):  # torch's own: both kinds of tensor are prototypes or deprecated
     QUANTIZED = torch._empty_affine_quantized([2, 8, 4], scale=0.1, zero_point=0, dtype=torch.qint8)
     NESTED = torch.nested.nested_tensor([torch.randn(8, 4), torch.randn(8, 3)])
+    JAGGED = torch.nested.nested_tensor([torch.randn(3, 8), torch.randn(5, 8)], layout=torch.jagged)
+    MASKED = torch.masked.masked_tensor(X, X > 0)
 GRAD = torch.zeros(8, requires_grad=True)
 
 gn, inorm, ln = fusednorm.group_norm, fusednorm.instance_norm, fusednorm.layer_norm
@@ -106,6 +108,54 @@ def test_error_names_the_argument_the_value_and_what_was_expected(case: str) -> 
         call()
     for word in words:
         assert word in str(caught.value)
+
+
+# A call of a tensor that may be of any class, by the name under which its errors speak of the tensor.
+CALLS_OF_ANY: dict[str, list[Callable[[Any], Any]]] = {
+    "input": [
+        lambda x: gn(x, 4),
+        inorm,
+        lambda x: ln(x, (8,)),
+        lambda x: ln(x, (8,), scale=NC),
+        lambda x: ln(x, (8,), pre_add=x),
+        lambda x: ln(x, (8,), out_dtype=torch.int8, out_scale="row"),
+        lambda x: rms(x, (8,)),
+        lambda x: bn(x, None, None, training=True),
+        nn.RMSNorm(8),
+    ],
+    "weight": [lambda x: gn(X, 4, x), lambda x: ln(X, (4,), x)],
+    "scale": [lambda x: gn(X, 4, scale=x), lambda x: ln(X, (4,), scale=x)],
+    "running_mean": [lambda x: bn(X, x, x)],
+    "pre_add": [lambda x: gn(X, 4, pre_add=x)],
+    "pre_gate": [lambda x: ln(X, (4,), pre_add=X, pre_gate=x)],
+    "post_add": [lambda x: gn(X, 4, post_add=x)],
+}
+OTHER_TENSORS = {
+    "jagged": (JAGGED, "is a nested tensor; expected a dense one"),
+    "nested": (NESTED, "is a nested tensor; expected a dense one"),
+    "masked": (MASKED, "is a MaskedTensor; expected a dense tensor"),
+}
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", OTHER_TENSORS)
+def test_a_tensor_that_holds_no_number_for_each_element_is_refused_as_every_operand(kind: str, compiled: bool) -> None:
+    other, words = OTHER_TENSORS[kind]
+    for name, calls in CALLS_OF_ANY.items():
+        for call in calls:
+            with pytest.raises(TypeError, match=f"_norm: {name} {words}"):
+                (torch.compile(call, backend="eager") if compiled else call)(other)
+
+
+def test_the_rows_of_a_jagged_tensor() -> None:
+    """What the error of a jagged input tells the caller to do."""
+    with pytest.raises(TypeError) as caught:
+        rms(JAGGED, (8,))
+    remedy = "torch.nested.nested_tensor_from_jagged(rms_norm(input.values(), ...), input.offsets())"
+    assert remedy in str(caught.value)
+    found = torch.nested.nested_tensor_from_jagged(rms(JAGGED.values(), (8,)), JAGGED.offsets())
+    for one, rows in zip(found.unbind(), JAGGED.unbind(), strict=True):
+        torch.testing.assert_close(one, torch.nn.functional.rms_norm(rows, (8,)))
 
 
 class Recorder(TorchDispatchMode):

@@ -120,6 +120,20 @@ def test_a_small_norm_is_no_call(family: str) -> None:
 
 
 @compiles
+def test_gradients_of_rows_behind_which_the_output_is_transposed() -> None:
+    """torch 2.13 vectorizes such loops over rows, and keeps the derivative of the activation for one of them."""
+
+    def call(x: Tensor) -> Tensor:
+        return fusednorm.rms_norm(x, (40,), activation="silu").t().contiguous() * 2
+
+    x = torch.randn(24, 40, requires_grad=True)
+    same_gradients(torch.compile(call, fullgraph=True), call, [x])
+    with torch.no_grad():
+        (code,) = codes_of(call, x)[1]
+    assert "fusednorm.compiled" not in code, "without a backward the formula is right, and faster"
+
+
+@compiles
 def test_a_large_norm_is_a_call() -> None:
     call = lambda x: fusednorm.group_norm(x, 4)  # noqa: E731
     x = torch.randn(2, 8, 32, CALLED_BYTES // (2 * 8 * 32 * 4), requires_grad=True)

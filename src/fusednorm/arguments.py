@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import torch
 from torch import Tensor
+from torch.masked import MaskedTensor
 
 from fusednorm.dtypes import DTYPES, compute_dtype, dtype_name
 from fusednorm.formats import FORMATS
@@ -27,13 +28,23 @@ def check_input(function: str, input: Tensor, minimum_rank: int, name: str = "in
     """``input`` is a dense torch tensor of a supported dtype and of at least ``minimum_rank`` dimensions."""
     if not isinstance(input, Tensor):
         raise TypeError(f"{function}: {name} is a {type(input).__name__}; expected a torch.Tensor")
-    if input.dtype not in DTYPES or input.layout is not _STRIDED or input.is_nested:
+    if not _supported(input):
         _refuse_storage(function, name, input)
     if input.dim() < minimum_rank:
         raise ValueError(
             f"{function}: {name} has shape {tuple(input.shape)} of rank {input.dim()}; expected rank {minimum_rank} or "
             f"more, as (N, C) or (N, C, *); add the missing dimensions, e.g. input.unsqueeze(0)"
         )
+
+
+def _supported(tensor: Tensor) -> bool:
+    """Whether memory has a number of a supported dtype for each element."""
+    return (
+        tensor.dtype in DTYPES
+        and tensor.layout is _STRIDED
+        and not tensor.is_nested
+        and not isinstance(tensor, MaskedTensor)
+    )
 
 
 def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
@@ -46,9 +57,17 @@ def _refuse_storage(function: str, name: str, tensor: Tensor) -> NoReturn:
             remedy = f"convert it, e.g. {name}.float()"
         raise TypeError(f"{function}: {name} has dtype {tensor.dtype}; expected {_DTYPE_NAMES}; {remedy}")
     if tensor.is_nested:
+        remedy = "pad it with torch.nested.to_padded_tensor, or call once for each component"
+        if tensor.layout is torch.jagged and function in ROW_FAMILIES and name == "input":
+            remedy = (
+                "call on the rows that it holds, e.g. "
+                f"torch.nested.nested_tensor_from_jagged({function}(input.values(), ...), input.offsets()), {remedy}"
+            )
+        raise TypeError(f"{function}: {name} is a nested tensor; expected a dense one; {remedy}")
+    if isinstance(tensor, MaskedTensor):
         raise TypeError(
-            f"{function}: {name} is a nested tensor; expected a dense one; "
-            "pad it with torch.nested.to_padded_tensor, or call once for each component"
+            f"{function}: {name} is a MaskedTensor; expected a dense tensor, since statistics of what a mask leaves "
+            f"are not supported; fill what is masked out, e.g. {name}.to_tensor(0.0)"
         )
     raise TypeError(
         f"{function}: {name} has layout {tensor.layout}; expected torch.strided; convert it, e.g. {name}.to_dense()"
@@ -61,16 +80,21 @@ def check_parameter(
     """``value`` is None or a dense floating tensor of ``shape`` on the input's device."""
     if value is None or _fits(value, shape, input.device):
         return
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
+    _check_tensor(function, name, value)
     if value.shape != shape:
         raise ValueError(
             f"{function}: {name} has shape {tuple(value.shape)}; expected {tuple(shape)}, {meaning} of an "
             f"input of shape {tuple(input.shape)}{_shape_remedy(name, value, shape)}"
         )
-    if value.dtype not in DTYPES or value.layout is not torch.strided or value.is_nested:
-        _refuse_storage(function, name, value)
     _check_device(function, name, value, input)
+
+
+def _check_tensor(function: str, name: str, value: object) -> None:
+    """``value``, an operand beside the input, is a dense torch tensor of a supported dtype."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
+    if not _supported(value):
+        _refuse_storage(function, name, value)
 
 
 def _check_device(function: str, name: str, value: Tensor, input: Tensor) -> None:
@@ -84,9 +108,8 @@ def _check_device(function: str, name: str, value: Tensor, input: Tensor) -> Non
 def _fits(value: Tensor, shape: Sequence[int], device: torch.device) -> bool:
     return (
         isinstance(value, Tensor)
+        and _supported(value)  # first: a nested tensor has no shape
         and value.shape == shape
-        and value.dtype in DTYPES
-        and value.layout is _STRIDED
         and value.device == device
     )
 
@@ -235,10 +258,7 @@ def check_modulation(function: str, name: str, value: Tensor, input: Tensor, lea
 
     ``leading`` is the number of dimensions that are not normalized: with any, (B, K) means (B, 1, ..., K).
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{function}: {name} is a {type(value).__name__}; expected a torch.Tensor or None")
-    if value.dtype not in DTYPES or value.layout is not _STRIDED or value.is_nested:
-        _refuse_storage(function, name, value)
+    _check_tensor(function, name, value)
     shape, rank = tuple(value.shape), input.dim()
     if len(shape) == 2 and leading:
         shape = shape[0], *(1,) * (rank - 2), shape[1]
@@ -315,7 +335,8 @@ def check_sums(function: str, norm: Norm, input: Tensor, sums: Sums) -> None:
         )
     if pre_add is not None and not _fits(pre_add, input.shape, input.device):
         channels = (input.shape[0], input.shape[norm.channel_axis])
-        small = isinstance(pre_add, Tensor) and not norm.row_family and pre_add.shape == channels
+        _check_tensor(function, "pre_add", pre_add)
+        small = not norm.row_family and pre_add.shape == channels
         meaning = "the shape" if norm.row_family else f"the shape, or (N, C) = {channels} for one number per channel,"
         check_parameter(function, "pre_add", pre_add, channels if small else input.shape, input, meaning)
     check_parameter(function, "post_add", post_add, input.shape, input, "the shape")
@@ -324,8 +345,7 @@ def check_sums(function: str, norm: Norm, input: Tensor, sums: Sums) -> None:
 
 
 def _check_gate(function: str, norm: Norm, input: Tensor, gate: Tensor) -> None:
-    if not isinstance(gate, Tensor):
-        raise TypeError(f"{function}: pre_gate is a {type(gate).__name__}; expected a torch.Tensor or None")
+    _check_tensor(function, "pre_gate", gate)
     if gate_shape(input.shape, norm.channel_axis, gate.shape) is None:
         pair = (input.shape[0], input.shape[norm.channel_axis])
         raise ValueError(

@@ -53,12 +53,14 @@ def _overloaded(*tensors: object) -> bool:
     """True where an argument has a ``__torch_function__`` of its own; a function mode alone does not count.
 
     A mode sees the op instead of the function. A mode is inactive while it handles a call: a tracer's mode, such as
-    torch.export's, that was handed the function would run it straight to the backend and trace nothing.
+    torch.export's, that was handed the function would run it straight to the backend and trace nothing. A jagged tensor
+    takes our rms_norm for torch's, by its name, and gets the words of our checks instead.
     """
     return any(
         type(tensor) is not Tensor
         and type(tensor) is not Parameter
         and getattr(type(tensor), "__torch_function__", None) not in _PLAIN
+        and not (isinstance(tensor, Tensor) and tensor.is_nested)
         for tensor in tensors
     )
 

@@ -41,7 +41,7 @@ from fusednorm.operands import (
     Sums,
     Wanted,
 )
-from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, transformed
+from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, transformed, watched
 from fusednorm.problem import gate_shape, spread_shape
 from fusednorm.strides import output_order, reordered
 
@@ -120,11 +120,12 @@ def before(norm: Norm, input: Tensor, pre_add: Tensor, pre_gate: Tensor | None) 
 
 
 def after(z: Tensor, post_add: Tensor, activation: Activation | None) -> Tensor:
-    """phi(z + post_add) in the dtype of z, a tensor that nobody else has."""
+    """phi(z + post_add) in the dtype of z, a tensor that nobody else has, but a mode that watches: a selective
+    checkpoint keeps it."""
     dtype = z.dtype
     if _is_compiling():
         total = z.to(compute_dtype(dtype)) + post_add
-    elif torch.promote_types(dtype, post_add.dtype) == dtype and not transformed():
+    elif torch.promote_types(dtype, post_add.dtype) == dtype and not transformed() and not watched():
         total = z.add_(post_add)
     else:
         total = z + post_add

@@ -29,6 +29,16 @@ def has_formula(problem: Problem) -> bool:
     return not (problem.modulated or problem.called.per_position or problem.constant)
 
 
+def has_right_gradients(problem: Problem) -> bool:
+    """Whether Inductor's loops of the formula's forward and backward are right, whatever stands around them.
+
+    Of rows with an activation they are not: where a tensor beside them lies in another order, as behind a
+    transposition, torch 2.13 makes vectors across rows, and keeps dz, which all of them need, in a buffer for one row.
+    torch's own functions of rows have gradients as wrong then.
+    """
+    return problem.norm.activation is None or not problem.norm.row_family
+
+
 class Axes(NamedTuple):
     """How the input's dimensions belong together. ``shape`` has the groups beside their channels; each parameter has
     the shape ``parameter`` against it. Statistics run over the axes ``unit``, the sums of a parameter's gradient over

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fusednorm.choice import forced
-from fusednorm.inductor.formula import has_formula
+from fusednorm.inductor.formula import has_formula, has_right_gradients
 from fusednorm.inductor.lowering import Direction
 from fusednorm.inductor.native import is_differentiable
 from fusednorm.inductor.neighbours import ALONE, calls_pay, neighbours_of, training_pays
@@ -71,8 +71,11 @@ def expand(
 
 
 def _calls_lose(problem: Problem, node: Node, trains: bool) -> bool:
-    """Whether the formula is faster on a CPU; forward and backward agree, which both depend on the problem alone."""
-    return has_formula(problem) and not calls_pay(problem, ALONE if trains else neighbours_of(node))
+    """Whether the formula is faster on a CPU, and right; forward and backward agree, which both depend on the problem
+    alone."""
+    if not has_formula(problem) or (trains and not has_right_gradients(problem)):
+        return False
+    return not calls_pay(problem, ALONE if trains else neighbours_of(node))
 
 
 def _launches_lose(problem: Problem, input: Node, trains: bool) -> bool:
