@@ -50,9 +50,10 @@ PRE_STEP, POST_STEP, TOTAL_STEP, TOTAL_ROW = range(37, 41)
 WANT_PRE_GRAD, WANT_GATE_GRAD = 41, 42
 #: How many segments of rows make the gradients of the parameters, and that of a gate.
 SEGMENTS, GATE_SEGMENTS = 43, 44
-#: Of points: the dtypes of scale and shift, which differ by position and not by sample.
-POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE = 45, 46
-FIELDS = 47
+#: Of points: the dtypes of scale and shift, which differ by position and not by sample, and of how many positions
+#: together.
+POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE, TOGETHER = 45, 46, 47
+FIELDS = 48
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Channels that a backward of few rows takes together, whose sums, in the compute dtype, fit such arrays.
