@@ -349,9 +349,9 @@ TILED = [
     Workload("group_norm", (4, 60, 7, 7), 20, "float16", "nchw", "silu"),
     Workload("group_norm", (7, 56, 1, 5), 4, "float32", "nchw"),
     Workload("group_norm", (2, 700, 3), 2, "float32", "nchw", "silu"),
-    Workload("group_norm", (3, 30, 3, 3, 3), 10, "float64", "nchw"),
+    Workload("group_norm", (3, 30, 3, 2, 2), 10, "float64", "nchw"),
     Workload("batch_norm", (3, 130, 3, 5), 0, "float32", "nchw", "silu", modulated=True),
-    Workload("batch_norm", (2, 97, 31), 0, "float64", "nchw"),
+    Workload("batch_norm", (2, 97, 13), 0, "float64", "nchw"),
 ]  # fmt: skip
 
 
@@ -365,6 +365,25 @@ def test_tiles_of_short_planes(workload: Workload, offset: float) -> None:
     problem = forward_problem(workload.norm, inputs.operands)
     assert in_tiles(problem)
     assert tile(problem)[0] > 1
+
+
+VECTORS = [
+    Workload("group_norm", (2, 1100, 17), 2, "float32", "nchw"),
+    Workload("group_norm", (3, 40, 7, 7), 4, "float16", "nchw", "silu"),
+    Workload("group_norm", (2, 30, 3, 3, 3), 2, "float64", "nchw", "relu"),
+    Workload("group_norm", (3, 24, 16), 8, "bfloat16", "nchw", modulated=True),
+    Workload("instance_norm", (3, 20, 9, 9), 0, "bfloat16", "nchw"),
+    Workload("batch_norm", (3, 13, 31), 0, "float32", "nchw", "silu", modulated=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("workload", VECTORS, ids=lambda workload: workload.key)
+def test_short_planes_by_vectors(workload: Workload, offset: float) -> None:
+    """Planes of whole vectors and of others; units of more planes than a block's, and with dz kept for the workers."""
+    inputs = draw(workload)
+    inputs.input.add_(offset)
+    assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
 
 
 def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:

@@ -15,7 +15,8 @@ from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problems import backward_problem, forward_problem
 
-SHAPES = ((70, 5), (21, 600), (300, 33), (2, 4))  # rows of several points, two tiles of channels, several slabs
+#: Rows of several points, two tiles of channels, several slabs; samples of few positions, which slabs do not part.
+SHAPES = ((70, 5), (21, 600), (300, 33), (2, 4), (9, 600, 3, 1), (170, 33, 7))
 
 
 @pytest.mark.parametrize(
@@ -25,8 +26,9 @@ SHAPES = ((70, 5), (21, 600), (300, 33), (2, 4))  # rows of several points, two 
 def test_points(dtype: str, activation: str | None, parameter_dtype: str | None) -> None:
     for shape in SHAPES:
         workload = Workload(
-            "batch_norm", shape, 0, dtype=dtype, activation=activation, modulated=True, weight_dtype=parameter_dtype
-        )
+            "batch_norm", shape, 0, dtype, "nchw" if len(shape) == 2 else "nhwc", activation, modulated=True,
+            weight_dtype=parameter_dtype,
+        )  # fmt: skip
         inputs = draw(workload)
         assert faults(workload, inputs, run(workload, inputs, "cpu.slabs_split")) == []
 
@@ -61,7 +63,10 @@ def test_threads_change_nothing() -> None:
     assert all(same_bits(found[0][name], found[1][name]) for name in found[0])
 
 
-@pytest.mark.parametrize(("shape", "points"), [((20, 8), True), ((20, 8, 1), True), ((20, 8, 2), False)])
+@pytest.mark.parametrize(
+    ("shape", "points"),
+    [((20, 8), True), ((20, 8, 1), True), ((20, 8, 2), False), ((20, 17, 2), True), ((3, 17, 65), False)],
+)
 def test_which_problems_are_points(shape: tuple[int, ...], points: bool) -> None:
     x, scale = torch.empty(shape).contiguous(), torch.empty(shape[:2])
     if len(shape) == 3:

@@ -50,15 +50,18 @@ PRE_STEP, POST_STEP, TOTAL_STEP, TOTAL_ROW = range(37, 41)
 WANT_PRE_GRAD, WANT_GATE_GRAD = 41, 42
 #: How many segments of rows make the gradients of the parameters, and that of a gate.
 SEGMENTS, GATE_SEGMENTS = 43, 44
-#: Of points: the dtypes of scale and shift, which differ by position and not by sample.
-POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE = 45, 46
-FIELDS = 47
+#: Of points: the dtypes of scale and shift, which differ by position and not by sample, and of how many positions
+#: together.
+POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE, TOGETHER = 45, 46, 47
+FIELDS = 48
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Channels that a backward of few rows takes together, whose sums, in the compute dtype, fit such arrays.
 COLUMNS = SCRATCH
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
 TILED_PLANE, ALWAYS_TILED_PLANE = 64, 32
+#: Units of at most so many elements are short to the backward of an activation.
+SHORT_UNIT = 256
 #: Channels that are few; the elements of a vector, of which such a row is a multiple, and of a row at least.
 FEW_CHANNELS, VECTOR, ROW_ELEMENTS = 16, 16, 64
 
@@ -102,16 +105,25 @@ def repeat(problem: Problem) -> int:
     return max(1, min(together, view.spatial // 8))
 
 
+def padded(n: int) -> int:
+    """A number of elements in whole vectors."""
+    return (n + VECTOR - 1) // VECTOR * VECTOR
+
+
 def in_tiles(problem: Problem) -> bool:
     """Whether the planes of channels_first are so short that tiles of many take them.
 
-    To spread coefficients over planes of more than 32 elements costs what the loops over tiles save; of more than 64
-    where scalar code would compute an exponential, and in a forward where units are so short as well.
+    A plane that fills a vector is taken by vectors (lanes.py) where no activation, or none but a derivative, is
+    computed; units are not to be so short that what each takes by itself costs more than its elements. Elsewhere, to
+    spread coefficients over planes of more than 32 elements costs what the loops over tiles save; of more than 64 where
+    scalar code would compute an exponential, and in a forward where units are so short as well.
     """
-    activation = problem.norm.activation
-    costly = activation is not None and activation.flops > 8 and (problem.backward or problem.dtype != "float32")
-    short_units = not problem.backward and problem.reduced <= TILED_PLANE
-    return 0 < problem.view.spatial <= (TILED_PLANE if costly or short_units else ALWAYS_TILED_PLANE)
+    activation, spatial, backward = problem.norm.activation, problem.view.spatial, problem.backward
+    costly = activation is not None and activation.flops > 8 and (backward or problem.dtype != "float32")
+    short_units = not backward and problem.reduced <= TILED_PLANE
+    if problem.added is None and (activation is None or (backward and problem.reduced > SHORT_UNIT)):
+        return 0 < spatial < VECTOR or (0 < spatial <= TILED_PLANE and short_units)
+    return 0 < spatial <= (TILED_PLANE if costly or short_units else ALWAYS_TILED_PLANE)
 
 
 def tile(problem: Problem) -> tuple[int, int]:

@@ -310,9 +310,12 @@ class SlabsSplitInstance:
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
         seen = self._seen(problem)
-        pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
+        rows = (config or slabs_for(seen)).rows(seen)
         if of_points(problem):
+            together = max(1, problem.view.spatial)
+            pieces = _pieces(seen, -(-rows // together) * together)
             return (PointsBackward if problem.backward else PointsForward)(problem, *pieces)
+        pieces = _pieces(seen, rows)
         return _in_slabs(seen, pieces, whole=False)
 
     @staticmethod

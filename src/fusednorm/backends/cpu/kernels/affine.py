@@ -164,16 +164,25 @@ def _add(totals, sums, i, n):
 
 
 @cache
-def _modulated_channels(element: Element):
+def operand_numbers(element: Element):
     rounded = rounded_number(element)
 
     @exact
     def numbers(operand, first, dtype, absent, values, i, n):
+        """Put n elements of an operand in float64, rounded to the compute dtype, into ``values`` from i on; ``absent``
+        where there is no operand."""
         for k in range(n):
             values[i + k] = absent
         if dtype:
             for k in range(n):
                 values[i + k] = rounded(operand, first + k, dtype)
+
+    return numbers
+
+
+@cache
+def _modulated_channels(element: Element):
+    rounded = rounded_number(element)
 
     @exact
     def add_scaled(totals, sums, i, scale, dtype, n):
@@ -187,7 +196,7 @@ def _modulated_channels(element: Element):
         for k in range(n):
             values[k] = gains[k] * sums[2 * (i + k) + 1] + offsets[k] * sums[2 * (i + k)]
 
-    return numbers, add_scaled, scale_gradients
+    return add_scaled, scale_gradients
 
 
 @exact
@@ -203,7 +212,8 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
-    scratch, (numbers, add_scaled, scale_gradients) = accesses("float64").scratch, _modulated_channels(element)
+    scratch, numbers = accesses("float64").scratch, operand_numbers(element)
+    add_scaled, scale_gradients = _modulated_channels(element)
 
     def parameter_gradients(
         sums, weight, bias, scale, grad_weight, grad_bias, grad_scale, grad_shift, geometry, start, stop

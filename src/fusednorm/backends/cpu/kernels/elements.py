@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from fusednorm.backends.cpu.geometry import SCRATCH
+from fusednorm.backends.cpu.geometry import SCRATCH, VECTOR
 from fusednorm.private.numba_names import bfloat, ir_type, void_value
 
 WRITTEN = ("output", "first", "second", "kept", "total")
@@ -42,6 +42,7 @@ class Element(NamedTuple):
     v)`` and ``load_total(p, i)`` one of the input's dtype.
     """
 
+    dtype: str
     compute: type
     load: object
     read: object
@@ -79,41 +80,72 @@ def store_marked(builder, pointer, index, value, scope):
     _mark(builder, builder.store(value, builder.gep(pointer, [index])), scope)
 
 
+def _vector_place(builder, pointer, index):
+    """Where VECTOR elements begin, and how an element is aligned."""
+    place, kind = builder.gep(pointer, [index]), pointer.type.pointee
+    size = 2 if kind == ir.IntType(16) else 8 if kind == ir.DoubleType() else 4
+    return builder.bitcast(place, ir.VectorType(kind, VECTOR).as_pointer()), size
+
+
+def load_vector(builder, pointer, index, scope=None):
+    place, size = _vector_place(builder, pointer, index)
+    return _mark(builder, builder.load(place, align=size), scope)
+
+
+def store_vector(builder, pointer, index, value, scope):
+    place, size = _vector_place(builder, pointer, index)
+    _mark(builder, builder.store(value, place, align=size), scope)
+
+
+def _kind(scalar, like):
+    """The type of a value, or of a vector as long as ``like``."""
+    return ir.VectorType(scalar, like.type.count) if isinstance(like.type, ir.VectorType) else scalar
+
+
+def _number(scalar, like, number):
+    """A constant of such a type, in every lane of a vector."""
+    kind = _kind(scalar, like)
+    return ir.Constant(kind, number if kind is scalar else [number] * kind.count)
+
+
 def _half_to_float(builder, bits):
-    return builder.fpext(builder.bitcast(bits, ir.HalfType()), ir.FloatType())
+    return builder.fpext(builder.bitcast(bits, _kind(ir.HalfType(), bits)), _kind(ir.FloatType(), bits))
 
 
 def _float_to_half(builder, value):
-    return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+    half = builder.fptrunc(value, _kind(ir.HalfType(), value))
+    return builder.bitcast(half, _kind(ir.IntType(16), value))
 
 
 def _bfloat_to_float(builder, bits):
     i32 = ir.IntType(32)
-    return builder.bitcast(builder.shl(builder.zext(bits, i32), i32(16)), ir.FloatType())
+    wide = builder.shl(builder.zext(bits, _kind(i32, bits)), _number(i32, bits, 16))
+    return builder.bitcast(wide, _kind(ir.FloatType(), bits))
 
 
 def _float_to_bfloat_native(builder, value):
     """AVX512-BF16's instruction flushes subnormal numbers to zero. Adding and subtracting ``large``, whose last place
     is the least subnormal bfloat16, rounds these numbers to the bits of every other processor."""
     i16, i32 = ir.IntType(16), ir.IntType(32)
-    bits = builder.bitcast(value, i32)
-    large = ir.Constant(ir.FloatType(), 1.5 * 2.0**-110)
-    rounded = builder.bitcast(builder.fsub(builder.fadd(value, large), large), i32)
-    signed = builder.or_(rounded, builder.and_(bits, i32(-(2**31))))
-    small = builder.trunc(builder.lshr(signed, i32(16)), i16)
-    native = builder.bitcast(builder.fptrunc(value, bfloat()), i16)
-    return builder.select(builder.icmp_signed("==", builder.and_(bits, i32(0x7F800000)), i32(0)), small, native)
+    bits = builder.bitcast(value, _kind(i32, value))
+    large = _number(ir.FloatType(), value, 1.5 * 2.0**-110)
+    rounded = builder.bitcast(builder.fsub(builder.fadd(value, large), large), bits.type)
+    signed = builder.or_(rounded, builder.and_(bits, _number(i32, value, -(2**31))))
+    small = builder.trunc(builder.lshr(signed, _number(i32, value, 16)), _kind(i16, value))
+    native = builder.bitcast(builder.fptrunc(value, _kind(bfloat(), value)), small.type)
+    exponent = builder.and_(bits, _number(i32, value, 0x7F800000))
+    return builder.select(builder.icmp_signed("==", exponent, _number(i32, value, 0)), small, native)
 
 
 def _float_to_bfloat(builder, value):
     """Round to nearest, ties to even; a NaN stays a NaN, which the rounding could carry into infinity."""
     i32 = ir.IntType(32)
-    bits = builder.bitcast(value, i32)
-    odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
-    rounded = builder.add(bits, builder.add(odd, i32(0x7FFF)))
-    quiet = builder.or_(bits, i32(0x400000))
+    bits, high = builder.bitcast(value, _kind(i32, value)), _number(i32, value, 16)
+    odd = builder.and_(builder.lshr(bits, high), _number(i32, value, 1))
+    rounded = builder.add(bits, builder.add(odd, _number(i32, value, 0x7FFF)))
+    quiet = builder.or_(bits, _number(i32, value, 0x400000))
     chosen = builder.select(builder.fcmp_unordered("uno", value, value), quiet, rounded)
-    return builder.trunc(builder.lshr(chosen, i32(16)), ir.IntType(16))
+    return builder.trunc(builder.lshr(chosen, high), _kind(ir.IntType(16), value))
 
 
 _HAS_BFLOAT = llvm.get_host_cpu_features().get("avx512bf16", False) if platform.machine() == "x86_64" else False
@@ -223,6 +255,7 @@ def element(dtype: str) -> Element:
     widen, narrow = CONVERSIONS[dtype]
     compute = types.float64 if dtype == "float64" else types.float32
     return Element(
+        dtype=dtype,
         compute=np.float64 if dtype == "float64" else np.float32,
         load=_make_load(pointee, compute, widen),
         read=_make_load(compute, compute, None),

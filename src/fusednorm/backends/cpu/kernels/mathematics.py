@@ -239,12 +239,12 @@ def _primitives(dtype, derivative):
 
 
 @inlined
-def _identity(z, unused):
+def identity(z, unused):
     return z
 
 
 @inlined
-def _identity_pullback(grad_output, z, unused):
+def identity_pullback(grad_output, z, unused):
     return grad_output
 
 
@@ -272,7 +272,7 @@ def joined(pullback):
 def activation(name: str | None, dtype: str, parametric: bool = True):
     """:func:`_functions` of an activation, or of none."""
     if name is None:
-        return _identity, _identity_pullback
+        return identity, identity_pullback
     value, pullback = _functions(name, dtype, parametric)
     if FORMULAS[name].told:
         _told.add(pullback)

@@ -13,11 +13,14 @@ from functools import cache
 
 import numpy as np
 
+from fusednorm.backends.cpu.geometry import VECTOR
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.lanes import lanes
 
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
 HEAD = 16  # a chunk's pivot is the mean of its first 1/16
+SHORT = 256  # rows of so many elements at most are taken vector by vector
 FEWEST = 64  # and of at least so many elements: with fewer, the typical (pivot - mean)**2 comes near the worst
 
 
@@ -34,6 +37,34 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
 def moments(element: Element):
     """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
     load, nearest, T = element.load, element.round, element.compute
+    vector = lanes(element.dtype)
+    load_vector = vector.load_total if load is element.load_total else vector.load
+    spread, behind, totals = vector.spread, vector.behind, vector.totals
+
+    @exact
+    def short_moments(x, offset, n, rms):
+        pivot = T(0)
+        if not rms:
+            head, mean = min(n, FEWEST) // VECTOR * VECTOR, spread(T(0))
+            for i in range(0, head, VECTOR):
+                mean = mean + load_vector(x, offset + i)
+            pivot = nearest(totals(mean, mean)[0] / T(head))
+        pivots, first, second = spread(pivot), spread(T(0)), spread(T(0))
+        whole = n - n % VECTOR
+        for i in range(0, whole, VECTOR):
+            deviation = load_vector(x, offset + i) - pivots
+            first = first + deviation
+            second = second + deviation * deviation
+        if n > whole:
+            deviation = behind(load_vector(x, offset + n - VECTOR) - pivots, VECTOR - (n - whole))
+            first = first + deviation
+            second = second + deviation * deviation
+        total, square = totals(first, second)
+        if rms:
+            return 0.0, np.float64(square)
+        shift = np.float64(total) / n
+        m2 = np.float64(square) - np.float64(total) * shift
+        return np.float64(pivot) + shift, 0.0 if m2 < 0.0 else m2
 
     @reassociated
     def chunk_moments(x, offset, n, rms):
@@ -56,6 +87,8 @@ def moments(element: Element):
 
     @exact
     def moments(x, offset, n, rms):
+        if VECTOR <= n <= SHORT:
+            return short_moments(x, offset, n, rms)
         mean, m2 = chunk_moments(x, offset, min(n, CHUNK), rms)
         for start in range(CHUNK, n, CHUNK):
             length = min(CHUNK, n - start)

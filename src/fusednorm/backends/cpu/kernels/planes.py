@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-import numpy as np
-
 from fusednorm.backends.cpu.geometry import (
+    BIAS_DTYPE,
     GRAD_SAMPLE,
     GRAD_STEP,
     GROUP_CHANNELS,
@@ -27,17 +26,30 @@ from fusednorm.backends.cpu.geometry import (
     POST_STEP,
     RMS,
     SAMPLES,
+    SCALE_DTYPE,
+    SCRATCH,
+    SHIFT_DTYPE,
     SPATIAL,
     TRAINING,
     WANT_INPUT_GRAD,
+    WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.affine import affine, operand_numbers, publish, reduced_count
+from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.mathematics import joined
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
+from fusednorm.backends.cpu.kernels.plane_rows import (
+    gradient_maker,
+    kept_length,
+    row_applier,
+    row_keeper,
+    row_summer,
+)
 from fusednorm.backends.cpu.kernels.variants import backwards
+
+FEW_ROWS = 4  # A and B of so few rows are made one by one: vector code would take longer to begin
 
 
 @exact
@@ -60,121 +72,6 @@ def locate_piece(geometry, task):
     rows = rows_per_unit(geometry)
     first = piece * geometry[PIECE]
     return row // rows, row % rows, first, min(geometry[PIECE], geometry[SPATIAL] - first)
-
-
-@cache
-def _apply_row(element: Element, value):
-    """y = value(A (x - mean) rstd + B) of one row."""
-    load, store, T = element.load, element.store, element.compute
-
-    @exact
-    def apply_row(x, i, y, j, n, mean, rstd, gain, offset, activation_parameter):
-        centre, a, b = T(mean), T(gain * rstd), T(offset)
-        alpha = T(activation_parameter)
-        for part in range(2):
-            start, stop = span(part, n)
-            for k in range(start, stop):
-                store(y, j + k, value(normalized(load(x, i + k) - centre, a, b), alpha))
-
-    return apply_row
-
-
-@cache
-def _keep_row(element: Element, pullback, adds_behind: bool):
-    load, keep, store, T = element.load, element.keep, element.store, element.compute
-    at = joined(pullback)
-
-    @exact
-    def keep_row(grad, g, x, i, kept, r, post, p, grad_post, o, n, centre, rstd, gain, offset, activation_parameter):
-        """dz of one row, put into ``kept`` from r on: the sums of a row's last elements are scalar code, in which no
-        exponential should be. With ``adds_behind`` z is z + post, and dz its gradient, which is stored too."""
-        a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
-        for part in range(2):
-            start, stop = span(part, n)
-            for k in range(start, stop):
-                z = normalized(load(x, i + k) - centre, a, b)
-                if adds_behind:
-                    z = at(z, load(post, p + k))
-                dz = pullback(load(grad, g + k), z, alpha)
-                keep(kept, r + k, dz)
-                if adds_behind:
-                    store(grad_post, o + k, dz)
-
-    return keep_row
-
-
-#: Elements that are summed in the compute dtype. A processor with short vectors has few partial sums, each of which
-#: rounds once for each of its elements: of 4096 AVX2's were beyond the bound.
-SUMMED = 1024
-
-
-@cache
-def _row_sums(element: Element, make):
-    """p = sum dz and q = sum dz xhat of one row, in float64."""
-    load, T = element.load, element.compute
-
-    @reassociated
-    def chunk_sums(grad, g, x, i, keep, r, n, centre, rstd, a, b, alpha):
-        p, q = T(0), T(0)
-        for k in range(n):
-            deviation = load(x, i + k) - centre
-            dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
-            p += dz
-            q += dz * (deviation * rstd)
-        return np.float64(p), np.float64(q)
-
-    @exact
-    def row_sums(grad, g, x, i, keep, r, n, centre, rstd, gain, offset, activation_parameter):
-        p, q = 0.0, 0.0
-        a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
-        for start in range(0, n, SUMMED):
-            m = min(SUMMED, n - start)
-            chunk_p, chunk_q = chunk_sums(grad, g + start, x, i + start, keep, r + start, m, centre, rstd, a, b, alpha)
-            p += chunk_p
-            q += chunk_q
-        return p, q
-
-    return row_sums
-
-
-@cache
-def _gradient_row(element: Element, make, adds_gradient: bool):
-    """dx = rstd (A dz - (P + xhat Q) / K) of one row, as a dz + c2 xhat + c3. With ``adds_gradient`` dx gets the
-    gradient of x itself, which lies as x does.
-
-    With x - mean in place of xhat, c2 would hold rstd**2, which is beyond float32 for inputs of 1e19 and of 1e-20.
-    Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
-    """
-    load, store, T = element.load, element.store, element.compute
-
-    @exact
-    def gradient_row(
-        grad, g, x, i, dx, o, keep, r, n, centre, rstd, gain, offset, activation_parameter, mean_p, mean_q, training,
-        grad_total,
-    ):  # fmt: skip
-        inverse = np.float64(rstd)
-        a, b = T(gain * inverse), T(offset)
-        c2, c3 = T(-inverse * mean_q), T(-inverse * mean_p)
-        alpha = T(activation_parameter)
-        for part in range(2):
-            start, stop = span(part, n)
-            if training:
-                for k in range(start, stop):
-                    deviation = load(x, i + k) - centre
-                    dz = make(grad, g + k, keep, r + k, normalized(deviation, a, b), alpha)
-                    gradient = a * dz + (c2 * (deviation * rstd) + c3)
-                    if adds_gradient:
-                        gradient += load(grad_total, i + k)
-                    store(dx, o + k, gradient)
-            else:
-                for k in range(start, stop):
-                    z = normalized(load(x, i + k) - centre, a, b)
-                    gradient = a * make(grad, g + k, keep, r + k, z, alpha)
-                    if adds_gradient:
-                        gradient += load(grad_total, i + k)
-                    store(dx, o + k, gradient)
-
-    return gradient_row
 
 
 @cache
@@ -214,25 +111,71 @@ def moments_of_units(element: Element):
     return unit_moments
 
 
+@exact
+def place_of(geometry, sample, step, n, c):
+    """Where a row begins; ``sample`` and ``step`` are the fields of the geometry with the strides of its tensor."""
+    return n * geometry[sample] + c * geometry[step]
+
+
+@exact
+def row_step(geometry, sample, step):
+    """From a row of a unit to the next."""
+    return geometry[sample] if geometry[PER_BATCH] else geometry[step]
+
+
+@exact
+def row_place(geometry, n, c, row):
+    """The sample and channel so many rows further in a unit."""
+    return (n + row, c) if geometry[PER_BATCH] else (n, c + row)
+
+
+@cache
+def _row_affines(element: Element):
+    channel_affine, numbers = affine(element), operand_numbers(element)
+
+    @exact
+    def row_affines(weight, bias, scale, shift, geometry, n, c, rows, gains, offsets):
+        """A and B of so many rows of a unit, from channel c of sample n on."""
+        modulated, per_batch = geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0, geometry[PER_BATCH] > 0
+        if modulated or rows <= FEW_ROWS:
+            for row in range(rows):
+                gains[row], offsets[row] = channel_affine(weight, bias, scale, shift, geometry, n, c)
+                n, c = (n + 1, c) if per_batch else (n, c + 1)
+            return
+        different = 1 if per_batch else rows
+        numbers(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, different)
+        numbers(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, different)
+        for row in range(different, rows):
+            gains[row], offsets[row] = gains[0], offsets[0]
+
+    return row_affines
+
+
 def build_forward(element: Element, value, pullback):
     """Units start to stop, from statistics to output."""
-    unit_moments, keep, apply_row = moments_of_units(element), publish(element), _apply_row(element, value)
-    channel_affine = affine(element)
+    unit_moments, keep, apply_row = moments_of_units(element), publish(element), row_applier(element, value)
+    row_affines, scratch = _row_affines(element), accesses("float64").scratch
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
     ):
+        gains, offsets = scratch(), scratch()
+        rows, length = rows_per_unit(geometry), geometry[SPATIAL]
+        input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
+        output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
         for unit in range(start, stop):
             centre, m2 = unit_moments(x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP], geometry, unit)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-            for row in range(rows_per_unit(geometry)):
-                n, c = locate(geometry, unit, row)
-                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                apply_row(
-                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
-                    y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
-                    geometry[SPATIAL], centre, inverse, gain, offset, activation_parameter,
-                )  # fmt: skip
+            n, c = locate(geometry, unit, 0)
+            i = place_of(geometry, INPUT_SAMPLE, INPUT_STEP, n, c)
+            j = place_of(geometry, OUTPUT_SAMPLE, OUTPUT_STEP, n, c)
+            for first in range(0, rows, SCRATCH):
+                count = min(SCRATCH, rows - first)
+                m, d = row_place(geometry, n, c, first)
+                row_affines(weight, bias, scale, shift, geometry, m, d, count, gains, offsets)
+                for row in range(count):
+                    apply_row(x, i, y, j, length, centre, inverse, gains[row], offsets[row], activation_parameter)
+                    i, j = i + input_step, j + output_step
 
     return forward
 
@@ -269,7 +212,7 @@ def build_statistics(element: Element, value, pullback):
 
 def build_apply(element: Element, value, pullback):
     """The output of pieces start to stop from finished statistics."""
-    apply_row, channel_affine = _apply_row(element, value), affine(element)
+    apply_row, channel_affine = row_applier(element, value), affine(element)
 
     def apply(x, y, stats, weight, bias, scale, shift, geometry, activation_parameter, start, stop):
         for task in range(start, stop):
@@ -291,53 +234,68 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     Where dz is kept, ``kept`` has room for a unit per worker. With ``adds_behind`` it is the gradient of z + post_add,
     and is stored too; with ``adds_gradient`` dx gets ``grad_total``.
     """
-    make, keep_row = dz_of(element, pullback, keeps), _keep_row(element, pullback, adds_behind)
-    row_sums, gradient_row = _row_sums(element, make), _gradient_row(element, make, adds_gradient)
-    channel_affine, saved = affine(element), saved_statistics(element)
+    keep_row, row_sums = row_keeper(element, pullback, adds_behind), row_summer(element, pullback, keeps)
+    gradient_row = gradient_maker(element, pullback, keeps, adds_gradient)
+    row_affines, saved, scratch = _row_affines(element), saved_statistics(element), accesses("float64").scratch
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
         kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        channels, length = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL]
-        slot = worker * rows_per_unit(geometry) * length
+        gains, offsets = scratch(), scratch()
+        channels, length, rows = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL], rows_per_unit(geometry)
+        count, training, rms = reduced_count(geometry), geometry[TRAINING], geometry[RMS]
+        input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
+        grad_step, output_step = (
+            row_step(geometry, GRAD_SAMPLE, GRAD_STEP),
+            row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP),
+        )
+        post_step, sums_step = row_step(geometry, POST_SAMPLE, POST_STEP), 2 * channels if geometry[PER_BATCH] else 2
+        kept_step = kept_length(length)
+        slot = worker * rows * kept_step
         for unit in range(start, stop):
             centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
+            n, c = locate(geometry, unit, 0)
+            first_i = i = place_of(geometry, INPUT_SAMPLE, INPUT_STEP, n, c)
+            first_g = g = place_of(geometry, GRAD_SAMPLE, GRAD_STEP, n, c)
+            first_o = o = place_of(geometry, OUTPUT_SAMPLE, OUTPUT_STEP, n, c)
+            r, p_of, s = slot, place_of(geometry, POST_SAMPLE, POST_STEP, n, c), 2 * (n * channels + c)
             total_p, total_q = 0.0, 0.0
-            for row in range(rows_per_unit(geometry)):
-                n, c = locate(geometry, unit, row)
-                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
-                i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
-                r = slot + row * length
-                if keeps:
-                    keep_row(
-                        grad, g, x, i, kept, r, post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP],
-                        grad_post_add, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP], length, centre,
-                        inverse, gain, offset, activation_parameter,
+            for first in range(0, rows, SCRATCH):
+                block = min(SCRATCH, rows - first)
+                m, d = row_place(geometry, n, c, first)
+                row_affines(weight, bias, scale, shift, geometry, m, d, block, gains, offsets)
+                for row in range(block):
+                    gain, offset = gains[row], offsets[row]
+                    if keeps:
+                        keep_row(
+                            grad, g, x, i, kept, r, post_add, p_of, grad_post_add, o, length, centre, inverse, gain,
+                            offset, activation_parameter,
+                        )  # fmt: skip
+                    p, q = row_sums(
+                        grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter
                     )  # fmt: skip
-                p, q = row_sums(
-                    grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter
-                )  # fmt: skip
-                s = 2 * (n * channels + c)
-                sums[s], sums[s + 1] = p, q
-                total_p += gain * p
-                total_q += gain * q
+                    sums[s], sums[s + 1] = p, q
+                    total_p += gain * p
+                    total_q += gain * q
+                    i, g, o, r = i + input_step, g + grad_step, o + output_step, r + kept_step
+                    p_of, s = p_of + post_step, s + sums_step
             if not geometry[WANT_INPUT_GRAD]:
                 continue
-            count = reduced_count(geometry)
-            mean_p = 0.0 if geometry[RMS] else total_p / count
-            for row in range(rows_per_unit(geometry)):
-                n, c = locate(geometry, unit, row)
-                gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                gradient_row(
-                    grad, n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP],
-                    x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP],
-                    dx, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
-                    kept, slot + row * length,
-                    length, centre, inverse, gain, offset, activation_parameter, mean_p, total_q / count,
-                    geometry[TRAINING], grad_total,
-                )  # fmt: skip
+            mean_p = 0.0 if rms else total_p / count
+            mean_q = total_q / count
+            i, g, o, r = first_i, first_g, first_o, slot
+            for first in range(0, rows, SCRATCH):
+                block = min(SCRATCH, rows - first)
+                if rows > SCRATCH:
+                    m, d = row_place(geometry, n, c, first)
+                    row_affines(weight, bias, scale, shift, geometry, m, d, block, gains, offsets)
+                for row in range(block):
+                    gradient_row(
+                        grad, g, x, i, dx, o, kept, r, length, centre, inverse, gains[row], offsets[row],
+                        activation_parameter, mean_p, mean_q, training, grad_total,
+                    )  # fmt: skip
+                    i, g, o, r = i + input_step, g + grad_step, o + output_step, r + kept_step
 
     return backward
 
@@ -345,14 +303,14 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
 def build_reduce(element: Element, value, pullback, adds_behind=False):
     """p and q of pieces start to stop. With ``adds_behind`` dz is the gradient of z + post_add and is stored too, and
     ``kept`` has room for a piece per worker."""
-    make, keep_row = dz_of(element, pullback, kept=adds_behind), _keep_row(element, pullback, True)
-    row_sums, channel_affine, saved = _row_sums(element, make), affine(element), saved_statistics(element)
+    keep_row, row_sums = row_keeper(element, pullback, True), row_summer(element, pullback, adds_behind)
+    channel_affine, saved = affine(element), saved_statistics(element)
 
     def reduce(
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
         kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        slot = worker * geometry[PIECE] if adds_behind else 0
+        slot = worker * kept_length(geometry[PIECE]) if adds_behind else 0
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
@@ -401,7 +359,7 @@ def build_combine(element: Element, value, pullback):
 def build_input_gradient(element: Element, value, pullback, adds_behind=False, adds_gradient=False):
     """The input's gradient of pieces start to stop. With ``adds_behind``, for a kernel without an activation, dz is
     there as the gradient of z + post_add; with ``adds_gradient`` dx gets ``grad_total``."""
-    gradient_row = _gradient_row(element, dz_of(element, pullback, kept=False), adds_gradient)
+    gradient_row = gradient_maker(element, pullback, False, adds_gradient)
     channel_affine, saved = affine(element), saved_statistics(element)
     sample, step = (OUTPUT_SAMPLE, OUTPUT_STEP) if adds_behind else (GRAD_SAMPLE, GRAD_STEP)
 

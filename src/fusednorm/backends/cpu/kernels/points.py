@@ -1,8 +1,10 @@
-"""batch_norm of points, (N, C), each with a scale and shift of its own, as one sample of N positions of channels_last.
+"""batch_norm of points, (N, C), each with a scale and shift of its own, as one sample of N positions of channels_last,
+and of samples of few positions, which share theirs (TOGETHER), as one sample of all positions.
 
 The statistics, and the coefficients that follow from them, are those of batch_norm without modulation (slabs.py and
 slabs_backward.py). The kernels here make A rstd and B of a row from these and from the row's scale and shift, each time
-that they need them: coefficients of N samples would be read from memory, 24 bytes an element.
+that they need them: coefficients of N samples would be read from memory, 24 bytes an element. Slabs end where samples
+do.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from fusednorm.backends.cpu.geometry import (
     POINT_SCALE_DTYPE,
     POINT_SHIFT_DTYPE,
     REPEAT,
+    TOGETHER,
     TRAINING,
     WEIGHT_DTYPE,
 )
@@ -67,18 +70,17 @@ def build_apply(element: Element, value, pullback):
                 store(y, j + c, value(normalized(deviation, read(gains, c), read(offsets, c)), alpha))
 
     def apply(x, y, scale, shift, coefficients, geometry, activation_parameter, start, stop):
-        channels, alpha = channel_count(geometry), T(activation_parameter)
+        channels, alpha, together = channel_count(geometry), T(activation_parameter), geometry[TOGETHER]
         gains, offsets, factors = scratch(), scratch(), scratch()
         for task in range(start, stop):
             _, first, positions = locate(geometry, task)
-            for row in range(rows_of(geometry, positions)):
-                r = first + row * geometry[REPEAT]
-                width = min(row_width(geometry), (first + positions - r) * channels)
-                for tile in range(0, width, TILE):
-                    n = min(TILE, width - tile)
-                    row_affine(
-                        scale, shift, geometry, r * channels + tile, coefficients, tile, gains, offsets, factors, n
-                    )
+            for tile in range(0, row_width(geometry), TILE):
+                for row in range(rows_of(geometry, positions)):
+                    r = first + row * geometry[REPEAT]
+                    n = min(TILE, min(row_width(geometry), (first + positions - r) * channels) - tile)
+                    if row % together == 0:
+                        m = r // together * channels + tile
+                        row_affine(scale, shift, geometry, m, coefficients, tile, gains, offsets, factors, n)
                     i, j = r * geometry[INPUT_STEP] + tile, r * geometry[OUTPUT_STEP] + tile
                     apply_row(x, i, y, j, coefficients, tile, gains, offsets, n, alpha)
 
@@ -91,64 +93,77 @@ def _row_sums(element: Element, pullback):
     load, read, add_first, add_second = element.load, element.read, element.add_first, element.add_second
 
     @exact
-    def gradients_of_row(grad, g, x, i, coefficients, k, plane, gains, offsets, dzs, xhats, n, alpha):
-        for c in range(n):
-            deviation = load(x, i + c) - read(coefficients, k + c)
-            dzs[c] = pullback(load(grad, g + c), normalized(deviation, read(gains, c), read(offsets, c)), alpha)
-            xhats[c] = deviation * read(coefficients, k + 3 * plane + c)
+    def products_of_row(grad, g, x, i, coefficients, k, plane, gains, offsets, ps, qs, n, alpha, adds):
+        """dz and dz xhat of a row, put into ``ps`` and ``qs`` or added to what these have."""
+        if adds:
+            for c in range(n):
+                deviation = load(x, i + c) - read(coefficients, k + c)
+                dz = pullback(load(grad, g + c), normalized(deviation, read(gains, c), read(offsets, c)), alpha)
+                add_first(ps, c, dz)
+                add_second(qs, c, dz * (deviation * read(coefficients, k + 3 * plane + c)))
+        else:
+            for c in range(n):
+                deviation = load(x, i + c) - read(coefficients, k + c)
+                dz = pullback(load(grad, g + c), normalized(deviation, read(gains, c), read(offsets, c)), alpha)
+                ps[c], qs[c] = dz, dz * (deviation * read(coefficients, k + 3 * plane + c))
 
     @exact
-    def scale_gradients(dzs, xhats, weights, biases, values, n):
+    def scale_gradients(ps, qs, weights, biases, values, n):
         for c in range(n):
-            values[c] = dzs[c] * (weights[c] * xhats[c] + biases[c])
+            values[c] = weights[c] * qs[c] + biases[c] * ps[c]
 
     @reassociated
-    def add_row(dzs, xhats, factors, first, second, n):
+    def add_weighted(ps, qs, factors, first, second, n):
         for c in range(n):
-            dz = read(dzs, c) * read(factors, c)
-            add_first(first, c, dz)
-            add_second(second, c, dz * read(xhats, c))
+            factor = read(factors, c)
+            add_first(first, c, factor * read(ps, c))
+            add_second(second, c, factor * read(qs, c))
 
-    return gradients_of_row, scale_gradients, add_row
+    return products_of_row, scale_gradients, add_weighted
 
 
 def build_reduce(element: Element, value, pullback):
     """p and q of slabs start to stop, weighted by 1 + scale, and the gradients of scale and shift of their rows."""
     row_affine, of_row, scratch, T = _row_affine(element), parameter_row(element), element.scratch, element.compute
-    gradients_of_row, scale_gradients, add_row = _row_sums(element, pullback)
+    products_of_row, scale_gradients, add_weighted = _row_sums(element, pullback)
 
     @exact
     def reduce_slab(
         grad, x, weight, bias, scale, shift, grad_scale, grad_shift, coefficients, partials, geometry, alpha, task
     ):
         _, position, positions = locate(geometry, task)
-        channels, plane, together = channel_count(geometry), row_width(geometry), geometry[REPEAT]
-        gains, offsets, factors, dzs, xhats = scratch(), scratch(), scratch(), scratch(), scratch()
+        channels, plane, repeated, together = (
+            channel_count(geometry), row_width(geometry), geometry[REPEAT], geometry[TOGETHER]
+        )  # fmt: skip
+        gains, offsets, factors, p_of, q_of = scratch(), scratch(), scratch(), scratch(), scratch()
         weights, biases, first, second = scratch(), scratch(), scratch(), scratch()
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
-            for k in range(together):
+            for k in range(repeated):
                 of_row(weight, geometry[WEIGHT_DTYPE], tile, T(1), weights, k * width, width)
                 of_row(bias, geometry[BIAS_DTYPE], tile, T(0), biases, k * width, width)
             for c in range(width):
                 partials[ps + c] = partials[qs + c] = 0.0
-            rows = rows_of(geometry, positions)
-            for start in range(0, rows, FLUSH):
-                for c in range(width * together):
+            samples = rows_of(geometry, positions) // together
+            for start in range(0, samples, FLUSH):
+                for c in range(width * repeated):
                     first[c] = second[c] = T(0)
-                for row in range(start, min(start + FLUSH, rows)):
-                    r = position + row * together
-                    n, m = width * min(together, position + positions - r), r * channels + tile
+                for sample in range(start, min(start + FLUSH, samples)):
+                    r = position + sample * together * repeated
+                    n, m = width * min(repeated, position + positions - r), r // together * channels + tile
                     row_affine(scale, shift, geometry, m, coefficients, tile, gains, offsets, factors, n)
-                    g, i = r * geometry[GRAD_STEP] + tile, r * geometry[INPUT_STEP] + tile
-                    gradients_of_row(grad, g, x, i, coefficients, tile, plane, gains, offsets, dzs, xhats, n, alpha)
-                    add_row(dzs, xhats, factors, first, second, n)
+                    for row in range(r, r + together):
+                        g, i = row * geometry[GRAD_STEP] + tile, row * geometry[INPUT_STEP] + tile
+                        products_of_row(
+                            grad, g, x, i, coefficients, tile, plane, gains, offsets, p_of, q_of, n, alpha, row > r
+                        )
+                    add_weighted(p_of, q_of, factors, first, second, n)
                     if wanted(grad_scale):
-                        scale_gradients(dzs, xhats, weights, biases, gains, n)
+                        scale_gradients(p_of, q_of, weights, biases, gains, n)
                         narrow(gains, -m, grad_scale, geometry[POINT_SCALE_DTYPE], m, m + n)
-                    narrow(dzs, -m, grad_shift, geometry[POINT_SHIFT_DTYPE], m, m + n)
-                for k in range(together):
+                    narrow(p_of, -m, grad_shift, geometry[POINT_SHIFT_DTYPE], m, m + n)
+                for k in range(repeated):
                     for c in range(width):
                         partials[ps + c] += np.float64(first[k * width + c])
                         partials[qs + c] += np.float64(second[k * width + c])
@@ -190,17 +205,16 @@ def build_input_gradient(element: Element, value, pullback):
 
     def input_gradient(grad, x, scale, shift, dx, coefficients, geometry, activation_parameter, start, stop):
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
-        gains, offsets, factors = scratch(), scratch(), scratch()
+        gains, offsets, factors, together = scratch(), scratch(), scratch(), geometry[TOGETHER]
         for task in range(start, stop):
             _, first, positions = locate(geometry, task)
-            for row in range(rows_of(geometry, positions)):
-                r = first + row * geometry[REPEAT]
-                width = min(plane, (first + positions - r) * channels)
-                for tile in range(0, width, TILE):
-                    n = min(TILE, width - tile)
-                    row_affine(
-                        scale, shift, geometry, r * channels + tile, coefficients, tile, gains, offsets, factors, n
-                    )
+            for tile in range(0, plane, TILE):
+                for row in range(rows_of(geometry, positions)):
+                    r = first + row * geometry[REPEAT]
+                    n = min(TILE, min(plane, (first + positions - r) * channels) - tile)
+                    if row % together == 0:
+                        m = r // together * channels + tile
+                        row_affine(scale, shift, geometry, m, coefficients, tile, gains, offsets, factors, n)
                     g, i = r * geometry[GRAD_STEP] + tile, r * geometry[INPUT_STEP] + tile
                     o = r * geometry[OUTPUT_STEP] + tile
                     gradient_of_row(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, in_tiles
+from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, in_tiles, padded
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
@@ -90,7 +90,9 @@ class PlanesBackward(BackwardPlan):
         together, module = _together(self), _module(self.problem)
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * together if keeps else 0
+        length = self.problem.view.spatial
+        room = together if module == "tiles" else together // max(1, length) * padded(length)
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * room if keeps else 0
         kernel = self.kernel("backward" + self.variant(keeps), module=module)
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
 
@@ -128,7 +130,7 @@ class PlanesSplitSumBackward(SumBackward, PlanesSplitBackward):
         loops = super().loops()
         self.reserve(kept=0)  # behind all else
         if self.added.post_layout is not None:
-            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * int(self.geometry[PIECE])
+            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * padded(int(self.geometry[PIECE]))
         return loops
 
     def reduce(self) -> int:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusednorm.backends.cpu.geometry import COEFFICIENTS, DTYPE_CODES, POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE, REPEAT
+from fusednorm.backends.cpu.geometry import (
+    COEFFICIENTS,
+    DTYPE_CODES,
+    FEW_CHANNELS,
+    POINT_SCALE_DTYPE,
+    POINT_SHIFT_DTYPE,
+    REPEAT,
+    TOGETHER,
+)
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
@@ -13,6 +21,8 @@ from fusednorm.problem import Problem
 #: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little; but a
 #: loop that threads share has so many steps if it can.
 STEP_BYTES, STEPS = 1 << 18, 8
+#: Positions of a sample that share a scale and shift, at most, where rows make A and B as they need them.
+FEW_POSITIONS = 64
 
 
 def _steps(plan: Plan, stages: list[tuple[int, int]], work_bytes: int) -> Loop:
@@ -64,8 +74,12 @@ class SlabsForward(ForwardPlan):
 
 
 def of_points(problem: Problem) -> bool:
-    """Whether a problem is batch_norm of points with a scale or shift of their own."""
-    return problem.norm.per_batch and problem.modulated and problem.view.spatial == 1 and problem.added is None
+    """Whether a problem is batch_norm of points with a scale or shift of their own, or of samples with few positions,
+    whose coefficients would be many beside their elements; of few channels repeated rows would have several samples."""
+    if not (problem.norm.per_batch and problem.modulated and problem.added is None):
+        return False
+    few = problem.view.spatial <= FEW_POSITIONS and problem.view.channels > FEW_CHANNELS
+    return problem.view.spatial == 1 or (few and as_positions(problem).view.samples == 1)
 
 
 def as_positions(problem: Problem) -> Problem:
@@ -87,6 +101,7 @@ class PointsForward(SlabsForward):
 def _tell_modulation(plan: Plan, problem: Problem) -> None:
     plan.geometry[POINT_SCALE_DTYPE] = DTYPE_CODES[problem.scale_dtype]
     plan.geometry[POINT_SHIFT_DTYPE] = DTYPE_CODES[problem.shift_dtype]
+    plan.geometry[TOGETHER] = problem.view.spatial
 
 
 class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
