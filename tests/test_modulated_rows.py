@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACTIVATED = {torch.float32: "silu", torch.float64: None, torch.float16: None, torch.bfloat16: "silu"}
 PARAMETERS = ("weight", "bias", "scale", "shift")
 EPS = 1e-5
+#: A gradient of fewer values is drawn several times: plain torch may hit a single value by luck, to its last bit.
+VALUES_JUDGED = 16
 pytestmark = pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.:FutureWarning")  # of torch's own
 Tensors = dict[str, Tensor]
 
@@ -70,13 +73,15 @@ def given(
     shift: Sequence[int],
     dtype: torch.dtype = torch.float32,
     offset: float = 0.0,
+    seed: int = 0,
 ) -> Tensors:
     parameter = shape[len(shape) - dims :]
-    tensors = {"input": drawn(*shape, dtype=dtype, offset=offset), "weight": drawn(*parameter, dtype=dtype, seed=1)}
+    tensors = {"input": drawn(*shape, dtype=dtype, seed=seed, offset=offset)}
+    tensors["weight"] = drawn(*parameter, dtype=dtype, seed=seed + 1)
     if family == "layer_norm":
-        tensors["bias"] = drawn(*parameter, dtype=dtype, seed=2)
-    tensors |= {"scale": drawn(*scale, dtype=dtype, seed=3), "shift": drawn(*shift, dtype=dtype, seed=4)}
-    return tensors | {"grad_output": drawn(*shape, dtype=dtype, seed=5)}
+        tensors["bias"] = drawn(*parameter, dtype=dtype, seed=seed + 2)
+    tensors |= {"scale": drawn(*scale, dtype=dtype, seed=seed + 3), "shift": drawn(*shift, dtype=dtype, seed=seed + 4)}
+    return tensors | {"grad_output": drawn(*shape, dtype=dtype, seed=seed + 5)}
 
 
 def called(family: str, tensors: Tensors, dims: int, activation: Any = None, channel_dim: int = -1) -> Tensor:
@@ -123,24 +128,35 @@ def faults(
     family: str, tensors: Tensors, found: Tensors, dims: int = 1, activation: str | None = None, channel_dim: int = -1
 ) -> list[str]:
     """What is wrong with results, by the rule of tolerance.py."""
+    return faults_of(family, [(tensors, found)], dims, activation, channel_dim)
+
+
+def faults_of(
+    family: str,
+    draws: list[tuple[Tensors, Tensors]],
+    dims: int = 1,
+    activation: str | None = None,
+    channel_dim: int = -1,
+) -> list[str]:
+    """What is wrong with the results of several draws of one form, judged together."""
 
     def by_formula(dtype: torch.dtype) -> Tensors:
-        exact = {name: tensor.to(dtype) for name, tensor in tensors.items()}
-        return differentiated(lambda given: formula(family, given, dims, activation, channel_dim), exact)
+        exact = [{name: tensor.to(dtype) for name, tensor in tensors.items()} for tensors, _ in draws]
+        return stacked([differentiated(lambda t: formula(family, t, dims, activation, channel_dim), e) for e in exact])
 
-    wanted, plain = by_formula(torch.float64), by_formula(torch.float32)
-    x = tensors["input"].double()
-    axes = (1,) if channel_dim == 1 else tuple(range(-dims, 0))
+    wanted, plain, given = by_formula(torch.float64), by_formula(torch.float32), stacked([each for each, _ in draws])
+    x = given["input"].double()
+    axes = (2,) if channel_dim == 1 else tuple(range(-dims, 0))
     offset = 1.0
     if x.numel():
         mean = x.mean(axes, keepdim=True)
         offset = max(1.0, float((mean.abs() * (x.sub(mean).square().mean(axes, keepdim=True) + EPS).rsqrt()).max()))
     words = []
-    for name, got in found.items():
-        like = tensors["input" if name == "output" else name.removeprefix("grad_")]
+    for name, got in stacked([each for _, each in draws]).items():
+        like = given["input" if name == "output" else name.removeprefix("grad_")]
         if got.dtype != like.dtype or got.shape != like.shape:
             words.append(f"{name}: {got.dtype} {tuple(got.shape)}")
-        if got.dtype == torch.float64 and tensors["input"].dtype != torch.float64:
+        if got.dtype == torch.float64 and given["input"].dtype != torch.float64:
             got = got.float()  # computed in float32, as the plain formula
         terms = max(1, x.numel() // max(1, got.numel()))
         fault = judge(got, wanted[name], plain[name], offset=offset, terms=terms).fault
@@ -148,15 +164,22 @@ def faults(
     return words
 
 
+def stacked(draws: list[Tensors]) -> Tensors:
+    return {name: torch.stack([each[name] for each in draws]) for name in draws[0]}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_results_are_right(family: str, dtype: torch.dtype) -> None:
     for name, (shape, dims, scale, shift) in FORMS.items():
         for offset in (0.0, 1000.0):
-            tensors = given(family, shape, dims, scale, shift, dtype, offset)
-            found = differentiated(lambda t, d=dims: called(family, t, d, ACTIVATED[dtype]), tensors)  # type: ignore[misc]
-            assert faults(family, tensors, found, dims, ACTIVATED[dtype]) == [], (name, offset)
-            assert found["output"].stride() == found["grad_input"].stride() == tensors["input"].stride()
+            draws = []
+            for draw in range(max(1, VALUES_JUDGED // min(prod(scale), prod(shift)))):
+                tensors = given(family, shape, dims, scale, shift, dtype, offset, seed=10 * draw)
+                found = differentiated(lambda t, d=dims: called(family, t, d, ACTIVATED[dtype]), tensors)  # type: ignore[misc]
+                assert found["output"].stride() == found["grad_input"].stride() == tensors["input"].stride()
+                draws.append((tensors, found))
+            assert faults_of(family, draws, dims, ACTIVATED[dtype]) == [], (name, offset)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -36,7 +36,7 @@ from fusednorm.dtypes import compute_dtype
 from fusednorm.modulation import in_samples, in_shape, sums_in_samples
 from fusednorm.norm import Family, Norm, norm_of, traced_norm
 from fusednorm.operands import Operands, Results, Sums
-from fusednorm.private.torch_names import no_torch_function
+from fusednorm.private.torch_names import jagged_torch_function, no_torch_function
 from fusednorm.quantization import quantized_outputs
 from fusednorm.repeats import keep, repeated
 from fusednorm.running import update_running
@@ -45,7 +45,7 @@ from fusednorm.sums import around, fused, normalize_sums, straight
 
 TwoTensors = tuple[Tensor, Tensor]
 ThreeTensors = tuple[Tensor, Tensor, Tensor]
-_PLAIN = (None, no_torch_function)
+_PLAIN = (None, no_torch_function, jagged_torch_function)
 hand_over: Callable[..., Any] = handle_torch_function  # whose types know no overloads
 
 
@@ -60,7 +60,6 @@ def _overloaded(*tensors: object) -> bool:
         type(tensor) is not Tensor
         and type(tensor) is not Parameter
         and getattr(type(tensor), "__torch_function__", None) not in _PLAIN
-        and not (isinstance(tensor, Tensor) and tensor.is_nested)
         for tensor in tensors
     )
 

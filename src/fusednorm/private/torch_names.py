@@ -162,6 +162,11 @@ def guard(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
 #: The ``__torch_function__`` of a subclass that wants to be treated as a plain tensor. Since 2.0. Without: Parameter's,
 #: which is the same object.
 no_torch_function: Any = find("torch._C", "_disabled_torch_function_impl", nn.Parameter.__torch_function__)
+#: That of jagged nested tensors, which takes a function for torch's of the same name. Since 2.4. Without: no tensor has
+#: it.
+jagged_torch_function: Any = getattr(
+    find("torch.nested._internal.nested_tensor", "NestedTensor", None), "__torch_function__", None
+)
 
 
 # --- autograd ---
