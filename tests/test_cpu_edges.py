@@ -34,7 +34,7 @@ from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, c
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
-from fusednorm.problems import forward_problem
+from fusednorm.problems import backward_problem, forward_problem
 
 NAN, INF = float("nan"), float("inf")
 
@@ -334,7 +334,7 @@ def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
     "shape",
     [(16, 40, 3, 5), (20, 7, 9, 9), (3, 128, 2, 2), (17, 1, 16, 8), (600, 130, 2), (33, 1026, 1, 3), (16, 33, 127)],
 )
-def test_short_planes(shape: tuple[int, ...], dtype: str) -> None:
+def test_short_planes_of_batch_norm(shape: tuple[int, ...], dtype: str) -> None:
     """Blocks of one channel, of some and of all, samples of one slab and of several."""
     workload = Workload("batch_norm", shape, 0, dtype, "nchw", "relu")
     inputs = draw(workload)
@@ -355,35 +355,40 @@ TILED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("offset", [0.0, 1000.0])
-@pytest.mark.parametrize("workload", TILED, ids=lambda workload: workload.key)
-def test_tiles_of_short_planes(workload: Workload, offset: float) -> None:
-    """Units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer planes."""
-    inputs = draw(workload)
-    inputs.input.add_(offset)
-    assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
-    problem = forward_problem(workload.norm, inputs.operands)
-    assert in_tiles(problem)
-    assert tile(problem)[0] > 1
-
-
 VECTORS = [
     Workload("group_norm", (2, 1100, 17), 2, "float32", "nchw"),
     Workload("group_norm", (3, 40, 7, 7), 4, "float16", "nchw", "silu"),
     Workload("group_norm", (2, 30, 3, 3, 3), 2, "float64", "nchw", "relu"),
     Workload("group_norm", (3, 24, 16), 8, "bfloat16", "nchw", modulated=True),
     Workload("instance_norm", (3, 20, 9, 9), 0, "bfloat16", "nchw"),
-    Workload("batch_norm", (3, 13, 31), 0, "float32", "nchw", "silu", modulated=True),
+    Workload("batch_norm", (9, 13, 31), 0, "float32", "nchw", "silu", modulated=True),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-@pytest.mark.parametrize("workload", VECTORS, ids=lambda workload: workload.key)
-def test_short_planes_by_vectors(workload: Workload, offset: float) -> None:
-    """Planes of whole vectors and of others; units of more planes than a block's, and with dz kept for the workers."""
+@pytest.mark.parametrize("workload", TILED + VECTORS, ids=lambda workload: workload.key)
+def test_short_planes(workload: Workload, offset: float) -> None:
+    """In tiles: units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer
+    planes. By vectors: planes of whole vectors and of others; units of more planes than a block's, and with dz kept for
+    the workers."""
     inputs = draw(workload)
     inputs.input.add_(offset)
     assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
+
+
+@pytest.mark.parametrize("workload", TILED, ids=lambda workload: workload.key)
+def test_a_tile_has_several_short_planes(workload: Workload) -> None:
+    problem = forward_problem(workload.norm, draw(workload).operands)
+    assert in_tiles(problem)
+    assert tile(problem)[0] > 1
+
+
+@pytest.mark.parametrize("workload", VECTORS, ids=lambda workload: workload.key)
+def test_the_backward_of_longer_planes_is_by_vectors(workload: Workload) -> None:
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    operands = inputs.backward_operands(results["mean"], results["rstd"])
+    assert not in_tiles(backward_problem(workload.norm, operands))
 
 
 def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:

@@ -157,33 +157,35 @@ CONVERSIONS = {
 }
 
 
-def _make_load(pointee, compute, widen, scope=None):
+def make_load(pointee, compute, widen, scope=None, load=load_marked):
+    """load(p, i) of a pointer's elements in the type ``compute``, one by one or with ``load_vector`` by vectors."""
     pointer = types.CPointer(pointee)
 
     @intrinsic
-    def load(typing_context, p, i):
+    def loaded(typing_context, p, i):
         def codegen(context, builder, signature, arguments):
-            value = load_marked(builder, *arguments, scope)
+            value = load(builder, *arguments, scope)
             return widen(builder, value) if widen else value
 
         return compute(pointer, types.int64), codegen
 
-    return load
+    return loaded
 
 
-def make_store(pointee, compute, narrow, scope="output"):
+def make_store(pointee, compute, narrow, scope="output", store=store_marked):
+    """store(p, i, v), as :func:`make_load` loads."""
     pointer = types.CPointer(pointee)
 
     @intrinsic
-    def store(typing_context, p, i, v):
+    def stored(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
-            store_marked(builder, p, i, narrow(builder, v) if narrow else v, scope)
+            store(builder, p, i, narrow(builder, v) if narrow else v, scope)
             return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
 
-    return store
+    return stored
 
 
 def _make_round(compute, widen, narrow):
@@ -257,8 +259,8 @@ def element(dtype: str) -> Element:
     return Element(
         dtype=dtype,
         compute=np.float64 if dtype == "float64" else np.float32,
-        load=_make_load(pointee, compute, widen),
-        read=_make_load(compute, compute, None),
+        load=make_load(pointee, compute, widen),
+        read=make_load(compute, compute, None),
         store=make_store(pointee, compute, narrow),
         round=_make_round(compute, widen, narrow),
         add_first=_make_add(compute, "first"),
@@ -266,9 +268,9 @@ def element(dtype: str) -> Element:
         scratch=_make_scratch(compute),
         fill=_make_fill(compute),
         keep=make_store(compute, compute, None, "kept"),
-        recall=_make_load(compute, compute, None, "kept"),
+        recall=make_load(compute, compute, None, "kept"),
         put_total=make_store(pointee, compute, narrow, "total"),
-        load_total=_make_load(pointee, compute, widen, "total"),
+        load_total=make_load(pointee, compute, widen, "total"),
     )
 
 

@@ -18,8 +18,14 @@ from numba import types
 from numba.extending import intrinsic, lower_builtin, models, register_model, type_callable
 
 from fusednorm.backends.cpu.geometry import VECTOR
-from fusednorm.backends.cpu.kernels.elements import CONVERSIONS, POINTEE, load_vector, store_vector
-from fusednorm.private.numba_names import void_value
+from fusednorm.backends.cpu.kernels.elements import (
+    CONVERSIONS,
+    POINTEE,
+    load_vector,
+    make_load,
+    make_store,
+    store_vector,
+)
 
 
 class LanesType(types.Type):
@@ -69,35 +75,6 @@ class Lanes(NamedTuple):
     spread: object
     behind: object
     totals: object
-
-
-def _make_load(pointee, kind, widen, scope=None):
-    pointer = types.CPointer(pointee)
-
-    @intrinsic
-    def load(typing_context, p, i):
-        def codegen(context, builder, signature, arguments):
-            value = load_vector(builder, *arguments, scope)
-            return widen(builder, value) if widen else value
-
-        return kind(pointer, types.int64), codegen
-
-    return load
-
-
-def _make_store(pointee, kind, narrow, scope="output"):
-    pointer = types.CPointer(pointee)
-
-    @intrinsic
-    def store(typing_context, p, i, v):
-        def codegen(context, builder, signature, arguments):
-            p, i, v = arguments
-            store_vector(builder, p, i, narrow(builder, v) if narrow else v, scope)
-            return void_value(context)
-
-        return types.void(pointer, types.int64, kind), codegen
-
-    return store
 
 
 def _spread(builder, number):
@@ -168,10 +145,10 @@ def lanes(dtype: str) -> Lanes:
     compute = types.float64 if dtype == "float64" else types.float32
     kind = LanesType(compute)
     return Lanes(
-        load=_make_load(pointee, kind, widen),
-        load_total=_make_load(pointee, kind, widen, "total"),
-        recall=_make_load(compute, kind, None, "kept"),
-        store=_make_store(pointee, kind, narrow),
+        load=make_load(pointee, kind, widen, load=load_vector),
+        load_total=make_load(pointee, kind, widen, "total", load=load_vector),
+        recall=make_load(compute, kind, None, "kept", load=load_vector),
+        store=make_store(pointee, kind, narrow, store=store_vector),
         spread=_make_spread(kind),
         behind=_make_behind(kind),
         totals=_make_totals(kind),

@@ -93,9 +93,11 @@ def row_keeper(element: Element, pullback, adds_behind: bool):
         """dz of one row, put into ``kept`` from r on: the sums of a row's last elements are scalar code, in which no
         exponential should be. With ``adds_behind`` z is z + post, and dz its gradient, which is stored too."""
         a, b, alpha = T(gain * np.float64(rstd)), T(offset), T(activation_parameter)
-        for k in range(n if n < VECTOR else 0):
-            keep_element(grad, g + k, x, i + k, kept, r + k, post, p + k, grad_post, o + k, centre, a, b, alpha)
-        for start in range(0, n if n >= VECTOR else 0, VECTOR):
+        if n < VECTOR:
+            for k in range(n):
+                keep_element(grad, g + k, x, i + k, kept, r + k, post, p + k, grad_post, o + k, centre, a, b, alpha)
+            return
+        for start in range(0, n, VECTOR):
             k = min(start, n - VECTOR)
             at_r = r + kept_place(start, k, n)
             keep_vector(grad, g + k, x, i + k, kept, at_r, post, p + k, grad_post, o + k, centre, a, b, alpha)
@@ -104,18 +106,24 @@ def row_keeper(element: Element, pullback, adds_behind: bool):
 
 
 @cache
+def _given_vector(element: Element, kept: bool):
+    """A vector of dz that was kept, or is grad_output where there is no activation."""
+    load, recall = lanes(element.dtype).load, lanes(element.dtype).recall
+
+    @exact
+    def given(grad, g, keep, r):
+        return recall(keep, r) if kept else load(grad, g)
+
+    return given
+
+
+@cache
 def row_summer(element: Element, pullback, kept: bool):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
     load, make, T = element.load, dz_of(element, pullback, kept), element.compute
     given_dz = kept or pullback is identity_pullback
-    vector = lanes(element.dtype)
-    load_vector, recall, spread, behind, totals = (
-        vector.load,
-        vector.recall,
-        vector.spread,
-        vector.behind,
-        vector.totals,
-    )
+    given, vector = _given_vector(element, kept), lanes(element.dtype)
+    load_vector, spread, behind, totals = vector.load, vector.spread, vector.behind, vector.totals
 
     @exact
     def vector_sums(grad, g, x, i, keep, r, n, centre, rstd):
@@ -123,12 +131,12 @@ def row_summer(element: Element, pullback, kept: bool):
         p, q = spread(T(0)), spread(T(0))
         whole = n - n % VECTOR
         for k in range(0, whole, VECTOR):
-            dz = recall(keep, r + k) if kept else load_vector(grad, g + k)
+            dz = given(grad, g + k, keep, r + k)
             p = p + dz
             q = q + dz * ((load_vector(x, i + k) - centres) * rstds)
         if n > whole:
             k = n - VECTOR
-            dz = recall(keep, r + kept_place(whole, k, n)) if kept else load_vector(grad, g + k)
+            dz = given(grad, g + k, keep, r + kept_place(whole, k, n))
             p = p + behind(dz, whole - k)
             q = q + behind(dz * ((load_vector(x, i + k) - centres) * rstds), whole - k)
         total_p, total_q = totals(p, q)
@@ -169,15 +177,15 @@ def gradient_maker(element: Element, pullback, kept: bool, adds_gradient: bool):
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
     """
     load, store, make, T = element.load, element.store, dz_of(element, pullback, kept), element.compute
-    given_dz, vector = kept or pullback is identity_pullback, lanes(element.dtype)
-    load_vector, recall, store_vector, spread = vector.load, vector.recall, vector.store, vector.spread
+    given_dz, given, vector = kept or pullback is identity_pullback, _given_vector(element, kept), lanes(element.dtype)
+    load_vector, store_vector, spread = vector.load, vector.store, vector.spread
 
     @exact
     def gradient_vectors(grad, g, x, i, dx, o, keep, r, n, centre, rstd, a, c2, c3, training, grad_total):
         centres, rstds, a, c2, c3 = spread(centre), spread(rstd), spread(a), spread(c2), spread(c3)
         for start in range(0, n, VECTOR):
             k = min(start, n - VECTOR)
-            gradient = a * (recall(keep, r + kept_place(start, k, n)) if kept else load_vector(grad, g + k))
+            gradient = a * given(grad, g + k, keep, r + kept_place(start, k, n))
             if training:
                 gradient = gradient + (c2 * ((load_vector(x, i + k) - centres) * rstds) + c3)
             if adds_gradient:

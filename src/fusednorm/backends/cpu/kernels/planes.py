@@ -246,10 +246,8 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         channels, length, rows = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SPATIAL], rows_per_unit(geometry)
         count, training, rms = reduced_count(geometry), geometry[TRAINING], geometry[RMS]
         input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
-        grad_step, output_step = (
-            row_step(geometry, GRAD_SAMPLE, GRAD_STEP),
-            row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP),
-        )
+        grad_step = row_step(geometry, GRAD_SAMPLE, GRAD_STEP)
+        output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
         post_step, sums_step = row_step(geometry, POST_SAMPLE, POST_STEP), 2 * channels if geometry[PER_BATCH] else 2
         kept_step = kept_length(length)
         slot = worker * rows * kept_step
