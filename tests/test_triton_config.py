@@ -480,8 +480,13 @@ def test_small_planes_stay_in_one_piece() -> None:
         ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
         ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
         ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
-        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("rows", "tiles")),
-        ("instance_norm", 0, (4, 16, 160, 160), torch.bfloat16, False, ("tiles", "tiles")),  # few planes
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("whole", "tiles")),
+        ("instance_norm", 0, (25, 64, 132, 132), torch.bfloat16, False, ("rows", "tiles")),  # half of a block
+        ("instance_norm", 0, (25, 64, 132, 132), torch.float32, False, ("whole", "tiles")),
+        ("instance_norm", 0, (25, 64, 106, 106), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),  # loads of one element
+        ("instance_norm", 0, (1, 8, 150, 150), torch.float32, False, ("tiles", "tiles")),  # few planes
+        ("instance_norm", 0, (4, 16, 132, 132), torch.bfloat16, False, ("tiles", "tiles")),
         ("instance_norm", 0, (25, 64, 512, 512), torch.bfloat16, False, ("tiles", "tiles")),  # long ones
     ],
 )
@@ -494,6 +499,27 @@ def test_instances_of_units_of_middle_size(
     x, norm = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory), norm_of(family, groups)
     problems = forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
     assert tuple(instances.choose(problem).name for problem in problems) == tuple(f"triton.{name}" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("side", "activation", "name"),
+    [(132, "silu", "rows"), (170, None, "whole"), (170, "relu", "whole"), (170, "silu", "tiles"), (200, None, "tiles")],
+)
+def test_instances_of_long_planes(
+    side: int, activation: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation that computes needs the registers in which a program would hold a plane."""
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(25, 64, side, side, dtype=torch.bfloat16, device="meta")
+    problem = forward_problem(norm_of("instance_norm", activation=activation), Operands(x))
+    assert instances.choose(problem).name == f"triton.{name}"
+
+
+def test_steps_grow_with_a_plane() -> None:
+    steps = [
+        instances.rows_forward_for(_of("instance_norm", 0, (25, 64, side, side))[0]).elements for side in (92, 132)
+    ]
+    assert steps == [1024, 2048]
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((137, 287), 1), ((2, 1024), 1), ((5, 76), 4), ((24, 2, 7), 1)])

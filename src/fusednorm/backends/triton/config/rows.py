@@ -22,10 +22,11 @@ LARGE_ROWS = 1 << 23
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:
     """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68. Planes, of
-    one weight each, in short steps: (4, 2030, 64, 133) in bf16 takes 89 us, and 157 in steps of 4096."""
+    one weight each, in short steps: (4, 2030, 64, 133) in bf16 takes 89 us, and 157 in steps of 4096, (119, 24, 132,
+    132) takes 83 us in steps of 1024, 66 of 2048 and 79 of 4096."""
     block = power_of_two(problem.reduced)
     if problem.view.spatial > 1:
-        return RowsForwardConfig(1024, 4)
+        return RowsForwardConfig(1024 if block <= 16384 else 2048, 4)
     return RowsForwardConfig(2048 if block <= 4096 else 4096, 4 if block <= 4096 else 8 if block <= 8192 else 16)
 
 

@@ -445,13 +445,29 @@ def whole_pays(problem: Problem) -> bool:
     """Whether units in one piece of memory are faster in the registers of one program than read twice.
 
     For a large unit of several channels an affine per element costs more than a second read: (32, 256, 56, 56) in
-    bf16 took 86 us whole and 53 in tiles. A unit of one channel has one affine; of 16 bits (25, 64, 160, 160) takes
-    75 us whole and 65 in tiles, of 32 bits 96 and 122.
+    bf16 took 86 us whole and 53 in tiles. A unit of one channel has one affine, and pays where it fills its block, in
+    32 bits everywhere: (12, 64, 142, 142) takes 42 us whole and 50 in tiles. Of more than 16384 elements units must be
+    many, and in 16 bits no activation needs registers too: (32, 24, 170, 170) takes 34 us whole and 39 in tiles, (36,
+    24, 160, 160) with silu 46 and 37.
     """
     view, size, block = problem.view, DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
     if problem.reduced <= SMALL_UNIT or view.spatial == 1:
         return True
     if view.group_channels > 1:
         return False
-    full = 4 * problem.reduced >= 3 * block
-    return block <= 8192 or (block == 16384 and (full or size > 2)) or (full and size > 2)
+    if block <= 8192:
+        return True
+    fills, wide = fills_block(problem), load_bytes(problem) >= WIDE_LOAD
+    if block == 16384:
+        return size > 2 or fills
+    simple = problem.norm.activation is None or problem.norm.activation.told
+    pays = (wide or fills) if size > 2 else (wide and fills and simple)
+    return pays and 2 * problem.num_statistics >= PROCESSORS
+
+
+def fills_block(problem: Problem) -> bool:
+    """Whether a long unit of one channel has elements for most lanes of a program that holds it: (111, 24, 106, 106) in
+    bf16 takes 40 us whole and 45 in steps, (53, 24, 132, 132) 40 and 34. Lanes that load single elements take longer:
+    (138, 24, 95, 95) takes 83 us whole and 58 in tiles."""
+    lanes = 8 * problem.reduced
+    return lanes >= (5 if load_bytes(problem) >= WIDE_LOAD else 6) * power_of_two(problem.reduced)
