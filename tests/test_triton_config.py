@@ -14,7 +14,7 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
 from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, holding_rows_pays, rows_backward_for
-from fusednorm.backends.triton.config.tiles import merged, passes_for, tiled
+from fusednorm.backends.triton.config.tiles import merged, of_points, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
 from fusednorm.backends.triton.plans.whole import Units
@@ -29,7 +29,7 @@ from fusednorm.backends.triton.runs import (
 )
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Gated, Operands
-from fusednorm.problem import Problem
+from fusednorm.problem import Problem, View
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
 
 
@@ -696,18 +696,73 @@ def test_the_programs_that_read_odd_channels_last(
     assert (found.positions, found.warps) == (positions, warps)
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "config"),
+    [
+        ("layer_norm", (50000, 1200), WholeConfig(1, 2)),
+        ("rms_norm", (50000, 1200), WholeConfig(1, 4)),
+        ("layer_norm", (50000, 1024), WholeConfig(1, 2)),
+        ("layer_norm", (182913, 736), WholeConfig(1, 1)),
+        ("layer_norm", (1105136, 228), WholeConfig(4, 1)),
+        ("rms_norm", (1105136, 228), WholeConfig(8, 2)),
+        ("layer_norm", (1105136, 232), WholeConfig(8, 2)),
+    ],
+)
+def test_rows_with_a_mean_that_fill_no_tile_have_few_warps(
+    family: Family, shape: tuple[int, int], config: WholeConfig
+) -> None:
+    problem, _ = _of(family, 1, shape)
+    assert whole_forward_for(problem) == config
+
+
+def test_large_units_of_narrow_loads_are_not_held() -> None:
+    x = torch.empty(40, 591, 15, 3, dtype=torch.float16, device="meta")
+    problem = forward_problem(norm_of("group_norm", 3), Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0]))
+    units = held_units(problem)
+    assert units is not None
+    assert not holding_pays(problem, units)
+
+
 def test_short_units_with_parameters_of_their_own_are_fewer_in_a_program() -> None:
     problem, _ = _of("instance_norm", 0, (200, 64, 9, 9))
     assert whole_forward_for(problem) == WholeConfig(4, 1)
 
 
 def test_the_units_of_many_samples_are_merged_from_shares() -> None:
-    x = torch.empty(38425, 320, dtype=torch.float16, device="meta")
-    operands = BackwardOperands(x, x, x[0], x[0], scale=x, shift=x)
+    x, scale = torch.empty(38425, 320, 2, dtype=torch.float16, device="meta"), torch.empty(38425, 320, device="meta")
+    operands = BackwardOperands(x, x, scale[0], scale[0], scale=scale, shift=scale)
     problem = replace(backward_problem(norm_of("batch_norm"), operands), device="cuda")
     combination, _ = instances.TILES.plan(problem).prepare(True, True)
     assert combination.fold is not None
     assert combination.combine.constants["BLOCK_R"] == 128  # of 76 shares of 512
+
+
+@pytest.mark.parametrize(
+    ("shape", "direction", "held"),
+    [
+        ((900, 1024), "forward", True),
+        ((900, 1024), "backward", False),
+        ((1000, 256), "backward", False),
+        ((300, 64), "backward", True),
+    ],
+)
+def test_many_points_with_scale_and_shift_are_one_sample(shape: tuple[int, int], direction: str, held: bool) -> None:
+    x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of("batch_norm")
+    backward = backward_problem(norm, BackwardOperands(x, x, x[0], x[0], scale=x, shift=x))
+    problem = backward if direction == "backward" else forward_problem(norm, Operands(x, scale=x, shift=x))
+    units = held_units(problem)
+    assert units is not None
+    assert holding_pays(problem, units) == held
+    seen = of_points(problem)
+    assert seen is not None
+    assert (seen.view, seen.layout.order) == (View(1, shape[1], 1, shape[0]), "channels_last")
+
+
+@pytest.mark.parametrize(("shape", "repeat"), [((65536, 22), 8), ((65535, 22), 1), ((65536, 24), 1)])
+def test_rows_of_a_tile_have_several_points_where_these_divide_them(shape: tuple[int, int], repeat: int) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    problem = replace(forward_problem(norm_of("batch_norm"), Operands(x, scale=x, shift=x)), device="cuda")
+    assert instances.TILES.plan(problem).apply.constants["REPEAT"] == repeat
 
 
 def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_positions() -> None:

@@ -79,6 +79,8 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "batch_norm", (3, 5, 4, 4), 0, "float32", "nchw", "gelu_tanh", False, chosen),
     ("triton.tiles", "batch_norm", (20, 6, 4, 3), 0, "float32", "nchw", "silu", False, chosen),
     ("triton.tiles", "batch_norm", (45, 6), 0, "float32", "nchw", "silu", True, chosen),
+    ("triton.tiles", "batch_norm", (44, 6), 0, "float16", "nchw", "silu", True, positions),
+    ("triton.tiles", "batch_norm", (45, 33), 0, "float16", "nchw", None, True, positions),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.tiles", "layer_norm", (3, 77), 1, "float32", "rows", "silu", False, chosen),

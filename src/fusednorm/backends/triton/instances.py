@@ -39,7 +39,7 @@ from fusednorm.backends.triton.config.rows import (
     rows_gated_backward_for,
     rows_sum_backward_for,
 )
-from fusednorm.backends.triton.config.tiles import passes_for, tiled
+from fusednorm.backends.triton.config.tiles import of_points, passes_for, tiled
 from fusednorm.backends.triton.config.units import (
     MOST_HELD,
     HeldUnits,
@@ -137,14 +137,18 @@ class TilesInstance:
         return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
-        seen = tiled(problem)
+        seen = of_points(problem) or tiled(problem)
         return passes(seen, passes_for(seen))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
+        from fusednorm.backends.triton.plans import points
         from fusednorm.backends.triton.plans import tiles as plans
 
-        seen = tiled(problem)
-        if problem.added is None:
+        sample = of_points(problem)
+        seen = sample or tiled(problem)
+        if sample is not None:
+            make: Any = points.PointsBackward if problem.backward else points.PointsForward
+        elif problem.added is None:
             make = plans.TilesBackward if problem.backward else plans.TilesForward
         else:
             make = plans.TilesSumBackward if problem.backward else plans.TilesSumForward

@@ -93,14 +93,16 @@ class Runs:
     layouts: Sequence[Layout]
 
 
-def runs_of(problem: Problem, view: View, layouts: Sequence[Layout]) -> Runs:
-    """The runs of a pass over a view, which reads and writes tensors of these layouts."""
+def runs_of(problem: Problem, view: View, layouts: Sequence[Layout], *, across: bool = True) -> Runs:
+    """The runs of a pass over a view, which reads and writes tensors of these layouts. ``across``: whether the pass may
+    take rows of the whole tensor."""
     dtype = problem.dtype
     repeat = _repeat(dtype, view, layouts, REPEATED_EVALUATED if problem.direction == "inference" else REPEATED)
-    if repeat == 1:
-        return Runs(1, False, alignment_of_runs(dtype, view, layouts), view, layouts)
     rows, samples = alignment(dtype, view.channels * repeat), _alignment_of_samples(dtype, view, layouts)
-    across = samples * DTYPE_BYTES[dtype] < WIDEST_LOAD and _packed(view, layouts)
+    whole = samples * DTYPE_BYTES[dtype] < WIDEST_LOAD and _packed(view, layouts)
+    if repeat == 1 or (whole and not across):
+        return Runs(1, False, alignment_of_runs(dtype, view, layouts), view, layouts)
+    across = whole
     positions = view.spatial + (repeat - 1 if across else 0)
     seen = View(view.samples, view.groups, view.group_channels * repeat, -(-positions // repeat))
     repeated = [replace(layout, spatial=view.channels * repeat) for layout in layouts]

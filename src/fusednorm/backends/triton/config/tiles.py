@@ -81,6 +81,14 @@ def tiled(problem: Problem) -> Problem:
     return problem.folded
 
 
+def of_points(problem: Problem) -> Problem | None:
+    """batch_norm of points with a scale or shift of their own as one sample without these; None for other problems."""
+    if not (problem.norm.per_batch and problem.modulated and problem.view.spatial == 1 and problem.added is None):
+        return None
+    whole = replace(problem, scale_dtype=None, shift_dtype=None).folded
+    return None if problem.view.samples == 1 or whole.view.samples > 1 else whole
+
+
 def passes_for(problem: Problem) -> TilesConfig:
     """The passes of a problem as tiles see it."""
     view = problem.view
@@ -241,7 +249,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
-    output = PassConfig(write, max(1, elements // write), 2, warps)
+    positions = max(1, elements // write)
+    programs = view.samples * -(-view.channels // write) * -(-view.spatial // positions)
+    output = PassConfig(write, positions, 2 if programs > 4 * PROCESSORS else 1, warps)
     return _with_positions(problem, view, moments, reduction, output)
 
 

@@ -13,7 +13,7 @@ from fusednorm.backends.triton.config.device import (
     thread_elements,
 )
 from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
-from fusednorm.backends.triton.config.tiles import tiled
+from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, WIDEST_LOAD, alignment, load_bytes, power_of_two, unit_bytes
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
@@ -26,6 +26,9 @@ MOST_HELD, LARGE_HELD, FEW_CONTIGUOUS = 16384, 4096, 1 << 16
 SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of a unit up to which two programs share a multiprocessor.
 SHARING_HELD = 8192
+#: Elements of points with scale and shift whose backward is as fast held: (1000, 256) in fp16 takes 10.5 us held, and
+#: 6.8 in tiles.
+FEW_POINTS = 1 << 17
 #: Elements of a unit that one program finishes before a second launch would start.
 SMALL_UNIT = 4096
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
@@ -137,7 +140,8 @@ def held_units(problem: Problem) -> HeldUnits | None:
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
     """At most 16 elements a thread; 32 of long units, and 64 where these fill no tile: 8192 x 5120 in bf16 takes 44 us
-    on 4 warps, 51 on 8 and 60 on 16, and 8192 x 8192 takes 68 on 8."""
+    on 4 warps, 51 on 8 and 60 on 16, and 8192 x 8192 takes 68 on 8. Units with a mean have 32 too where they fill no
+    tile: layer_norm of 50000 x 1200 takes 63 us on 2 warps and 77 on 4, 182913 x 736 takes 132 on one and 146 on 2."""
     block, units = power_of_two(problem.reduced), problem.num_statistics
     narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
     if block * units <= 2 * SMALL_HELD and block <= 8192:
@@ -152,7 +156,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     elif block > 8192:
         thread = 16
     else:
-        thread = thread_elements(block * units, 16, 32 if narrow else 16)
+        sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block)
+        thread = thread_elements(block * units, 32 if sparse else 16, 32 if narrow else 16)
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
 
 
@@ -170,11 +175,13 @@ def _fills(length: int, block: int) -> bool:
 def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
     warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
-    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight."""
+    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two, 13.4 on four with eight rows. With a
+    mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280 on two."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
     if total <= 4 * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
-    if _fills(problem.reduced, block) and not narrow and (block > 128 or problem.norm.activation is None):
+    wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
+    if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
         elements = 2048 if short and block < 512 else 1024
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
@@ -376,11 +383,14 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
     takes 87 us held, 4 units to a row, and 43 in tiles. Where lanes are few one launch is faster, full or not: in fp16
     and channels_last (2, 640, 17, 17) in 40 groups takes 3.6 us held, 56 % full, and 6.8 in tiles, (17, 640, 13, 3) in
-    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3. Loads of few channels
+    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3. A large unit
+    of narrow loads is not: (40, 591, 15, 3) in 3 groups takes 18 us held, and 8 in tiles. Loads of few channels
     are short where tiles have wide ones: (50, 48, 28, 28) in 16 groups takes 13.5 us held, and 8.8 in tiles.
     """
     size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
     full = seen.rows * seen.columns / seen.elements
+    if problem.backward and of_points(problem) is not None and problem.view.numel > FEW_POINTS:
+        return False
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
@@ -397,7 +407,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
     if not problem.backward:
-        return short or full >= 0.6 or (wide and (lanes <= FEW or (shared and full >= 0.5 and lanes <= 4 * FEW)))
+        few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
+        return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         return short or full >= 0.6 or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)

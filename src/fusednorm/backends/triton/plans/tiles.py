@@ -62,9 +62,11 @@ class Pass:
     ``layouts`` are those of the tensors that it reads and writes.
     """
 
-    def __init__(self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout]) -> None:
+    def __init__(
+        self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout], *, across: bool = True
+    ) -> None:
         self.last = problem.layout.order == "channels_last"
-        runs = runs_of(problem, view, layouts)
+        runs = runs_of(problem, view, layouts, across=across)
         self.repeat, seen = runs.repeat, runs.view
         window = window_of(problem.dtype, seen, runs.layouts)
         self.span = config.positions * config.tiles - window + 1
@@ -182,8 +184,8 @@ class TilesForward(ForwardPlan):
         source = for_moments(problem)
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, read_layouts(source))
-        output = Pass(problem, view, config.output, written_layouts(problem))
-        rows, around = reduction.last, {} if problem.added is None else {"STORED": stores_sum_first(problem)}
+        output = self.writing(problem, config.output)
+        rows = reduction.last
         self.partials = partials = PartialsShape(
             seen, reduction.partials, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
@@ -211,21 +213,29 @@ class TilesForward(ForwardPlan):
                 "BLOCK_U": partials.together, **partials.block,
             },
         )  # fmt: skip
-        self.apply = prepared(
+        shared, grouped = shares_parameters(made_for, problem), self.merges and seen.channels != view.channels
+        self.apply = self.applying(problem, output, {"SHARED": shared, "GROUPED": grouped}, numbers)
+
+    def writing(self, problem: Problem, config: PassConfig) -> Pass:
+        """The pass that writes the output."""
+        return Pass(problem, problem.view, config, written_layouts(problem))
+
+    def applying(self, problem: Problem, output: Pass, units: dict[str, Any], numbers: tuple[int, ...]) -> Launch:
+        """The launch of that pass: how channels belong to units, and the ``numbers`` by which it finds partials."""
+        stored = {} if problem.added is None else {"STORED": stores_sum_first(problem)}
+        return prepared(
             forward_kernels.apply if problem.added is None else sum_kernels.sum_apply,
             output.programs,
             (
-                *_sizes(view), *output.steps,
+                *_sizes(problem.view), *output.steps,
                 output.blocks, output.chunks, output.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
                 "OVERLAP": self.overlap["OVERLAP"] and not self.given, "RMS": self.rms,
-                "VALUE": self.value, **self.alpha,
-                "MERGE": self.merges, "GROUPED": self.merges and seen.channels != view.channels,
-                "SHARED": shares_parameters(made_for, problem), **output.order,
+                "VALUE": self.value, **self.alpha, "MERGE": self.merges, **units, **output.order,
                 **output.tile, **output.window, **output.repeats, "TILES": output.tiles,
-                **(partials.block if self.merges else NO_BLOCK), **around,
+                **(self.partials.block if self.merges else NO_BLOCK), **stored,
             },
             output.warps,
             follows=not self.given,
