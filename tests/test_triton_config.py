@@ -715,6 +715,28 @@ def test_rows_with_a_mean_that_fill_no_tile_have_few_warps(
     assert whole_forward_for(problem) == config
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups", "steps"),
+    [
+        ((65536, 768), 32, 125),
+        ((20000, 320), 32, 19),
+        ((65536, 768, 2), 32, 1),
+        ((500, 4096), 32, 1),
+        ((3000, 64), 32, 1),
+    ],
+)
+def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], groups: int, steps: int) -> None:
+    _, problem = _of("group_norm", groups, shape)
+    units = held_units(problem)
+    assert units is not None
+    config = held_for(problem, units)
+    assert config.steps == steps
+    if steps > 1:
+        assert holding_pays(problem, units)
+        assert config in instances.HELD.configs(problem)
+        assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
+
+
 def test_large_units_of_narrow_loads_are_not_held() -> None:
     x = torch.empty(40, 591, 15, 3, dtype=torch.float16, device="meta")
     problem = forward_problem(norm_of("group_norm", 3), Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0]))

@@ -26,7 +26,7 @@ from fusednorm.backends import reference
 from fusednorm.backends.triton import instances, runs
 from fusednorm.backends.triton.config import rows, tiles as tiled_passes
 from fusednorm.backends.triton.config.kinds import (
-    ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig,
+    ColumnsBackwardConfig, HeldConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig,
 )
 from fusednorm.backends.triton.config.tiles import tiled
 from fusednorm.backends.triton.plans import tiles
@@ -34,7 +34,7 @@ from fusednorm.bench.workloads import Workload, draw
 
 # Small steps and few programs, so that short rows need several steps, and a program several rows: the interpreter takes
 # seconds for long ones. `chosen` is what the heuristic chooses.
-choices = ("rows_forward_for", "rows_backward_for", "columns_backward_for", "passes_for")
+choices = ("held_for", "rows_forward_for", "rows_backward_for", "columns_backward_for", "passes_for")
 chosen = {name: getattr(instances, name) for name in choices}
 small = {
     **chosen,
@@ -59,6 +59,7 @@ def whole_group(problem):
 
 
 positions = {**chosen, "passes_for": lambda problem: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2))}
+walking = {**chosen, "held_for": lambda problem, seen: HeldConfig(2, 2, samples=4, steps=3 if problem.backward else 1)}
 within = {
     **chosen,
     "passes_for": lambda problem: TilesConfig(
@@ -81,6 +82,10 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.tiles", "batch_norm", (45, 6), 0, "float32", "nchw", "silu", True, chosen),
     ("triton.tiles", "batch_norm", (44, 6), 0, "float16", "nchw", "silu", True, positions),
     ("triton.tiles", "batch_norm", (45, 33), 0, "float16", "nchw", None, True, positions),
+    ("triton.held", "group_norm", (23, 15), 3, "float32", "nchw", "silu", True, walking),
+    ("triton.held", "group_norm", (17, 6, 3), 2, "float16", "nchw", None, False, walking),
+    ("triton.held", "group_norm", (17, 6, 2, 2), 2, "float32", "nhwc", "relu", True, walking),
+    ("triton.held", "instance_norm", (15, 3, 5), 0, "float32", "nchw", "silu", True, walking),
     ("triton.tiles", "instance_norm", (2, 3, 5, 5, 5), 0, "float16", "nchw", "leaky_relu", False, chosen),
     ("triton.tiles", "group_norm", (2, 160, 3, 3), 2, "float16", "nchw", None, False, chosen),
     ("triton.tiles", "layer_norm", (3, 77), 1, "float32", "rows", "silu", False, chosen),

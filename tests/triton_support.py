@@ -49,6 +49,7 @@ KERNELS = {
     "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward", "pack_moments", "merge_ranks",
     "sum_ranks", "pack_sums", "pack_group_moments", "pack_group_sums", "spread_groups", "row_moments", "row_results",
     "row_sums", "row_gradients", "points_apply", "points_reduce", "points_gradients",
+    "held_samples_backward",
 }  # fmt: skip
 
 
@@ -91,6 +92,8 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, statistics=BF16, instance=TILES),
     Case("group_norm", 2, (4096, 8, 64), modulated=True, instance=TILES),
+    Case("group_norm", 32, (65536, 768), activation="relu"),
+    Case("group_norm", 32, (8192, 1024), FP32, modulated=True),
     Case("batch_norm", 0, (65536, 22), modulated=True, instance=TILES),
     Case("batch_norm", 0, (5000, 700), FP16, "silu", modulated=True, parameters=FP32, instance=TILES),
     Case("batch_norm", 0, (5000, 64), modulated=True, training=False, instance=TILES),

@@ -234,13 +234,16 @@ class HeldInstance:
     def plan(self, problem: Problem, config: HeldConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans import held as plans
 
-        make: Any
-        if problem.added is None:
-            make = plans.HeldBackward if problem.backward else plans.HeldForward
-        else:
-            make = plans.HeldSumBackward if problem.backward else plans.HeldSumForward
         seen = _seen(problem)
-        return make(problem, seen, config or held_for(problem, seen))
+        config = config or held_for(problem, seen)
+        make: Any
+        if problem.added is not None:
+            make = plans.HeldSumBackward if problem.backward else plans.HeldSumForward
+        elif config.steps > 1:
+            make = plans.HeldSamplesBackward
+        else:
+            make = plans.HeldBackward if problem.backward else plans.HeldForward
+        return make(problem, seen, config)
 
 
 def _seen(problem: Problem) -> HeldUnits:

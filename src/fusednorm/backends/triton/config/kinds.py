@@ -35,11 +35,17 @@ class WholeConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeldConfig:
-    """Units to a program, warps, and whether these units are those in one place of all samples, in a backward."""
+    """Units to a program, warps, and whether these units are those in one place of all samples, in a backward.
+
+    A backward of more than one of ``steps`` walks over the samples: a program takes ``units`` neighbours of so many
+    ``samples`` at each step, and sums p and q of all.
+    """
 
     units: int
     warps: int
     all_samples: bool = False
+    samples: int = 1
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from fusednorm.backends.triton.config.kinds import (
     TilesConfig,
     WholeConfig,
 )
-from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits
+from fusednorm.backends.triton.config.units import MOST_HELD, HeldUnits, walk_of
 from fusednorm.backends.triton.runs import for_moments, layouts_of, power_of_two, runs_of
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -76,7 +76,17 @@ def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldCo
         for units, warps in product(_powers(1, min(most, MOST_HELD // seen.elements)), WARPS)
         if 2 <= _thread_elements(problem, seen.elements * units, warps) <= 32
     ]
-    return _limited(default, (HeldConfig(units, warps) for _, units, warps in sorted(found)))
+    others = [HeldConfig(units, warps) for _, units, warps in sorted(found)]
+    if default.steps > 1:
+        others = [*_walks(problem, seen), *others]
+    return _limited(default, others)
+
+
+def _walks(problem: Problem, seen: HeldUnits) -> Iterator[HeldConfig]:
+    """Walks over the samples, with 4 to 16 elements a thread and 8 to 32 warps to a multiprocessor."""
+    units = power_of_two(seen.in_sample)
+    for lanes, thread, warps in product((1024, 2048, 4096), (4, 8, 16), (8, 16, 32)):
+        yield walk_of(seen, max(1, min(units, lanes // seen.elements)), lanes, thread, warps)
 
 
 def positions_configs(problem: Problem, default: PositionsConfig) -> tuple[PositionsConfig, ...]:

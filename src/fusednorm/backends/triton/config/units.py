@@ -36,6 +36,8 @@ SMALL_UNIT = 4096
 ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
+#: The samples, and elements, from which on a backward of one position walks over the samples.
+WALKED_SAMPLES, WALKED_ELEMENTS = 512, 1 << 20
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
 #: of short units.
 MOST_SMALL, SHORT_UNITS = 256, 512
@@ -175,8 +177,9 @@ def _fills(length: int, block: int) -> bool:
 def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
     warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
-    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two, 13.4 on four with eight rows. With a
-    mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280 on two."""
+    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight.
+    With a mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280
+    on two."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
     if total <= 4 * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
@@ -235,6 +238,10 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
+    if walks(problem, seen):
+        modulated = problem.scale_dtype is not None or problem.shift_dtype is not None
+        units = max(1, min(power_of_two(seen.in_sample), 1024 // seen.elements))
+        return walk_of(seen, units, 1024, 8 if modulated else 16, 8)
     rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
     most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
     if seen.positions and total > ALL_SAMPLES_LAST:
@@ -261,6 +268,26 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     units = max(1, min(units, fitting, MOST_HELD // seen.elements))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
     return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def walks(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a backward walks over the samples: many samples of one position, whose p and q would be more bytes than
+    their elements. (65536, 768) in 32 groups in bf16 takes 111 us so, and 377 with p and q in memory, (8192, 1024) in
+    fp32 30 and 76. Of several positions a walk is no faster: (4096, 256, 3, 3) takes 58 us, and 53."""
+    if not problem.backward or problem.added is not None or seen.across == "sample" or seen.affine == 3:
+        return False
+    many = seen.samples >= WALKED_SAMPLES and problem.view.numel > WALKED_ELEMENTS
+    return problem.view.spatial == 1 and many and seen.elements <= SHARING_HELD
+
+
+def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int) -> HeldConfig:
+    """The walk with so many neighbouring units and ``lanes`` of a tile, elements of a thread, and warps to a
+    multiprocessor."""
+    samples = max(1, lanes // (units * seen.elements))
+    program = max(1, min(16, units * samples * seen.elements // (32 * thread)))
+    blocks = -(-seen.in_sample // units)
+    chunks = max(1, PROCESSORS * warps // (program * blocks))
+    return HeldConfig(units, program, samples=samples, steps=max(2, -(-seen.samples // (samples * chunks))))
 
 
 def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
@@ -391,6 +418,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     full = seen.rows * seen.columns / seen.elements
     if problem.backward and of_points(problem) is not None and problem.view.numel > FEW_POINTS:
         return False
+    if walks(problem, seen):
+        return True
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.kernels import held, sums
+from fusednorm.backends.triton.kernels import held, held_samples, sums
 from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment
 from fusednorm.problem import Layout, Problem
+
+#: Steps whose loads a walk over samples has on their way.
+SAMPLE_STAGES = 3
 
 
 def _programs(seen: HeldUnits, config: HeldConfig) -> int:
@@ -121,6 +126,42 @@ class HeldBackward(BackwardPlan):
             partials = self.workspace(2 * self.partials.total)
             self.backward(*data, dx, *parameters, *saved, partials, None, None, *grads[2:])
             self.sums(partials, parameters, None, (*grads[:2], None, None))
+
+
+class HeldSamplesBackward(BackwardPlan):
+    """So many units of so many samples to a step of a program; a last launch sums what the programs summed."""
+
+    def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
+        super().__init__(problem)
+        assert seen.grad is not None and seen.output is not None
+        blocks = -(-seen.in_sample // config.units)
+        chunks = -(-seen.samples // (config.samples * config.steps))
+        layouts = seen.grad, seen.input, seen.output
+        rows = replace(problem.view, samples=chunks * config.samples)
+        self.partials = PartialsShape(rows, 1, 0, last=True, per_batch=False)
+        tile = _tile(problem, seen, config, layouts)
+        del tile["SPAN"]
+        self.backward = prepared(
+            held_samples.held_samples_backward,
+            blocks * chunks,
+            (
+                seen.samples, seen.in_sample, seen.channels, seen.rows, seen.columns,
+                *(step for layout in layouts for step in seen.steps(layout)),
+                self.partials.total, blocks, chunks, config.steps, self.activation_parameter,
+            ),
+            {
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **tile, "BLOCK_N": config.samples,
+                "STAGES": SAMPLE_STAGES,
+            },
+            config.warps,
+        )  # fmt: skip
+        self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        partials = self.workspace(2 * self.partials.total)
+        self.backward(*data, dx, *parameters, *saved, partials, *grads[2:])
+        if grads[0] is not None or grads[1] is not None:
+            self.sums(partials, (*parameters[:2], None, None), None, (*grads[:2], None, None))
 
 
 class HeldSumBackward(HeldBackward, SumBackward):
