@@ -73,9 +73,13 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
 
 def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
     """:func:`rows_backward_for` of a problem with sums around the norm, with two steps in flight at most, each of which
-    has more tensors, and with rows beyond 8192 loaded twice. Not measured."""
+    has more tensors, with rows beyond 8192 loaded twice, and with 16 elements a thread at most where there is post_add:
+    with 32 the registers of AMD's RDNA spill. Not measured."""
     config, block = rows_backward_for(problem), power_of_two(problem.view.channels)
-    return replace(config, stages=min(config.stages, 2), reload=config.reload or block > 8192)
+    warps = config.warps
+    if problem.added is not None and problem.added.post_layout is not None:
+        warps = max(warps, min(16, config.rows * block // (32 * 16)))
+    return replace(config, warps=warps, stages=min(config.stages, 2), reload=config.reload or block > 8192)
 
 
 def rows_gated_backward_for(problem: Problem) -> RowsBackwardConfig:
