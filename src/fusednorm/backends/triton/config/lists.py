@@ -147,20 +147,22 @@ def rows_backwards(problem: Problem, default: RowsBackwardConfig) -> tuple[RowsB
 
 
 def columns_backwards(problem: Problem, default: ColumnsBackwardConfig) -> tuple[ColumnsBackwardConfig, ...]:
-    """Two steps of totals; three blocks of columns; half to four times the default's steps, in flight or not."""
+    """Two steps of totals; half to four times the columns and the steps, in flight or not."""
     count = problem.view.samples
+    rows = (default.row_elements, default.row_warps)
+    other = (rows[0] // 2, rows[1] // 2) if 2 * rows[1] > WARPS[-1] else (2 * rows[0], 2 * rows[1])
     found = (
         replace(
             default,
-            row_elements=default.row_elements * step,
-            row_warps=default.row_warps * step,
-            elements=default.elements * block,
-            warps=default.warps * block,
+            row_elements=row[0],
+            row_warps=row[1],
+            elements=int(default.elements * block),
+            warps=int(default.warps * block),
             steps=max(1, int(default.steps * share)),
             stages=stages,
         )
-        for step, block, share, stages in product((1, 2), (1, 2, 4), (1, 0.5, 2, 4), (default.stages, 1))
-        if share <= 1 or default.steps < count
+        for row, block, share, stages in product((rows, other), (1, 2, 4, 0.5), (1, 0.5, 2, 4), (default.stages, 1))
+        if (share <= 1 or default.steps < count) and default.warps * block <= WARPS[-1]
     )
     return _limited(default, found)
 

@@ -17,7 +17,10 @@ MOST_ROW, LONG_ROW = 16384, 12288
 #: Bytes of the steps in flight of a program with sums around the norm, in shared memory.
 STEPS_BYTES = 96 << 10
 #: Elements from which on a backward by columns has rows in flight.
-LARGE_ROWS = 1 << 23
+LARGE_ROWS = 1 << 24
+#: Programs of the pass by columns that steps of several rows leave at least: (150, 10000) in bf16 takes 10.7 us with
+#: 190 programs and 12.4 with 750, (36, 12288) in fp16 with gelu 7.6 with 54, and 10.2 with 216.
+FEWEST_PROGRAMS = 200
 
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:
@@ -36,9 +39,10 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     loads are not in flight ahead of their use: fewer elements and more warps.
 
     Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
-    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Of rows beyond 4096 one program to a multiprocessor:
-    4000 x 6000 in bf16 takes 50 us, and 56 with two. On 16384 x 4096 steps over neighbouring rows take 101 us, and
-    programs with rows of their own 107.
+    bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Few rows that fill little more than half of their
+    lanes are two to a program: 368 x 2078 takes 5.7 us so, and 6.9 with one on 4 warps. Of rows beyond 4096 one program
+    to a multiprocessor: 4000 x 6000 in bf16 takes 50 us, and 56 with two. On 16384 x 4096 steps over neighbouring rows
+    take 101 us, and programs with rows of their own 107.
     """
     view, size = problem.view, DTYPE_BYTES[problem.dtype]
     block = power_of_two(view.channels + row_window(problem) - 1)
@@ -47,10 +51,14 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         warps = min(16, elements // 256)
         return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
     if block > 8192:
-        # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice.
-        return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean and size == 2)
+        # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor
+        # do the longest, and those of narrow loads, without p: rms_norm of 8000 x 9914 takes 349 us, and 182 so.
+        many = problem.norm.has_mean or view.channels > LONG_ROW or load_bytes(problem) < WIDE_LOAD
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=many and size == 2)
     if block >= 4096:
         full = 8 * view.channels > 7 * block
+        if view.channels <= 5 * block // 8 and block == 4096 and view.numel < FEW_ELEMENTS and size == 2:
+            return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
         if problem.dtype == "float32":
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
@@ -128,26 +136,38 @@ def most_summed_row(problem: Problem) -> int:
 
 def by_columns(problem: Problem) -> bool:
     """Whether a backward of rows goes by columns: where a row is long for the registers of a program, or rows are few
-    for the multiprocessors, of narrow loads some more. 584 rows of 16384 in bf16 took 60 us by rows and 39 by columns.
+    for the multiprocessors, of narrow loads some more, without a mean less. layer_norm of (264, 12288) in fp16 takes 16
+    us by columns, rms_norm of (400, 12288) in bf16 18.8, and 18.5 by rows, (527, 16384) 28.7 and 27.4.
     Rows that are loaded twice would compute a smooth activation's derivative with too few registers: 8220 x 10240 in
-    fp16 with gelu took 465 us by rows and 307 by columns, but in rms_norm 223 and 261, 4096 x 16384 181 and 213.
+    fp16 with gelu took 465 us by rows and 307 by columns, but in rms_norm 223 and 261, 4096 x 16384 181 and 213. So are
+    those of narrow loads: layer_norm of 24986 x 9914 in bf16 takes 796 us by columns, and 904 by rows.
     """
-    few = problem.view.samples <= (4 if load_bytes(problem) >= WIDE_LOAD else 16) * PROCESSORS
+    narrow, mean = load_bytes(problem) < WIDE_LOAD, problem.norm.has_mean
+    few = problem.view.samples <= (16 if narrow else 4 if mean else 2) * PROCESSORS
     length, activation = problem.reduced, problem.norm.activation
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
-    if activation is not None and not activation.told and DTYPE_BYTES[problem.dtype] == 2:
-        return problem.norm.has_mean and length > MOST_ROW // 2
-    return length > LONG_ROW
+    if mean and DTYPE_BYTES[problem.dtype] == 2 and (narrow or (activation is not None and not activation.told)):
+        return length > MOST_ROW // 2
+    return mean and length > LONG_ROW
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     """Each program leaves the sums of its rows: few programs with many rows move fewer bytes, many end sooner. All rows
-    to a program where rows are few and so long that their columns have enough programs."""
+    to a program where rows are few and so long that their columns have enough programs. Of 16 bits rows and columns are
+    longer, unless large rows are in flight."""
     share, view = 4 if problem.dtype == "float64" else 1, problem.view
-    elements = 1024 // share
-    steps = max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
+    short, wide = DTYPE_BYTES[problem.dtype] == 2, load_bytes(problem) >= WIDE_LOAD
+    large = view.numel >= LARGE_ROWS
+    elements = 2048 if short and not (large and wide) else 1024 // share
+    row = (4096, 16) if short and wide and not large else (2048 // share, 8)
     if view.samples <= 16 and view.channels > PROCESSORS * elements:
         steps = view.samples
-    large = view.numel >= LARGE_ROWS and load_bytes(problem) >= WIDE_LOAD
-    return ColumnsBackwardConfig(2048 // share, 8, 2 * PROCESSORS, elements, steps, 4, 3 if large else 1)
+    elif large:
+        steps = 32 if not wide else max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
+    else:
+        blocks = -(-view.channels // elements)
+        steps = max(2, min(8, power_of_two(view.samples * blocks // FEWEST_PROGRAMS + 1) // 2))
+    return ColumnsBackwardConfig(
+        *row, 2 * PROCESSORS, elements, steps, elements // 256 * share, 3 if large and wide else 1
+    )

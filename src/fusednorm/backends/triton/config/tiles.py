@@ -64,6 +64,8 @@ SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
 #: Elements of an evaluation whose programs are short.
 SMALL_EVALUATION = 1 << 20
+#: Elements beyond which few programs of one warp do not keep memory busy.
+MANY = 1 << 20
 
 
 def tiled(problem: Problem) -> Problem:
@@ -130,11 +132,17 @@ def _planes(problem: Problem) -> TilesConfig:
     if within.channels * within.positions <= SMALL_WRITE and _programs(problem, within) > MANY_WRITES:
         tile = _planes_across
     write = tile(problem, TILE // share // 2)
-    if DTYPE_BYTES[problem.dtype] == 2 and wastes(problem, write.positions):
+    size = DTYPE_BYTES[problem.dtype]
+    if size == 2 and wastes(problem, write.positions):
         return TilesConfig(reduction, replace(_in_pieces(problem, TILE // 2), tiles=2))
-    if length_of_runs(problem) > write.positions:
-        return TilesConfig(reduction, replace(write, tiles=2, warps=2))
-    return TilesConfig(reduction, tile(problem, TILE // share))
+    narrow, length = load_bytes(problem) < WIDE_LOAD, length_of_runs(problem)
+    if length > write.positions:
+        # Of three tiles a second program would have one: (4, 148, 4337) in fp32 takes 14.6 us with one, 18.8 with two.
+        tiles = 1 if -(-length // write.positions) == 3 else 2
+        return TilesConfig(reduction, replace(write, tiles=tiles, warps=4 if narrow and size == 2 else 2))
+    # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4.
+    warps = 8 if narrow and problem.modulated else 4
+    return TilesConfig(reduction, replace(tile(problem, TILE // share), warps=warps))
 
 
 def _most_read(problem: Problem) -> int:
@@ -236,8 +244,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
         elements = 4 * 32 * SCALAR_ELEMENTS
-        output = PassConfig(write, max(1, elements // write), 2, 4)
-        return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, 2, stages), output)
+        output = _spread(view, PassConfig(write, max(1, elements // write), 2, 4))
+        warps = 4 if count == 1 and not problem.backward else 2
+        return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
     tiles = _tiles_of_a_program(count, blocks, most)
@@ -247,12 +256,19 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
     if tiles < 32 and chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
+    elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 4 * PROCESSORS:
+        # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one, backward 14.4 and 17.7.
+        reduction = replace(reduction, warps=2)
     elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
     warps = max(1, elements * share // (512 if problem.backward else 1024))
-    positions = max(1, elements // write)
-    programs = view.samples * -(-view.channels // write) * -(-view.spatial // positions)
-    output = PassConfig(write, positions, 2 if programs > 4 * PROCESSORS else 1, warps)
+    output = _spread(view, PassConfig(write, max(1, elements // write), 2, warps))
     return _with_positions(problem, view, moments, reduction, output)
+
+
+def _spread(view: View, tile: PassConfig) -> PassConfig:
+    """The pass that writes with one tile to a program where there would be few programs."""
+    programs = view.samples * -(-view.channels // tile.channels) * -(-view.spatial // tile.positions)
+    return tile if programs > 4 * PROCESSORS else replace(tile, tiles=1)
 
 
 def _with_positions(

@@ -37,7 +37,7 @@ ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 #: The samples, and elements, from which on a backward of one position walks over the samples.
-WALKED_SAMPLES, WALKED_ELEMENTS = 512, 1 << 20
+WALKED_SAMPLES, WALKED_ELEMENTS = 512, 1 << 18
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
 #: of short units.
 MOST_SMALL, SHORT_UNITS = 256, 512
@@ -255,7 +255,7 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     fitting = power_of_two(seen.units if seen.spans else seen.in_sample)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
-            return _alone(seen, narrow, fitting)
+            return _alone(problem, seen, narrow, fitting)
         units = max(1, min(256 // seen.elements, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
@@ -300,13 +300,16 @@ def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
     return HeldConfig(samples, warps, all_samples=True)
 
 
-def _alone(seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
-    """Few units of one sample: a warp to a unit, or short ones with 2 elements a thread. In bf16 (1, 1607, 11) takes
-    1.6 us backward, and 2.1 with 8 a thread; in fp16 (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps."""
+def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
+    """Few units of one sample: a warp to a unit, or to several where they are many; or short ones with 2 elements a
+    thread, and 4 with scale and shift. In bf16 (1, 1607, 11) takes 1.6 us backward, and 2.1 with 8 a thread; in fp16
+    (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps, (1, 2048, 4, 4) with scale and shift 1.9, and 2.2 with
+    2 a thread, in bf16 (1, 1024, 8, 8) 1.9, and 2.3 with a warp to a unit."""
     if seen.elements >= 64:
-        return HeldConfig(1, 1)
+        return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
     units = max(1, min(256 // seen.elements, fitting))
-    return HeldConfig(units, max(1, units * seen.elements // (32 * fewest(seen.elements, narrow))))
+    thread = 4 if problem.modulated else fewest(seen.elements, narrow)
+    return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
 
 
 def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -348,7 +351,7 @@ def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     if seen.contiguous:
         return 2 if seen.elements <= 32 else 16 if problem.backward and seen.affine == 3 else 8
     if seen.across == "sample":
-        return 8 if seen.elements == 256 else 4
+        return 8 if seen.elements == 256 and not narrow else 4
     return fewest(seen.elements, narrow)
 
 
@@ -394,9 +397,10 @@ def _row_of_groups(seen: HeldUnits, size: int, padded: bool) -> int:
 
 def _short_narrow(problem: Problem, unit: int, many: bool) -> HeldConfig:
     """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
-    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The longest in fp32 have two
-    warps: (45, 256, 315) takes 14.4 us with them, and 17.5 with one."""
-    if not many:
+    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The shortest have two warps:
+    (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest in fp32: (45, 256, 315) takes
+    14.4 us with them, and 17.5 with one."""
+    if not many or unit <= 32:
         return HeldConfig(512 // unit, 2)
     if unit <= 256:
         return HeldConfig(512 // unit, 1)
@@ -420,6 +424,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return False
     if walks(problem, seen):
         return True
+    if problem.backward and _few_large(problem, seen):
+        return False
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
@@ -442,6 +448,15 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return short or full >= 0.6 or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _few_large(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation: (1, 640, 5, 5, 5) in
+    32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles."""
+    activation = problem.norm.activation
+    smooth = activation is not None and not activation.told
+    few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
+    return smooth and few and problem.view.group_channels > 1 and seen.load_bytes(problem) < WIDE_LOAD
 
 
 def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
