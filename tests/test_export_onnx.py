@@ -341,6 +341,38 @@ def test_an_operator_set_without_a_node_gets_smaller_ones(opset: int, group: str
     assert [exported.fault(name) for name in calls] == [None, None]
 
 
+# --- orders of memory ---
+
+
+@pytest.mark.parametrize("opset", [18, 23])
+def test_each_order_of_memory(opset: int) -> None:
+    """torch.rms_norm has another formula for what it takes for channels_last, which programs cannot hold."""
+    wide = torch.randn(2, 8, 6, 10).to(memory_format=torch.channels_last)
+    given = {
+        "channels_last": torch.randn(2, 8, 6, 5).to(memory_format=torch.channels_last),
+        "channels_last in 3-D": torch.randn(2, 8, 3, 4, 5).to(memory_format=torch.channels_last_3d),
+        "a slice of it": wide[..., :5],
+        "one channel": torch.randn(2, 1, 6, 5).to(memory_format=torch.channels_last),
+        "one position": torch.randn(2, 8, 1, 1),
+        "permuted": torch.randn(5, 2, 6, 8).permute(1, 3, 2, 0),
+        "every second element": torch.randn(2, 8, 6, 10)[..., ::2],
+    }
+    families: dict[str, Call] = {
+        "rms_norm": lambda x: fusednorm.rms_norm(x, x.shape[-1:], activation="silu"),
+        "rms_norm of two": lambda x: fusednorm.rms_norm(x, x.shape[-2:], torch.full(x.shape[-2:], 2.0)),
+        "rms_norm over channels": lambda x: fusednorm.rms_norm(x, x.shape[1:2], channel_dim=1),
+        "layer_norm": lambda x: fusednorm.layer_norm(x, x.shape[-1:]),
+        "group_norm": lambda x: fusednorm.group_norm(x, 1, activation="silu"),
+    }
+
+    def one(family: Call, place: int) -> Call:
+        return lambda *tensors: family(tensors[place])
+
+    calls = {f"{name}, {order}": one(family, i) for name, family in families.items() for i, order in enumerate(given)}
+    exported = Exported(calls, tuple(given.values()), opset)
+    assert {name: fault for name in calls if (fault := exported.fault(name))} == {}
+
+
 # --- dynamic shapes ---
 
 

@@ -140,6 +140,8 @@ def _normalized(
     if norm.family == "rms_norm":
         if weight is None and torch.onnx.is_in_onnx_export():  # which would make one of the input's size
             weight = x.new_ones(trailing)
+        if _may_be_channels_last(x):  # to which torch.rms_norm adds eps in place, and programs have no mutations
+            x = x.clone(memory_format=torch.contiguous_format)
         z = torch.rms_norm(x, trailing, weight, norm.eps)
         return z if bias is None else z + bias
     if norm.family == "instance_norm":
@@ -153,6 +155,11 @@ def _normalized(
     if x.dim() == 2:  # ONNX's node wants positions
         return torch.group_norm(x.unsqueeze(-1), norm.num_groups, weight, bias, norm.eps).squeeze(-1)
     return torch.group_norm(x, norm.num_groups, weight, bias, norm.eps)
+
+
+def _may_be_channels_last(x: Tensor) -> bool:
+    """Whether torch may take the strides for channels_last, also of slices, and of channels or positions of size 1."""
+    return x.dim() in (4, 5) and bool(x.stride(1) <= x.stride(-1))
 
 
 offer_decomposition(_OP, _decomposed, forward_fake)
