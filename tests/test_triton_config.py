@@ -925,3 +925,72 @@ def test_what_makes_the_gradients_of_a_gated_sum(
     assert (choice.default(problem) is instances.ROWS) >= makes
     assert not any(one.supports(problem) is None for one in instances.INSTANCES if one is not instances.ROWS)
     assert problem.bytes - replace(problem, added=None).bytes == 2 * x.nbytes
+
+
+# --- choices fitted to drawn shapes ---
+
+
+def test_points_of_few_channels_are_held_and_not_walked_over() -> None:
+    for channels, walked in ((11, False), (24, False), (32, True), (768, True)):
+        _, problem = _of("group_norm", 1, (65536, channels))
+        seen = held_units(problem)
+        assert seen is not None
+        assert (held_for(problem, seen).steps > 1) == walked
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "length", "dtype", "columns"),
+    [
+        ("rms_norm", 264, 16384, torch.bfloat16, True), ("rms_norm", 400, 12288, torch.bfloat16, False),
+        ("rms_norm", 527, 16384, torch.float16, False), ("rms_norm", 300, 16000, torch.float32, False),
+        ("layer_norm", 400, 16384, torch.bfloat16, True), ("layer_norm", 300, 16384, torch.float32, True),
+        ("layer_norm", 24986, 9914, torch.bfloat16, True), ("rms_norm", 8000, 9914, torch.bfloat16, False),
+    ],
+)  # fmt: skip
+def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
+    family: Family, rows: int, length: int, dtype: torch.dtype, columns: bool
+) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of(family, 1), BackwardOperands(x, x, x, x))
+    assert by_columns(problem) == columns
+    if family == "rms_norm" and not columns:
+        assert rows_backward_for(problem).reload == (length != 12288 and dtype != torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "steps"), [(36, 12288, 2), (200, 10240, 4), (264, 12288, 4), (112, 65536, 8)]
+)
+def test_the_steps_of_few_long_rows_leave_programs_for_the_device(rows: int, length: int, steps: int) -> None:
+    x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
+    config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
+    assert (config.elements, config.warps, config.row_elements, config.row_warps) == (2048, 8, 4096, 16)
+    assert config.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "name"),
+    [(404, torch.float32, "rows"), (300, torch.float32, "rows"), (2000, torch.float32, "whole"),
+     (64, torch.float32, "whole"), (404, torch.bfloat16, "rows")],
+)  # fmt: skip
+def test_a_few_waves_of_long_rows_go_in_steps(
+    rows: int, dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(rows, 12288, dtype=dtype, device="meta")
+    assert instances.choose(forward_problem(norm_of("layer_norm", 1), Operands(x))).name == f"triton.{name}"
+
+
+@pytest.mark.parametrize(("channels", "dtype", "elements"), [(1280, torch.bfloat16, 32), (1280, torch.float32, 16)])
+def test_odd_planes_by_single_elements_are_of_few_warps(channels: int, dtype: torch.dtype, elements: int) -> None:
+    x = torch.empty(34, channels, 679, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("instance_norm"), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    config = held_for(problem, seen)
+    assert config.units * seen.elements == 32 * config.warps * elements
+
+
+def test_a_pass_that_writes_three_tiles_of_a_plane_has_one_to_a_program() -> None:
+    for length, tiles in ((4337, 1), (8000, 2), (5000, 1)):
+        x = torch.empty(4, 148, length, device="meta")
+        assert passes_for(tiled(forward_problem(norm_of("group_norm", 74), Operands(x)))).output.tiles == tiles

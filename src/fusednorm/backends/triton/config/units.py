@@ -36,8 +36,8 @@ SMALL_UNIT = 4096
 ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
-#: The samples, and elements, from which on a backward of one position walks over the samples.
-WALKED_SAMPLES, WALKED_ELEMENTS = 512, 1 << 18
+#: The samples, elements and channels from which on a backward of one position walks over the samples.
+WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more. Elements of a program
 #: of short units.
 MOST_SMALL, SHORT_UNITS = 256, 512
@@ -149,6 +149,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     if block * units <= 2 * SMALL_HELD and block <= 8192:
         return _small_whole(block, units, narrow)
     if narrow and block <= 128:
+        if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
+            return WholeConfig(SHORT_UNITS // block, 4)
         return _narrow_whole(block, size, problem.view.spatial == problem.view.groups == 1)
     if block <= 512:
         return _short_whole(problem, block, narrow)
@@ -177,7 +179,8 @@ def _fills(length: int, block: int) -> bool:
 def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
     warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
-    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight.
+    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight, but
+    18972 x 64 takes 2.6 on four with 16 rows, and 2.8 on two with 32.
     With a mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280
     on two."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
@@ -185,6 +188,8 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
     if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
+        if short and total <= 8 * SMALL_HELD and block <= 128:
+            return WholeConfig(1024 // block, 4)
         elements = 2048 if short and block < 512 else 1024
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
@@ -273,10 +278,12 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
 def walks(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a backward walks over the samples: many samples of one position, whose p and q would be more bytes than
     their elements. (65536, 768) in 32 groups in bf16 takes 111 us so, and 377 with p and q in memory, (8192, 1024) in
-    fp32 30 and 76. Of several positions a walk is no faster: (4096, 256, 3, 3) takes 58 us, and 53."""
+    fp32 30 and 76, but (65536, 11) in one group with gelu 28 and 14. Of several positions a walk is no faster: (4096,
+    256, 3, 3) takes 58 us, and 53."""
     if not problem.backward or problem.added is not None or seen.across == "sample" or seen.affine == 3:
         return False
     many = seen.samples >= WALKED_SAMPLES and problem.view.numel > WALKED_ELEMENTS
+    many = many and problem.view.channels >= WALKED_CHANNELS
     return problem.view.spatial == 1 and many and seen.elements <= SHARING_HELD
 
 
@@ -342,6 +349,9 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         return thread_elements(total, 64 if size == 2 and not problem.backward else 32)
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
+    if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 2048 and total > 4 * SMALL_HELD:
+        # Loads of single elements, many to a thread: (34, 1280, 679) in bf16 takes 63 us with one warp, 76 with four.
+        return 32 if size == 2 and problem.norm.activation is None else 16
     few = problem.backward and narrow and seen.elements < 2048
     return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)
 
@@ -445,7 +455,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
         return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
-        return short or full >= 0.6 or size > 2
+        return short or full >= (0.55 if seen.elements == 1024 else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
