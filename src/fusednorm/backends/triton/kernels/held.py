@@ -10,7 +10,9 @@ A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. BLOCK_R 
 channel follow one another along the columns' axis, which they fill better. AFFINE is the axis along which the weight
 and bias of a unit differ, 0 where a unit is one channel, and 3 where the rows of a channel, batch_norm's samples, have
 a scale and shift of their own. A program's units are neighbours in one sample; with SPAN they are any neighbours, and
-with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients.
+with ALL_SAMPLES those in one place of all samples, of which it can sum the parameters' gradients. No load of the data
+waits for a division by the units of a sample where there is but ONE sample, or where units are PACKED: the next sample
+begins where another unit would.
 """
 
 import triton
@@ -46,14 +48,18 @@ def totals(pair):
 
 @triton.jit
 def units_of_program(
-    units, G, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr
-):
+    units, G,
+    ONE: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr,
+):  # fmt: skip
     """The units of a program, their samples, their places in these, and which of them there are."""
     pid = tl.program_id(0)
     if ALL_SAMPLES:
         n = tl.arange(0, BLOCK_U).to(tl.int64)
         o_unit = n * G + pid
         return o_unit, n, pid + tl.zeros_like(tl.arange(0, BLOCK_U)), o_unit < units
+    elif ONE:
+        o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
+        return o_unit, tl.zeros_like(o_unit).to(tl.int64), o_unit, o_unit < aligned(units, ALIGN)
     elif SPAN:
         o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
         return o_unit, (o_unit // G).to(tl.int64), o_unit % G, o_unit < units
@@ -121,6 +127,15 @@ def channels_of(
 
 
 @triton.jit
+def origin_of_units(o_unit, n, g, PACKED: tl.constexpr):
+    """The samples and places that the offsets of units are counted from."""
+    if PACKED:
+        return tl.zeros_like(n), o_unit.to(tl.int64)
+    else:
+        return n, g
+
+
+@triton.jit
 def offsets_of_units(n, g, o_r, o_k, steps, ALIGN: tl.constexpr):
     """The offsets of tiles; ``steps`` are the strides of samples, units and rows. ALIGN divides all but a unit's 1."""
     unit = steps.channel if o_k.shape[2] == 1 else aligned(steps.channel, ALIGN)
@@ -132,30 +147,32 @@ def offsets_of_units(n, g, o_r, o_k, steps, ALIGN: tl.constexpr):
 def held_units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    o_unit, n, g, m_u = units_of_program(units, G, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
-    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind = None
     if added.before is not None or added.gate is not None:
         b_before, b_gate = None, None
         if added.before is not None:
             steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
-            b_before = tl.load(added.before + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
+            b_before = tl.load(added.before + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
         if added.gate is not None:
             _, o_number, m_number = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
             b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
         b_x = sum_of(b_x, b_before, b_gate, mask, dtype)
     if added.total is not None:
-        tl.store(added.total + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_x, mask)
+        tl.store(added.total + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, ALIGN), b_x, mask)
     if added.behind is not None:
         steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
-        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
+        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
     b_x = b_x.to(dtype)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
@@ -175,16 +192,17 @@ def held_units_forward(
             variance = m2 / count
         else:
             variance = total(deviation * deviation) / count
-        if p_mean is not None:
-            tl.store(p_mean + o_unit, mean, m_u)
     rstd = inverse_deviation(variance, eps)
+    b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
+    b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
+    tl.store(p_y + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
+    # The statistics move to other threads for these stores, for which the output would wait.
+    if p_mean is not None:
+        tl.store(p_mean + o_unit, mean, m_u)
     if p_rstd is not None:
         tl.store(p_rstd + o_unit, rstd, m_u)
     if p_var is not None:
         tl.store(p_var + o_unit, variance, m_u)
-    b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
-    b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    tl.store(p_y + offsets_of_units(n, g, o_r, o_k, y_steps, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
 
 
 @triton.jit(
@@ -194,15 +212,16 @@ def held_units_forward(
 def held_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with nothing around the norm."""
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
 
 
@@ -211,8 +230,9 @@ def held_units_backward(
     p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials,
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient of BLOCK_U units, the gradients of scale and shift, and those of weight and bias, or their
     partials p and q for each sample and channel where a program has not all of a channel."""
@@ -220,17 +240,18 @@ def held_units_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
-    o_unit, n, g, m_u = units_of_program(units, G, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
-    b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
-    b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_dy = tl.load(p_dy + offsets_of_units(o_n, o_place, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
+    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     b_behind, b_more = None, None
     if added.behind is not None:
         steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
-        b_behind = tl.load(added.behind + offsets_of_units(n, g, o_r, o_k, steps, ALIGN), mask, 0.0)
+        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
     if added.grad_total is not None:
-        b_more = tl.load(added.grad_total + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+        b_more = tl.load(added.grad_total + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
     mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
@@ -283,10 +304,10 @@ def held_units_backward(
         b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
         if p_mean is not None:
             b_dx -= of_units(total_p / count)
-        p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
+        p_out = p_dx + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, ALIGN)
         tl.store(p_out, behind(b_dx * inverse, b_more).to(p_dx.dtype.element_ty), mask)
         if added.grad_behind is not None:
-            p_out = added.grad_behind + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
+            p_out = added.grad_behind + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, ALIGN)
             tl.store(p_out, dz.to(p_dx.dtype.element_ty), mask)
 
 
@@ -301,8 +322,9 @@ def held_backward(
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
     activation_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with nothing around the norm."""
     held_units_backward(
@@ -310,5 +332,5 @@ def held_backward(
         AddedGradients(None, None, None, 1, 1, 1), p_partials,
         p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
-        OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip

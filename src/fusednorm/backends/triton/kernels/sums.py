@@ -266,8 +266,9 @@ def held_sum_forward(
     x_sample, x_unit, x_row, y_sample, y_unit, y_row,
     before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
     activation_parameter: tl.float64,
-    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
     added = Added(
@@ -278,7 +279,7 @@ def held_sum_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         added, units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
 
 
@@ -296,8 +297,9 @@ def held_sum_backward(
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
     behind_sample, behind_unit, behind_row, sums,
     activation_parameter: tl.float64,
-    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, SPAN: tl.constexpr,
-    ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with sums around the norm."""
     held_units_backward(
@@ -305,7 +307,7 @@ def held_sum_backward(
         AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_unit, behind_row),
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
-        OVERLAP, DERIVATIVE, ALPHA, AFFINE, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
 
 

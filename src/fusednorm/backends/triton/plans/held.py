@@ -41,6 +41,8 @@ def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[
     rows, columns = seen.block
     return {
         "AFFINE": seen.affine,
+        "ONE": seen.samples == 1,
+        "PACKED": all(sample == seen.in_sample * unit for sample, unit, _ in steps),
         "SPAN": seen.spans,
         "ALIGN": align,
         "BLOCK_U": config.units,
@@ -140,7 +142,8 @@ class HeldSamplesBackward(BackwardPlan):
         rows = replace(problem.view, samples=chunks * config.samples)
         self.partials = PartialsShape(rows, 1, 0, last=True, per_batch=False)
         tile = _tile(problem, seen, config, layouts)
-        del tile["SPAN"]
+        for name in ("ONE", "PACKED", "SPAN"):
+            del tile[name]
         self.backward = prepared(
             held_samples.held_samples_backward,
             blocks * chunks,
