@@ -994,3 +994,49 @@ def test_a_pass_that_writes_three_tiles_of_a_plane_has_one_to_a_program() -> Non
     for length, tiles in ((4337, 1), (8000, 2), (5000, 1)):
         x = torch.empty(4, 148, length, device="meta")
         assert passes_for(tiled(forward_problem(norm_of("group_norm", 74), Operands(x)))).output.tiles == tiles
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name", "units", "warps"),
+    [
+        ((16, 100, 5, 5), torch.float32, "held", 8, 4), ((10, 325, 3, 3), torch.float32, "held", 16, 4),
+        ((1, 512, 5, 5), torch.float16, "held", 8, 4), ((128, 320, 9), torch.bfloat16, "whole", 32, 1),
+        ((100, 40, 2, 2), torch.float32, "whole", 128, 4),
+    ],
+)  # fmt: skip
+def test_a_few_short_odd_planes_are_held_two_elements_to_a_thread(
+    shape: tuple[int, ...], dtype: torch.dtype, name: str, units: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    chosen = instances.choose(problem)
+    config = chosen.configs(problem)[0]
+    assert (chosen.name, config.units, config.warps) == (f"triton.{name}", units, warps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "units"),
+    [(581, 73, torch.bfloat16, 2), (3904, 75, torch.float16, 4), (300, 77, torch.float16, 1),
+     (2000, 99, torch.float32, 4)],
+)  # fmt: skip
+def test_short_rows_of_single_elements_are_of_one_warp(rows: int, length: int, dtype: torch.dtype, units: int) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    config = whole_forward_for(forward_problem(norm_of("layer_norm", 1), Operands(x)))
+    assert (config.units, config.warps) == (units, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "units", "warps"),
+    [
+        ((5, 768, 8, 8), torch.float16, 2, 4), ((8, 700, 6, 6), torch.bfloat16, 2, 4),
+        ((7, 1000, 7, 7), torch.bfloat16, 1, 2), ((4, 640, 8, 8), torch.float32, 1, 1),
+        ((2, 1177, 11), torch.float32, 8, 4), ((4, 900, 7), torch.bfloat16, 8, 2),
+    ],
+)  # fmt: skip
+def test_the_units_of_a_small_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, units: int, warps: int) -> None:
+    problem = forward_problem(norm_of("batch_norm"), Operands(torch.empty(shape, dtype=dtype, device="meta")))
+    seen = held_units(problem)
+    assert seen is not None
+    config = held_for(problem, seen)
+    assert (config.units, config.warps) == (units, warps)

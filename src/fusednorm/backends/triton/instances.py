@@ -48,6 +48,7 @@ from fusednorm.backends.triton.config.units import (
     held_for,
     held_units,
     holding_pays,
+    holding_short_pays,
     whole_forward_for,
     whole_pays,
     whole_sum_for,
@@ -434,6 +435,8 @@ def choose(problem: Problem) -> Instance:
     whole = WHOLE.supports(problem) is None
     if view.group_channels == 1 and ROWS.supports(problem) is None and not whole_pays(problem) and _steps_pay(problem):
         return ROWS
+    if holding_short_pays(problem) and HELD.supports(problem) is None:
+        return HELD
     if whole and (view.group_channels == 1 or view.spatial == 1):  # one affine to a unit, or one to an element
         return WHOLE if whole_pays(problem) else TILES
     if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):

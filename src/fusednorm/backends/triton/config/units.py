@@ -209,7 +209,11 @@ def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
 
 def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
     """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
-    fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more."""
+    fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more, but those of
+    short units are a warp's, which waits for no other: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
+    3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four."""
+    if block == 128 and narrow:
+        return WholeConfig(min(SHORT_UNITS // block, power_of_two(max(1, units // (2 * PROCESSORS)))), 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
@@ -262,13 +266,15 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen, narrow, fitting)
         units = max(1, min(256 // seen.elements, fitting))
-        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     least = _row_of_units(seen, size, total, _padded(problem, seen))
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
+    if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
+        alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = max(1, min(units, fitting, MOST_HELD // seen.elements))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
@@ -315,7 +321,7 @@ def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> Hel
     if seen.elements >= 64:
         return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
     units = max(1, min(256 // seen.elements, fitting))
-    thread = 4 if problem.modulated else fewest(seen.elements, narrow)
+    thread = 4 if problem.modulated and problem.backward else fewest(seen.elements, narrow)
     return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
 
 
@@ -361,6 +367,8 @@ def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     if seen.contiguous:
         return 2 if seen.elements <= 32 else 16 if problem.backward and seen.affine == 3 else 8
     if seen.across == "sample":
+        if seen.elements <= 32 and seen.rows < 4:  # (2, 1177, 11) in fp32 takes 1.8 us with 2, and 2.0 with 4
+            return 2
         return 8 if seen.elements == 256 and not narrow else 4
     return fewest(seen.elements, narrow)
 
@@ -504,6 +512,15 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     whole, 84 % full, and 3.5 held, 42 % full."""
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
     return problem.reduced <= SMALL_UNIT and held < 0.7 * whole
+
+
+def holding_short_pays(problem: Problem) -> bool:
+    """Whether the forward of few short units of one channel and narrow loads is faster held, with 2 elements a thread:
+    its statistics lie where its elements do. (16, 100, 5, 5) in fp32 takes 1.7 us held, and 2.1 whole, (10, 325, 3, 3)
+    with scale and shift 1.8 and 2.3, but (48, 192, 3, 3, 3) in bf16 2.4 both ways, and (128, 320, 9) less whole."""
+    view, block = problem.view, power_of_two(problem.reduced)
+    short = view.group_channels == 1 and view.spatial > 1 and block <= 32 and unit_bytes(problem) < WIDE_LOAD
+    return short and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 4
 
 
 def whole_pays(problem: Problem) -> bool:
