@@ -15,6 +15,7 @@ import numpy as np
 from fusednorm.activations import (
     FORMULAS,
     NORMAL_CENTRE_32,
+    NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
     TANH_32,
@@ -194,6 +195,19 @@ def _normal_32(decay):
     return cdf, pdf
 
 
+def _normal_cdf_16(decay):
+    """The distribution function for values of 16 bits: a shorter polynomial, and none of its own around zero."""
+    scaled_tail = _polynomial(NORMAL_TAIL_16, F)
+
+    @inlined
+    def cdf(z):
+        t = F(1.0) / (F(1.0) + F(0.53 * _SQRT_HALF) * abs(z))
+        tail = decay(F(0.5) * (z * z)) * (t * scaled_tail(t))
+        return tail if z < F(0.0) else F(1.0) - tail
+
+    return cdf
+
+
 _scaled_tail = _polynomial(NORMAL_TAIL_64, float)
 
 
@@ -220,6 +234,7 @@ def _normal_pdf_64(z):
 @cache
 def _primitives(dtype, derivative):
     """The primitives in the compute dtype, for values that a dtype holds or for derivatives, which are summed."""
+    short = dtype in ("float16", "bfloat16") and not derivative
     if dtype == "float64":
         number, decay = np.float64, _decay_64
         tanh, normal = _tanh_64, (_normal_cdf_64, _normal_pdf_64)
@@ -233,7 +248,7 @@ def _primitives(dtype, derivative):
         "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
         "sigmoid_slope": sigmoid_slope,
         "tanh": tanh,
-        "normal_cdf": normal[0],
+        "normal_cdf": _normal_cdf_16(decay) if short else normal[0],
         "normal_pdf": normal[1],
     }
 

@@ -18,6 +18,7 @@ import triton.language as tl
 
 from fusednorm.activations import (
     FORMULAS,
+    NORMAL_TAIL_16,
     NORMAL_TAIL_32,
     NORMAL_TAIL_64,
     TANH_32,
@@ -25,8 +26,9 @@ from fusednorm.activations import (
     TANH_64_TOP,
     bind,
 )
+from fusednorm.problem import DTYPE_BYTES
 
-_TAIL_32, _TAIL_64 = tl.constexpr(NORMAL_TAIL_32), tl.constexpr(NORMAL_TAIL_64)
+_TAIL_16, _TAIL_32, _TAIL_64 = map(tl.constexpr, (NORMAL_TAIL_16, NORMAL_TAIL_32, NORMAL_TAIL_64))
 _TANH_32 = tl.constexpr(TANH_32)
 _TANH_TOP, _TANH_BOTTOM = tl.constexpr(TANH_64_TOP), tl.constexpr(TANH_64_BOTTOM)
 
@@ -132,6 +134,13 @@ def normal_cdf(z):
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
+def normal_cdf_16(z):
+    """normal_cdf for values of 16 bits, by a shorter polynomial."""
+    t = reciprocal(1.0 + 0.3747665940288702 * tl.abs(z))
+    tail = decay(0.5 * (z * z)) * (t * polynomial(t, _TAIL_16))
+    return tl.where(z < 0.0, tail, 1.0 - tail)
+
+
 def normal_pdf(z):
     return 0.3989422804014327 * decay(0.5 * (z * z))
 
@@ -149,6 +158,7 @@ def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
         "polynomial": polynomial,
         "decay": decay_nvidia if nvidia else decay,
         "reciprocal": reciprocal_nvidia if nvidia else reciprocal,
+        "_TAIL_16": _TAIL_16,
         "_TAIL_32": _TAIL_32,
         "_TAIL_64": _TAIL_64,
         "_TANH_32": _TANH_32,
@@ -160,6 +170,7 @@ def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
         "sigmoid_slope": sigmoid_slope,
         "tanh": tanh,
         "normal_cdf": normal_cdf,
+        "normal_cdf_16": normal_cdf_16,
         "normal_pdf": normal_pdf,
     }
     found = {"const": const, "where": where, "tl": tl}
@@ -197,6 +208,8 @@ def activation(name: str | None, dtype: str, nvidia: bool) -> tuple[Any, Any]:
         return identity, one
     approximate = nvidia and dtype != "float64"
     values = _primitives(approximate, False)
+    if DTYPE_BYTES[dtype] == 2:
+        values = {**values, "normal_cdf": values["normal_cdf_16"]}
     if approximate and dtype == "bfloat16":
         values = {**values, "tanh": tanh_nvidia}
     formula = FORMULAS[name]
