@@ -30,13 +30,14 @@ INSTANCES = {
         "triton.held",
         "triton.rows",
         "triton.columns",
+        "triton.flat",
         "hopper.resident",
         "hopper.slabs",
         "hopper.columns",
         "hopper.rows",
         "reference",
     ),
-    "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns"),
+    "interpreter": ("triton.tiles", "triton.whole", "triton.held", "triton.rows", "triton.columns", "triton.flat"),
 }
 _SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64, 65, 96, 127, 128, 129, 257)
 _GRADIENTS = ("input", "weight", "bias", "scale", "shift")

@@ -20,7 +20,10 @@ from fusednorm.problems import backward_direction, backward_problem, forward_pro
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 EVERYTHING = (True, True, True, True, True)
 #: Instances that have no backward, and those that always make grad_input.
-FORWARD_ONLY, NO_GAMMA_BETA = ("triton.whole", "hopper.slabs"), ("hopper.resident", "hopper.columns", "hopper.rows")
+FORWARD_ONLY, NO_GAMMA_BETA = (
+    ("triton.whole", "triton.flat", "hopper.slabs"),
+    ("hopper.resident", "hopper.columns", "hopper.rows"),
+)
 #: Whose forward goes with a backward that is all of an instance.
 FORWARDS = {"hopper.rows": "triton.rows"}
 PARAMETERS = ("weight", "bias", "scale", "shift")
@@ -70,6 +73,8 @@ SUBJECTS = (
     Subject("triton.rows", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 7), modulated=False),
+    Subject("triton.flat", norm_of("batch_norm", eps=1e-3, training=False), (3, 8, 5, 7)),
+    Subject("triton.flat", norm_of("batch_norm", eps=1e-3, training=False), (3, 8, 5, 7), last=True),
     Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 64, 64)),
     Subject("hopper.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 32, 5, 7), last=True),
     Subject("hopper.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 8)),
@@ -97,6 +102,8 @@ def _operands(subject: Subject, dtypes: dict[str, torch.dtype] | None = None, un
     sizes = {"input": shape, "weight": (channels,), "bias": (channels,)}
     if not norm.row_family and subject.modulated:
         sizes |= {"scale": shape[:2], "shift": shape[:2]}
+    if not norm.training:
+        sizes |= {"mean": (channels,), "var": (channels,)}
     if not norm.has_mean:
         del sizes["bias"]
     given = {}
@@ -104,7 +111,8 @@ def _operands(subject: Subject, dtypes: dict[str, torch.dtype] | None = None, un
         values = torch.randn(size, generator=generator, dtype=torch.float64) * (1.0 if name == "input" else 0.3)
         dtype = (dtypes or {}).get(name, subject.dtype)
         last = subject.last and name == "input"
-        given[name] = _placed(values + (name == "weight"), dtype, subject.device, last, name == unaligned)
+        values = values.square() + 0.5 if name == "var" else values + (name == "weight")
+        given[name] = _placed(values, dtype, subject.device, last, name == unaligned)
     return Operands(**given)
 
 
@@ -314,7 +322,7 @@ def another_eps(subject: Subject) -> Iterator[str]:
     norm, operands = subject.norm, _operands(subject)
     dims = norm.num_groups or norm.num_dims
     for eps in (0.5, 1e-5, 2.0, 0.5):
-        changed = replace(subject, norm=norm_of(norm.family, dims, norm.channel_dim, eps))
+        changed = replace(subject, norm=norm_of(norm.family, dims, norm.channel_dim, eps, training=norm.training))
         yield from _check_forward(changed, operands, f"eps {eps}")
 
 

@@ -14,6 +14,7 @@ from interpreter_support import interpreted
 
 from fusednorm import choice
 from fusednorm.backends.triton import instances as triton_instances
+from fusednorm.backends.triton.config.flat import flat_for
 from fusednorm.backends.triton.config.kinds import PassConfig, RowsBackwardConfig, TilesConfig
 from fusednorm.backends.triton.config.lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
 from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, rows_backward_for, rows_forward_for
@@ -73,6 +74,7 @@ def test_lists_begin_with_the_choice_of_the_heuristics_and_are_short(listed: lis
     for instance, problem, configs in listed:
         heuristics = {
             "triton.whole": whole_forward_for,
+            "triton.flat": flat_for,
             "triton.tiles": lambda problem: passes_for(tiled(problem)),
             "triton.held": lambda problem: held_for(problem, held_units(problem)),
             "triton.rows": (
@@ -155,7 +157,7 @@ from fusednorm.backends.triton.config import rows
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, PassConfig, RowsBackwardConfig, TilesConfig
 from fusednorm.backends.triton.config.tiles import tiled
 from fusednorm.backends.triton.config.lists import columns_backwards, passes, rows_backwards
-from fusednorm.backends.triton.instances import HELD, ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import FLAT, HELD, ROWS, TILES, WHOLE
 from fusednorm.bench.workloads import Workload
 from test_configs import wrong
 
@@ -181,6 +183,8 @@ cases = (
     (TILES, True, "group_norm", (1, 12, 5, 7), 3, "float16", "nhwc"),
     (ROWS, True, "layer_norm", (9, 150), 1, "float16", "nchw"),
     (ROWS, True, "rms_norm", (2, 210), 1, "float32", "nchw"),
+    (FLAT, True, "batch_norm", (3, 10, 5, 7), 0, "float32", "nchw"),
+    (FLAT, True, "batch_norm", (3, 12, 5, 7), 0, "float16", "nhwc"),
 )
 if EXHAUSTIVE:
     cases += (
@@ -195,8 +199,9 @@ if EXHAUSTIVE:
     )
 found, count = [], 0
 for instance, own, family, shape, groups, dtype, layout in cases:
-    workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation="silu")
-    for direction in ("forward",) if instance is WHOLE else ("forward", "backward"):
+    training = instance is not FLAT
+    workload = Workload(family, shape, groups, dtype, layout, "silu", not training, training)
+    for direction in ("inference",) if not training else ("forward",) if instance is WHOLE else ("forward", "backward"):
         own_list = own or (instance is ROWS and direction == "forward")
         configs = instance.configs if own_list else around[instance]
         step = 1 if EXHAUSTIVE else 4

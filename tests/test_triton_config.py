@@ -12,8 +12,14 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
-from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
-from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, holding_rows_pays, rows_backward_for
+from fusednorm.backends.triton.config.kinds import HeldConfig, RowsForwardConfig, WholeConfig
+from fusednorm.backends.triton.config.rows import (
+    by_columns,
+    columns_backward_for,
+    holding_rows_pays,
+    rows_backward_for,
+    rows_forward_for,
+)
 from fusednorm.backends.triton.config.tiles import merged, of_points, passes_for, tiled
 from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
@@ -227,8 +233,10 @@ def test_few_rows_are_shared_by_many_programs() -> None:
 # --- units in registers ---
 
 
-def _of(family: Family, groups: int, shape: tuple[int, ...], last: bool = False) -> tuple[Problem, Problem]:
-    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+def _of(
+    family: Family, groups: int, shape: tuple[int, ...], last: bool = False, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Problem, Problem]:
+    x = torch.empty(shape, dtype=dtype, device="meta")
     x = x.contiguous(memory_format=torch.channels_last) if last else x
     norm = norm_of(family, groups)
     return forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
@@ -1040,3 +1048,72 @@ def test_the_units_of_a_small_batch_norm(shape: tuple[int, ...], dtype: torch.dt
     assert seen is not None
     config = held_for(problem, seen)
     assert (config.units, config.warps) == (units, warps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "programs", "stages"),
+    [
+        (7260, 473, torch.float16, 1056, 3),
+        (30000, 1024, torch.float16, 528, 4),
+        (40000, 512, torch.bfloat16, 1056, 3),
+        (2500, 2048, torch.bfloat16, 264, 4),
+        (9000, 384, torch.float32, 528, 4),
+        (60000, 96, torch.float16, 2112, 3),
+        (16108, 104, torch.bfloat16, 1056, 3),
+        (368, 3072, torch.float32, 132, 3),
+    ],
+)
+def test_programs_of_a_backward_have_enough_bytes_in_flight_and_few_sums(
+    rows: int, length: int, dtype: torch.dtype, programs: int, stages: int
+) -> None:
+    config = rows_backward_for(_of("layer_norm", 1, (rows, length), dtype=dtype)[1])
+    assert (config.programs, config.stages) == (programs, stages)
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "dtype", "config"),
+    [
+        ("rms_norm", 20480, torch.float16, RowsForwardConfig(4096, 8)),
+        ("rms_norm", 28672, torch.float16, RowsForwardConfig(8192, 16)),
+        ("layer_norm", 28672, torch.bfloat16, RowsForwardConfig(4096, 16)),
+        ("rms_norm", 65536, torch.float32, RowsForwardConfig(16384, 16)),
+        ("layer_norm", 65536, torch.float16, RowsForwardConfig(8192, 16)),
+        ("layer_norm", 14001, torch.bfloat16, RowsForwardConfig(2048, 8)),
+    ],
+)
+def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, config: RowsForwardConfig) -> None:
+    assert rows_forward_for(_of(family, 1, (800, length), dtype=dtype)[0]) == config
+
+
+def test_rows_of_single_elements_with_a_smooth_activation_go_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for length, activation, stepped in ((14001, "silu", True), (14001, None, False), (9001, "silu", False)):
+        x = torch.empty(3000, length, dtype=torch.bfloat16, device="meta")
+        problem = forward_problem(norm_of("layer_norm", 1, activation=resolve(activation)), Operands(x))
+        assert (instances.choose(problem) is instances.ROWS) == stepped
+
+
+def test_hundreds_of_the_longest_rows_go_in_steps_and_few_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for rows, chosen in ((500, instances.ROWS), (100, instances.TILES)):
+        assert instances.choose(_of("rms_norm", 1, (rows, 65536), dtype=torch.float32)[0]) is chosen
+
+
+def test_a_backward_by_columns_of_single_elements_has_few_a_thread() -> None:
+    config = columns_backward_for(_of("rms_norm", 1, (341, 59741), dtype=torch.bfloat16)[1])
+    assert (config.elements, config.steps, config.warps) == (512, 16, 4)
+
+
+def test_the_shortest_units_in_fp32_are_two_elements_a_thread() -> None:
+    config = whole_forward_for(_of("group_norm", 1800, (6, 1800, 1, 3, 3), dtype=torch.float32)[0])
+    assert (config.units, config.warps) == (16, 4)
+
+
+def test_a_smooth_activation_leaves_partials_of_each_sample_sooner() -> None:
+    for activation, together in (("relu", True), ("silu", False)):
+        x = torch.empty(20, 11, 61, dtype=torch.float16, device="meta")
+        norm = norm_of("instance_norm", activation=resolve(activation))
+        problem = backward_problem(norm, BackwardOperands(x, x, x, x))
+        seen = held_units(problem)
+        assert seen is not None
+        assert held_for(problem, seen).all_samples == together

@@ -21,7 +21,7 @@ from triton.runtime.jit import create_function_from_signature
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.instances import COLUMNS, HELD, ROWS, TILES, WHOLE
+from fusednorm.backends.triton.instances import COLUMNS, FLAT, HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
 from fusednorm.backends.triton.plans.spread import RankKernels
@@ -49,7 +49,7 @@ KERNELS = {
     "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward", "pack_moments", "merge_ranks",
     "sum_ranks", "pack_sums", "pack_group_moments", "pack_group_sums", "spread_groups", "row_moments", "row_results",
     "row_sums", "row_gradients", "points_apply", "points_reduce", "points_gradients",
-    "held_samples_backward",
+    "held_samples_backward", "flat_forward",
 }  # fmt: skip
 
 
@@ -97,6 +97,10 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (65536, 22), modulated=True, instance=TILES),
     Case("batch_norm", 0, (5000, 700), FP16, "silu", modulated=True, parameters=FP32, instance=TILES),
     Case("batch_norm", 0, (5000, 64), modulated=True, training=False, instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), activation="silu", training=False, modulated=True, instance=FLAT),
+    Case("batch_norm", 0, (8, 30, 7, 7), FP16, training=False, parameters=FP32, instance=FLAT),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP32, last=True, training=False, statistics=FP64, instance=FLAT),
+    Case("batch_norm", 0, (8, 33, 5, 4), FP64, last=True, training=False, modulated=True, instance=FLAT),
     Case("group_norm", 4, (5, 12), FP32, instance=TILES),
     Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES),
     Case("group_norm", 20, (16, 100, 48, 48), activation="silu", last=True, instance=TILES),
@@ -288,7 +292,7 @@ def _run(case: Case, made: list[Operation]) -> None:
         _run_ranks(case, norm, operands, compute, made)
         return
     results = _plan(case.instance, forward_problem(norm, operands))(operands)
-    if case.instance is not WHOLE:
+    if case.instance not in (WHOLE, FLAT):
         made.append([])
         gradient = BackwardOperands(x, x, results.mean, results.rstd, weight, bias, scale, scale)
         _plan(case.instance, backward_problem(norm, gradient))(gradient, (True,) * 5)

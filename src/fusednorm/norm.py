@@ -78,6 +78,11 @@ class Norm:
         return self.training and self.family in ("batch_norm", "instance_norm")
 
     @property
+    def smooth(self) -> bool:
+        """True where there is an activation whose derivative takes arithmetic of its own, as relu's does not."""
+        return self.activation is not None and not self.activation.told
+
+    @property
     def activation_parameter(self) -> float:
         """The activation's number (silu's beta, leaky_relu's slope); 0 where it has none."""
         activation = self.activation

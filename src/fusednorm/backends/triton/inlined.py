@@ -47,6 +47,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "whole_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
     "held_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
     "rows_forward": ("p_y", "p_mean", "p_rstd", "p_var"),
+    "flat_forward": ("p_y", "p_mean", "p_rstd"),
     "reduce": ("p_partials",),
     "fold": ("p_folded",),
     "combine": ("p_totals", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),

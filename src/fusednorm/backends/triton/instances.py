@@ -10,8 +10,10 @@ from typing import Any
 
 from fusednorm.backends.triton.config.columns import columns_for
 from fusednorm.backends.triton.config.device import PROCESSORS
+from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
+    FlatConfig,
     HeldConfig,
     PositionsConfig,
     RowsBackwardConfig,
@@ -21,6 +23,7 @@ from fusednorm.backends.triton.config.kinds import (
 from fusednorm.backends.triton.config.lists import (
     MOST_CONFIGS,
     columns_backwards,
+    flat_forwards,
     held,
     passes,
     positions_configs,
@@ -29,6 +32,7 @@ from fusednorm.backends.triton.config.lists import (
     whole_forwards,
 )
 from fusednorm.backends.triton.config.rows import (
+    PAIR_LOAD,
     by_columns,
     columns_backward_for,
     holding_rows_pays,
@@ -65,9 +69,12 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 #: STEPPED_ROW of rms_norm without an activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one.
 SIMPLE_ROW = 2560
-#: Bytes of a load of two elements of 16 bits, with which rows of so many elements at most are faster than their pieces:
+#: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
 #: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200.
-PAIR_LOAD, LONGEST_OF_PAIRS = 4, 32768
+LONGEST_OF_PAIRS = 32768
+#: Elements of 16-bit rows of single loads with a mean and a smooth activation beyond which steps are faster than
+#: registers: (5215, 13093) in fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61.
+LONGEST_SMOOTH = 12288
 #: Rows that share a gate, at least, where parameters have gradients: of 4 rows three sums take 12 bytes an element.
 LEAST_GATED = 4
 SINGLE = "each position has statistics of its own"
@@ -393,6 +400,32 @@ class ColumnsInstance:
         return make(problem, config or columns_for(problem))
 
 
+@dataclass(frozen=True, slots=True)
+class FlatInstance:
+    """Evaluations of dense tensors: their elements in the order of memory."""
+
+    name: str = "triton.flat"
+
+    def supports(self, problem: Problem) -> str | None:
+        if problem.direction != "inference":
+            return "the statistics are not given"
+        if not is_dense(problem):
+            return "the elements of input and output do not follow one another in the same order"
+        if problem.view.numel >= 1 << 31:
+            return "counts its elements in 32 bits"
+        if problem.added is not None:
+            return "adds nothing before or behind the norm"
+        return _unquantized(problem) or _common(problem)
+
+    def configs(self, problem: Problem) -> Sequence[FlatConfig]:
+        return flat_forwards(flat_for(problem), most_width(problem))
+
+    def plan(self, problem: Problem, config: FlatConfig | None = None) -> Plan:
+        from fusednorm.backends.triton.plans.flat import FlatForward
+
+        return FlatForward(problem, config or flat_for(problem))
+
+
 def _planes_in_rows(problem: Problem) -> bool:
     """Whether the units of a forward are single channels that follow one another in memory."""
     view, layouts = problem.view, (problem.layout, problem.output_layout)
@@ -420,8 +453,8 @@ def _flat(problem: Problem, layout: Layout | None) -> bool:
 
 
 TILES, WHOLE, HELD, ROWS = TilesInstance(), WholeInstance(), HeldInstance(), RowsInstance()
-COLUMNS = ColumnsInstance()
-INSTANCES = (WHOLE, HELD, ROWS, COLUMNS, TILES)
+COLUMNS, FLAT = ColumnsInstance(), FlatInstance()
+INSTANCES = (WHOLE, HELD, ROWS, COLUMNS, FLAT, TILES)
 
 
 def choose(problem: Problem) -> Instance:
@@ -430,6 +463,8 @@ def choose(problem: Problem) -> Instance:
     view = problem.view
     if problem.norm.per_position:
         return COLUMNS if problem.layout.order == "channels_first" else _for_positions(problem)
+    if FLAT.supports(problem) is None and flat_pays(problem):
+        return FLAT
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None
@@ -465,14 +500,17 @@ def _steps_pay(problem: Problem) -> bool:
 def _for_rows(problem: Problem) -> Instance:
     """The forward of rows: in one program, in registers or in steps, or by pieces of few long rows. Programs with a row
     of 32 bits and a mean fill a multiprocessor each, so that few of them end with idle ones: layer_norm of 404 x 12288
-    takes 16 us in registers and 14 in steps, 2000 x 12288 52 and 55."""
+    takes 16 us in registers and 14 in steps, 2000 x 12288 52 and 55. (500, 65536) takes 109 us in steps, 130 in pieces.
+    """
     length, count = problem.reduced, problem.view.samples
     wide = load_bytes(problem) >= WIDE_LOAD
     short = DTYPE_BYTES[problem.dtype] == 2
     simple = not problem.norm.has_mean and problem.norm.activation is None
     waves = not short and problem.norm.has_mean and length > STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
-    many = short and length > (SIMPLE_ROW if simple else STEPPED_ROW) and count >= 2 * PROCESSORS
-    stepped = wide and (waves or many)
+    least = MOST_WHOLE if not short else SIMPLE_ROW if simple else STEPPED_ROW
+    stepped = wide and (waves or (length > least and count >= 2 * PROCESSORS))
+    if load_bytes(problem) < PAIR_LOAD and LONGEST_SMOOTH < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
+        stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
     pairs = load_bytes(problem) >= PAIR_LOAD and length <= LONGEST_OF_PAIRS and count >= 2 * PROCESSORS

@@ -26,6 +26,15 @@ class TilesConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FlatConfig:
+    """An evaluation in the order of memory: vectors to a program, elements of a vector, and warps."""
+
+    vectors: int
+    width: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
 class WholeConfig:
     """Units to a program, and warps."""
 

@@ -15,6 +15,7 @@ from typing import TypeVar
 from fusednorm.backends.triton.config.device import PROCESSORS
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
+    FlatConfig,
     HeldConfig,
     PassConfig,
     PositionsConfig,
@@ -51,6 +52,19 @@ def _thread_elements(problem: Problem, elements: int, warps: int) -> int:
 def _powers(least: int, most: int) -> tuple[int, ...]:
     """The powers of two from ``least`` to ``most``."""
     return tuple(1 << power for power in range(max(1, least).bit_length() - 1, max(1, most).bit_length()))
+
+
+# --- evaluations ---
+
+
+def flat_forwards(default: FlatConfig, most_width: int) -> tuple[FlatConfig, ...]:
+    """Vectors of up to the widest load, and 1 to 8 of them to a thread."""
+    found = (
+        FlatConfig(32 * warps * each, width, warps)
+        for width, each, warps in product(reversed(_powers(1, most_width)), (1, 2, 4, 8), WARPS)
+        if each * width <= 16 and warps <= 8
+    )
+    return _limited(default, found)
 
 
 # --- units and rows in one program ---

@@ -14,6 +14,14 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 ONE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 20
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
+#: Bytes of the steps of all programs of a multiprocessor in a backward of short rows. Beyond these more programs leave
+#: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
+#: 528 and 72 with 1056, (40000, 512) in bf16 46 with 1056 and 52 with 2112.
+PROCESSOR_BYTES = 8 << 10
+#: Rows of a program from which on more programs of the shortest rows pay.
+LEAST_SUMMED = 24
+#: Bytes of a load of two elements of 16 bits, the narrowest that steps of 4096 suit.
+PAIR_LOAD = 4
 #: Bytes of the steps in flight of a program with sums around the norm, in shared memory.
 STEPS_BYTES = 96 << 10
 #: Elements from which on a backward by columns has rows in flight.
@@ -32,6 +40,13 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
         return RowsForwardConfig(1024 if block <= 16384 else 2048, 4)
     if block <= 4096:
         return RowsForwardConfig(2048, 4)
+    if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
+        return RowsForwardConfig(2048, 8)
+    if block > 2 * MOST_ROW:
+        # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
+        return RowsForwardConfig(8192 if problem.norm.has_mean else 16384, 16)
+    if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean:
+        return RowsForwardConfig(8192, 16)  # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     long = block > 16384 if problem.dtype == "float32" else block > 8192 and (problem.norm.has_mean or block == 16384)
     return RowsForwardConfig(4096, 16 if long else 8)
@@ -67,6 +82,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program.
             return RowsBackwardConfig(2, 16, PROCESSORS)
         if problem.dtype == "float32":
+            if block == 4096 and view.samples <= 4 * PROCESSORS:
+                # (368, 3072) takes 8.5 us so, and 10.3 with twice as many sums.
+                return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
@@ -80,10 +98,16 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
     elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
-    resident = 8 if block >= 1024 else 16 if wide or block == 512 else 32
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
-    programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, 3 * size * view.samples // 32))
-    return RowsBackwardConfig(rows, warps, programs, stages=3 if wide else 1)
+    most = 3 * size * view.samples // 32
+    if not wide:
+        resident = 8 if block >= 1024 else 16 if block == 512 else 32
+        return RowsBackwardConfig(rows, warps, max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most)))
+    step = rows * block * size
+    programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if problem.norm.smooth else 1) // step)
+    if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
+        programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
+    return RowsBackwardConfig(rows, warps, max(2 * PROCESSORS, min(programs, most)), stages=4 if step >= 2048 else 3)
 
 
 def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
@@ -151,10 +175,10 @@ def by_columns(problem: Problem) -> bool:
     """
     narrow, mean = load_bytes(problem) < WIDE_LOAD, problem.norm.has_mean
     few = problem.view.samples <= (16 if narrow else 4 if mean else 2) * PROCESSORS
-    length, activation = problem.reduced, problem.norm.activation
+    length = problem.reduced
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
-    if mean and DTYPE_BYTES[problem.dtype] == 2 and (narrow or (activation is not None and not activation.told)):
+    if mean and DTYPE_BYTES[problem.dtype] == 2 and (narrow or problem.norm.smooth):
         return length > MOST_ROW // 2
     return mean and length > LONG_ROW
 
@@ -166,6 +190,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     share, view = 4 if problem.dtype == "float64" else 1, problem.view
     short, wide = DTYPE_BYTES[problem.dtype] == 2, load_bytes(problem) >= WIDE_LOAD
     large = view.numel >= LARGE_ROWS
+    if short and load_bytes(problem) < PAIR_LOAD:
+        # Few elements a thread: (341, 59741) in bf16 with gelu takes 110 us so, and 182 with 2048 columns to a program
+        # and 32 steps, (2000, 17001) in fp16 with silu 199 and 256.
+        return ColumnsBackwardConfig(2048, 8, 2 * PROCESSORS, 512, 16, 4)
     elements = 2048 if short and not (large and wide) else 1024 // share
     row = (4096, 16) if short and wide and not large else (2048 // share, 8)
     if view.samples <= 16 and view.channels > PROCESSORS * elements:
@@ -174,7 +202,8 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
         steps = 32 if not wide else max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
     else:
         blocks = -(-view.channels // elements)
-        steps = max(2, min(8, power_of_two(view.samples * blocks // FEWEST_PROGRAMS + 1) // 2))
+        # (189, 65536) in fp32 with gelu takes 74 us with 16 steps, and 82 with 8.
+        steps = max(2, min(8 if short else 16, power_of_two(view.samples * blocks // FEWEST_PROGRAMS + 1) // 2))
     return ColumnsBackwardConfig(
         *row, 2 * PROCESSORS, elements, steps, elements // 256 * share, 3 if large and wide else 1
     )

@@ -147,7 +147,7 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     block, units = power_of_two(problem.reduced), problem.num_statistics
     narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
     if block * units <= 2 * SMALL_HELD and block <= 8192:
-        return _small_whole(block, units, narrow)
+        return _small_whole(block, units, narrow, size)
     if narrow and block <= 128:
         if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
             return WholeConfig(SHORT_UNITS // block, 4)
@@ -207,17 +207,19 @@ def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
     return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
 
 
-def _small_whole(block: int, units: int, narrow: bool) -> WholeConfig:
+def _small_whole(block: int, units: int, narrow: bool, size: int) -> WholeConfig:
     """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
     fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more, but those of
     short units are a warp's, which waits for no other: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
-    3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four."""
+    3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four. The shortest in fp32 are two elements
+    a thread: (6, 1800, 3, 3) takes 2.1 us with 16 units on four warps, and 2.8 with 32."""
     if block == 128 and narrow:
         return WholeConfig(min(SHORT_UNITS // block, power_of_two(max(1, units // (2 * PROCESSORS)))), 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
-        return WholeConfig(together, max(1, block * together // (32 * 4)))
+        warps = max(1, block * together // (32 * 4))
+        return WholeConfig(together // 2 if narrow and size > 2 and block <= 16 and warps >= 4 else together, warps)
     if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
         return WholeConfig(1, 1)
     return WholeConfig(1, 4 if block <= 1024 else 8)
@@ -255,6 +257,10 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
     if seen.positions and total > ALL_SAMPLES_LAST:
         most = 0
+    if narrow and problem.norm.smooth:
+        # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
+        # and 3.2.
+        most = min(most, ALL_SAMPLES // 2)
     if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
         return _all_samples(seen, fewest(seen.elements, narrow), rows)
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
@@ -471,10 +477,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
 def _few_large(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation: (1, 640, 5, 5, 5) in
     32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles."""
-    activation = problem.norm.activation
-    smooth = activation is not None and not activation.told
     few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
-    return smooth and few and problem.view.group_channels > 1 and seen.load_bytes(problem) < WIDE_LOAD
+    return problem.norm.smooth and few and problem.view.group_channels > 1 and seen.load_bytes(problem) < WIDE_LOAD
 
 
 def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
@@ -542,14 +546,13 @@ def whole_pays(problem: Problem) -> bool:
     fills, wide = fills_block(problem), load_bytes(problem) >= WIDE_LOAD
     if block == 16384:
         return size > 2 or fills
-    simple = problem.norm.activation is None or problem.norm.activation.told
-    pays = (wide or fills) if size > 2 else (wide and fills and simple)
+    pays = (wide or fills) if size > 2 else (wide and fills and not problem.norm.smooth)
     return pays and 2 * problem.num_statistics >= PROCESSORS
 
 
 def fills_block(problem: Problem) -> bool:
     """Whether a long unit of one channel has elements for most lanes of a program that holds it: (111, 24, 106, 106) in
-    bf16 takes 40 us whole and 45 in steps, (53, 24, 132, 132) 40 and 34. Lanes that load single elements take longer:
-    (138, 24, 95, 95) takes 83 us whole and 58 in tiles."""
-    lanes = 8 * problem.reduced
-    return lanes >= (5 if load_bytes(problem) >= WIDE_LOAD else 6) * power_of_two(problem.reduced)
+    bf16 takes 40 us whole and 45 in steps, (8, 300, 100, 100) 37 and 40, (53, 24, 132, 132) 40 and 34. Lanes that load
+    single elements take longer: (138, 24, 95, 95) takes 83 us whole and 58 in tiles."""
+    lanes = 16 * problem.reduced
+    return lanes >= (9 if load_bytes(problem) >= WIDE_LOAD else 12) * power_of_two(problem.reduced)

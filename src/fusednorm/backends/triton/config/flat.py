@@ -1,0 +1,66 @@
+"""The choice for triton.flat: pure functions of the problem."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.config.device import SMALL_HELD
+from fusednorm.backends.triton.config.kinds import FlatConfig
+from fusednorm.backends.triton.runs import WIDEST_LOAD, alignment
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem, dense_layout
+
+#: Elements up to which an evaluation is as fast with two elements to a thread as with more, and those up to which one
+#: goes in the order of memory.
+TINY, MOST_SMALL = 1 << 15, 1 << 20
+
+
+def is_dense(problem: Problem) -> bool:
+    """Whether input and output have their elements in the same order in one piece of memory."""
+    view = problem.view
+    expected = dense_layout(view, problem.layout.order)
+
+    def dense(layout: Layout | None) -> bool:
+        return layout is not None and all(
+            size <= 1 or getattr(layout, axis) == getattr(expected, axis)
+            for axis, size in (("sample", view.samples), ("channel", view.channels), ("spatial", view.spatial))
+        )
+
+    return dense(problem.layout) and dense(problem.output_layout)
+
+
+def inner_elements(problem: Problem) -> int:
+    """The neighbouring elements of a channel, or in channels_last of a position."""
+    return problem.view.channels if problem.layout.order == "channels_last" else problem.view.spatial
+
+
+def most_width(problem: Problem) -> int:
+    """The elements of the widest vectors that make up the tensor."""
+    return alignment(problem.dtype, problem.view.numel)
+
+
+def flat_pays(problem: Problem) -> bool:
+    """Whether the order of memory is faster than tiles. On an H100, in small evaluations: (10, 171, 29, 8) with
+    scale and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6. In large
+    ones where a vector has one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, but (32, 512, 28,
+    28) in channels_last with gelu 24 and 20. Or where vectors have few elements: (20, 300, 45, 45) in fp32 takes 34 us,
+    and 40 in tiles, but (100, 2048, 7, 7) in bf16 24 and 16."""
+    view = problem.view
+    one_channel = inner_elements(problem) % most_width(problem) == 0
+    if view.numel <= (MOST_SMALL if one_channel else MOST_SMALL // 2):
+        return True
+    if one_channel and problem.layout.order == "channels_first":
+        return True
+    return problem.dtype == "float32" and not problem.modulated
+
+
+def flat_for(problem: Problem) -> FlatConfig:
+    """One load or two to a thread, and 4 warps or 8. Vectors of several channels are short, since each element then has
+    a load for each of its numbers: (16, 100, 9, 9) in fp16 takes 1.8 us with two elements to a vector, and 2.0 with
+    four."""
+    width, total = most_width(problem), problem.view.numel
+    several = inner_elements(problem) % width != 0
+    if total <= TINY or several:
+        width = min(width, 4 if problem.dtype == "float32" and total > SMALL_HELD else 2)
+    elif total <= SMALL_HELD:
+        width = min(width, 4)
+    warps = 4 if total <= TINY or width * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD else 8
+    each = 2 if several and width <= 2 and total > SMALL_HELD else 1
+    return FlatConfig(32 * warps * each, width, warps)

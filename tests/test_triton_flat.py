@@ -1,0 +1,97 @@
+"""triton.flat: which evaluations it takes, which of them it gets, and how it divides."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config.flat import flat_for, most_width
+from fusednorm.backends.triton.instances import FLAT, TILES
+from fusednorm.backends.triton.plans.flat import divisor
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands
+from fusednorm.problem import Problem
+from fusednorm.problems import forward_problem
+
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def evaluation(
+    shape: tuple[int, ...], dtype: torch.dtype = BF16, last: bool = False, modulated: bool = False, **changes: Any
+) -> Problem:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    x = x.to(memory_format=torch.channels_last) if last else x
+    given = torch.empty(shape[1], device="meta")
+    scale = torch.empty(shape[:2], device="meta") if modulated else None
+    operands = Operands(changes.get("input", x), given, given, scale, scale, given, given)
+    return forward_problem(norm_of("batch_norm", training=False), operands)
+
+
+@pytest.fixture(autouse=True)
+def _on_any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+
+
+def test_it_takes_dense_evaluations_alone() -> None:
+    assert FLAT.supports(evaluation((4, 6, 5, 5))) is None
+    assert FLAT.supports(evaluation((4, 6, 5, 5), last=True)) is None
+    assert FLAT.supports(evaluation((4, 6))) is None
+    training = forward_problem(norm_of("batch_norm"), Operands(torch.empty(4, 6, 5, 5, device="meta")))
+    assert FLAT.supports(training) == "the statistics are not given"
+    whole = torch.empty(4, 8, 5, 5, dtype=BF16, device="meta")
+    for apart in (whole[:, :6], whole[::2]):
+        assert "do not follow one another" in str(FLAT.supports(evaluation(tuple(apart.shape), input=apart)))
+    assert FLAT.supports(evaluation((1, 6, 5, 5), input=whole[:1, :6])) is None  # one sample, whatever its stride
+    assert "32 bits" in str(FLAT.supports(evaluation((1 << 11, 1 << 10, 1 << 10))))
+
+
+@pytest.mark.parametrize(
+    ("problem", "flat"),
+    [
+        (evaluation((10, 171, 29, 8), last=True, modulated=True), True),
+        (evaluation((64, 77), modulated=True), True),
+        (evaluation((2000, 999)), False),
+        (evaluation((16, 256, 56, 56)), True),
+        (evaluation((32, 512, 28, 28), last=True), False),
+        (evaluation((20, 300, 45, 45), FP32), True),
+        (evaluation((64, 128, 31, 31), FP32, last=True, modulated=True), False),
+        (evaluation((100, 2048, 7, 7)), False),
+    ],
+)
+def test_which_evaluations_go_in_the_order_of_memory(problem: Problem, flat: bool) -> None:
+    assert instances.choose(problem) is (FLAT if flat else TILES)
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_vectors_make_up_the_tensor(last: bool) -> None:
+    for shape in ((3, 5, 7, 9), (2, 6, 5, 5), (4, 64, 7, 7), (1, 8, 1, 1), (8, 16, 32, 32)):
+        for dtype in (BF16, FP32):
+            problem = evaluation(shape, dtype, last)
+            config = flat_for(problem)
+            assert problem.view.numel % config.width == 0
+            assert config.width <= most_width(problem)
+            assert config.vectors >= 32 * config.warps
+
+
+def test_vectors_of_several_channels_are_short() -> None:
+    """Each of their elements has a load for each of its numbers."""
+    assert flat_for(evaluation((16, 100, 9, 9))).width == 2
+    assert flat_for(evaluation((16, 100, 16, 16))).width == 8
+
+
+def test_a_quotient_is_a_product_and_a_shift() -> None:
+    random = Random(0)
+    for number in (1, 2, 3, 5, 7, 12, 49, 255, 256, 257, 10007, (1 << 20) - 1, (1 << 31) - 1):
+        same, factor, shift = divisor(number)
+        assert same == number
+        assert factor < 1 << 32
+        near = [k * number + one for k in (1, 2, 1000) for one in (-1, 0, 1)]
+        for value in (*near, 0, (1 << 31) - 1, *(random.randrange(1 << 31) for _ in range(2000))):
+            if 0 <= value < 1 << 31:
+                assert (2 * value * factor >> 32) >> shift == value // number, (value, number)
