@@ -1077,6 +1077,7 @@ def test_programs_of_a_backward_have_enough_bytes_in_flight_and_few_sums(
         ("rms_norm", 28672, torch.float16, RowsForwardConfig(8192, 16)),
         ("layer_norm", 28672, torch.bfloat16, RowsForwardConfig(4096, 16)),
         ("rms_norm", 65536, torch.float32, RowsForwardConfig(16384, 16)),
+        ("rms_norm", 65536, torch.float64, RowsForwardConfig(4096, 8)),
         ("layer_norm", 65536, torch.float16, RowsForwardConfig(8192, 16)),
         ("layer_norm", 14001, torch.bfloat16, RowsForwardConfig(2048, 8)),
     ],

@@ -42,10 +42,10 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
         return RowsForwardConfig(2048, 4)
     if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
         return RowsForwardConfig(2048, 8)
-    if block > 2 * MOST_ROW:
+    if block > 2 * MOST_ROW and problem.dtype != "float64":
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
         return RowsForwardConfig(8192 if problem.norm.has_mean else 16384, 16)
-    if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean:
+    if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
         return RowsForwardConfig(8192, 16)  # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     long = block > 16384 if problem.dtype == "float32" else block > 8192 and (problem.norm.has_mean or block == 16384)
@@ -53,9 +53,9 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
-    """Short rows: small programs, 16 warps to a multiprocessor, each with 16 elements a thread and three steps in
-    flight: 45 us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements and 8 warps. Narrow
-    loads are not in flight ahead of their use: fewer elements and more warps.
+    """Short rows: small programs, each with 16 elements a thread and three steps in flight, or four of long steps: 45
+    us, not 99, on 100000 x 256 in bf16 with silu. From rows of 1024 on, 32 elements. Narrow loads are not in flight
+    ahead of their use: fewer elements and more warps.
 
     Long rows: 16 to 32 elements a thread, beside the sums of p and q, and 16 warps to a multiprocessor: 40673 x 3012 in
     bf16 takes 217 us with 4 warps, and 323 with 16 and two rows. Few rows that fill little more than half of their
