@@ -15,11 +15,13 @@ from interpreter_support import interpreted
 from fusednorm import choice
 from fusednorm.backends.triton import instances as triton_instances
 from fusednorm.backends.triton.config.flat import flat_for
+from fusednorm.backends.triton.config.held import held_for
 from fusednorm.backends.triton.config.kinds import PassConfig, RowsBackwardConfig, TilesConfig
 from fusednorm.backends.triton.config.lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
 from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, rows_backward_for, rows_forward_for
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
-from fusednorm.backends.triton.config.units import held_for, held_units, whole_forward_for
+from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.bench.judging import Judge, compute_saved_statistics, gradients_by_name
 from fusednorm.bench.operations import problem_of_workload

@@ -12,6 +12,8 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
+from fusednorm.backends.triton.config.held import MOST_HELD, held_for
+from fusednorm.backends.triton.config.holding import holding_pays
 from fusednorm.backends.triton.config.kinds import HeldConfig, RowsForwardConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import (
     by_columns,
@@ -21,7 +23,8 @@ from fusednorm.backends.triton.config.rows import (
     rows_forward_for,
 )
 from fusednorm.backends.triton.config.tiles import merged, of_points, passes_for, tiled
-from fusednorm.backends.triton.config.units import MOST_HELD, held_for, held_units, holding_pays, whole_forward_for
+from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
 from fusednorm.backends.triton.plans.whole import Units
 from fusednorm.backends.triton.runs import (

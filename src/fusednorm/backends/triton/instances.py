@@ -11,6 +11,14 @@ from typing import Any
 from fusednorm.backends.triton.config.columns import columns_for
 from fusednorm.backends.triton.config.device import PROCESSORS
 from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
+from fusednorm.backends.triton.config.held import MOST_HELD, held_for
+from fusednorm.backends.triton.config.holding import (
+    fills_block,
+    fuller_whole,
+    holding_pays,
+    holding_short_pays,
+    whole_pays,
+)
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     FlatConfig,
@@ -44,19 +52,8 @@ from fusednorm.backends.triton.config.rows import (
     rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, tiled
-from fusednorm.backends.triton.config.units import (
-    MOST_HELD,
-    HeldUnits,
-    fills_block,
-    fuller_whole,
-    held_for,
-    held_units,
-    holding_pays,
-    holding_short_pays,
-    whole_forward_for,
-    whole_pays,
-    whole_sum_for,
-)
+from fusednorm.backends.triton.config.units import HeldUnits, held_units
+from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES

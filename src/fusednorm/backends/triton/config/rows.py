@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
+from fusednorm.backends.triton.config.held import MOST_SMALL
+from fusednorm.backends.triton.config.holding import LARGE_HELD
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
-from fusednorm.backends.triton.config.units import LARGE_HELD, MOST_SMALL, HeldUnits
+from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
 from fusednorm.problem import DTYPE_BYTES, Problem
 

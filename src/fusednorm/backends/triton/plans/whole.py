@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import WholeConfig
-from fusednorm.backends.triton.config.units import early, once
+from fusednorm.backends.triton.config.whole import early, once
 from fusednorm.backends.triton.kernels import sums, whole
 from fusednorm.backends.triton.launch import Scalars, prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, codes_of

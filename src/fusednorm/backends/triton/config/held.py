@@ -1,0 +1,217 @@
+"""Units of any memory order in the registers of a program, triton.held: pure functions of the problem."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
+from fusednorm.backends.triton.config.kinds import HeldConfig
+from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.runs import WIDE_LOAD, power_of_two
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units that are neighbours in memory are
+#: read row by row, and in FEW_CONTIGUOUS elements rows may be of any length.
+MOST_HELD, FEW_CONTIGUOUS = 16384, 1 << 16
+#: Elements of a unit up to which two programs share a multiprocessor.
+SHARING_HELD = 8192
+#: Elements of a unit that one program finishes before a second launch would start.
+SMALL_UNIT = 4096
+#: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
+#: launch. In channels_last its rows are as short as a unit is wide, which pays in problems of few elements.
+ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
+#: The samples, elements and channels from which on a backward of one position walks over the samples.
+WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
+#: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
+MOST_SMALL = 256
+
+
+def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """Units to a program: one long one, short ones until they make a program's work. Neighbours in memory are together
+    for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
+    if walks(problem, seen):
+        modulated = problem.scale_dtype is not None or problem.shift_dtype is not None
+        units = max(1, min(power_of_two(seen.in_sample), 1024 // seen.elements))
+        return walk_of(seen, units, 1024, 8 if modulated else 16, 8)
+    rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
+    most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    if seen.positions and total > ALL_SAMPLES_LAST:
+        most = 0
+    if narrow and problem.norm.smooth:
+        # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
+        # and 3.2.
+        most = min(most, ALL_SAMPLES // 2)
+    if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
+        return _all_samples(seen, fewest(seen.elements, narrow), rows)
+    if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
+        return _positions_backward(problem, seen)
+    if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
+        return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+    fitting = power_of_two(seen.units if seen.spans else seen.in_sample)
+    if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+        if seen.samples == 1:  # and no second launch
+            return _alone(problem, seen, narrow, fitting)
+        units = max(1, min(256 // seen.elements, fitting))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
+    if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
+        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
+        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, fitting))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
+    least = _row_of_units(seen, size, total, _padded(problem, seen))
+    alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
+    if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
+        alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
+    units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
+    units = max(1, min(units, fitting, MOST_HELD // seen.elements))
+    thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
+    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def fewest(unit: int, narrow: bool) -> int:
+    """The elements of a thread in a small problem, whose time is that of one program from its first instruction to its
+    last: fewer shorten the code, whose instructions come from memory too, and spread units over more warps."""
+    return 2 if unit < 128 or (narrow and unit == 512) else 4
+
+
+def walks(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a backward walks over the samples: many samples of one position, whose p and q would be more bytes than
+    their elements. (65536, 768) in 32 groups in bf16 takes 111 us so, and 377 with p and q in memory, (8192, 1024) in
+    fp32 30 and 76, but (65536, 11) in one group with gelu 28 and 14. Of several positions a walk is no faster: (4096,
+    256, 3, 3) takes 58 us, and 53."""
+    if not problem.backward or problem.added is not None or seen.across == "sample" or seen.affine == 3:
+        return False
+    many = seen.samples >= WALKED_SAMPLES and problem.view.numel > WALKED_ELEMENTS
+    many = many and problem.view.channels >= WALKED_CHANNELS
+    return problem.view.spatial == 1 and many and seen.elements <= SHARING_HELD
+
+
+def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int) -> HeldConfig:
+    """The walk with so many neighbouring units and ``lanes`` of a tile, elements of a thread, and warps to a
+    multiprocessor."""
+    samples = max(1, lanes // (units * seen.elements))
+    program = max(1, min(16, units * samples * seen.elements // (32 * thread)))
+    blocks = -(-seen.in_sample // units)
+    chunks = max(1, PROCESSORS * warps // (program * blocks))
+    return HeldConfig(units, program, samples=samples, steps=max(2, -(-seen.samples // (samples * chunks))))
+
+
+def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
+    """The units in one place of all samples, with so many elements a thread at least."""
+    samples = power_of_two(seen.samples)
+    thread = max(least, thread_elements(seen.units * seen.elements, 8))
+    warps = max(1, min(8, samples * seen.elements // (32 * thread)))
+    if rows:
+        warps = max(2, samples * seen.elements // (32 * 16))
+    return HeldConfig(samples, warps, all_samples=True)
+
+
+def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
+    """Few units of one sample: a warp to a unit, or to several where they are many; or short ones with 2 elements a
+    thread, and 4 with scale and shift. In bf16 (1, 1607, 11) takes 1.6 us backward, and 2.1 with 8 a thread; in fp16
+    (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps, (1, 2048, 4, 4) with scale and shift 1.9, and 2.2 with
+    2 a thread, in bf16 (1, 1024, 8, 8) 1.9, and 2.3 with a warp to a unit."""
+    if seen.elements >= 64:
+        return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
+    units = max(1, min(256 // seen.elements, fitting))
+    thread = 4 if problem.modulated and problem.backward else fewest(seen.elements, narrow)
+    return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
+
+
+def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """Groups of channels_last make 1024 elements or more, with 32 to a thread: it then sums the positions of its
+    channels alone. (26, 2560, 1, 3) in 32 groups in fp16 takes 4.4 us with two groups on one warp, and 13.7 on four.
+    Units of one channel are together for 64 bytes: (20, 756, 5, 5) in fp32 takes 4.8 us in instance_norm, and 11.6
+    where a program has a channel of all samples."""
+    size = DTYPE_BYTES[problem.dtype]
+    if seen.contiguous:
+        units, thread = min(64 // size, max(1, SMALL_UNIT // seen.elements)), 32
+    else:
+        units, thread = max(1024 // seen.elements, _row_of_groups(seen, size, False)), 16 if _uneven(seen) else 32
+    units = max(1, min(units, power_of_two(seen.in_sample)))
+    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
+
+
+def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:
+    """The elements of a thread, where a program has ``program``: 2 to 8 of a small problem, a warp to a small unit;
+    where there are many elements 8 or 16, and more of a forward of 16 bits, where units are neighbours in memory, and
+    where programs have ``rows`` of several short units."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow = seen.load_bytes(problem) < WIDE_LOAD
+    if _padded(problem, seen):
+        return 16
+    if rows:
+        return 16 if program <= 2048 or (problem.backward and program <= 4096) else 32
+    if total <= SMALL_HELD:
+        return max(_small_thread(problem, seen, narrow), min(32, program // _most_small(problem, seen)))
+    if seen.contiguous:
+        return thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+    if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
+        return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
+    if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 2048 and total > 4 * SMALL_HELD:
+        # Loads of single elements, many to a thread: (34, 1280, 679) in bf16 takes 63 us with one warp, 76 with four.
+        return 32 if size == 2 and problem.norm.activation is None else 16
+    few = problem.backward and narrow and seen.elements < 2048
+    return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)
+
+
+def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
+    """The elements of a thread in a small problem."""
+    if seen.contiguous:
+        return 2 if seen.elements <= 32 else 16 if problem.backward and seen.affine == 3 else 8
+    if seen.across == "sample":
+        if seen.elements <= 32 and seen.rows < 4:  # (2, 1177, 11) in fp32 takes 1.8 us with 2, and 2.0 with 4
+            return 2
+        return 8 if seen.elements == 256 and not narrow else 4
+    return fewest(seen.elements, narrow)
+
+
+def _most_small(problem: Problem, seen: HeldUnits) -> int:
+    """The threads of a program in a small problem. A backward with scale and shift of each sample has four sums."""
+    return 2 * MOST_SMALL if problem.backward and seen.affine == 3 else MOST_SMALL
+
+
+def _padded(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether lanes of a forward hold no channel beside the few of a group. Then a program has few groups, and a thread
+    few elements: (64, 105, 12, 12) in 21 groups in fp16 and channels_last takes 7.4 us with one, and 10.8 with two."""
+    return _uneven(seen) and seen.positions and not problem.backward
+
+
+def _uneven(seen: HeldUnits) -> bool:
+    """Whether groups have few channels, and no power of two."""
+    return seen.columns < power_of_two(seen.columns) <= 8
+
+
+def _row_of_units(seen: HeldUnits, size: int, total: int, padded: bool) -> int:
+    """The fewest units of a program whose rows lie side by side in memory. Short rows cost memory time, but a small
+    problem has more programs with them."""
+    if not seen.contiguous:
+        return _row_of_groups(seen, size, padded)
+    if total <= FEW_CONTIGUOUS:
+        return max(1, min(4, 1024 // seen.elements))
+    least = (64 if total > 4 * SMALL_HELD else 32) // size
+    if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
+        return max(1, min(4, SMALL_UNIT // seen.elements))
+    return least
+
+
+def _row_of_groups(seen: HeldUnits, size: int, padded: bool) -> int:
+    """The groups of a few channels whose positions make 32 bytes: (24, 64, 21, 21) in 32 groups in fp16 and
+    channels_last takes 8.3 us with a group to a program, and 3.5 with eight."""
+    if not seen.positions or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
+        return 1
+    least = max(1, 32 // (size * power_of_two(seen.columns)))
+    if padded:
+        return min(least, max(1, 2048 // seen.elements))
+    return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
+
+
+def _short_narrow(problem: Problem, unit: int, many: bool) -> HeldConfig:
+    """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
+    (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The shortest have two warps:
+    (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest in fp32: (45, 256, 315) takes
+    14.4 us with them, and 17.5 with one."""
+    if not many or unit <= 32:
+        return HeldConfig(512 // unit, 2)
+    if unit <= 256:
+        return HeldConfig(512 // unit, 1)
+    return HeldConfig(1024 // unit, DTYPE_BYTES[problem.dtype] // 2)

@@ -1,0 +1,155 @@
+"""Which units are faster in the registers of a program than in tiles: pure functions of the problem."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
+from fusednorm.backends.triton.config.held import (
+    ALL_SAMPLES,
+    FEW_CONTIGUOUS,
+    MOST_HELD,
+    SHARING_HELD,
+    SMALL_UNIT,
+    walks,
+)
+from fusednorm.backends.triton.config.tiles import of_points, tiled
+from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, unit_bytes
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Elements of a unit that keeps its multiprocessor busy even where its tile is not full.
+LARGE_HELD = 4096
+#: Memory moves so many bytes at least, of which a unit of one channel of channels_last has its own element, and the
+#: bytes that one program may so read: batch_norm of (2, 6, 73, 73) in bf16 takes 5.9 us held, and 4.5 in tiles.
+SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
+#: Elements of points with scale and shift whose backward is as fast held: (1000, 256) in fp16 takes 10.5 us held, and
+#: 6.8 in tiles.
+FEW_POINTS = 1 << 17
+#: Samples from which on batch_norm's spread planes fill tiles.
+SPREAD_PAYS = 32
+
+
+def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether units in registers are faster than tiles: one launch, and one read, but whole units to a program.
+
+    Where a tile is not full its lanes are wasted: (16, 640, 13, 13) in 32 groups in bf16 takes 14 us held, 41 % full,
+    and 6 whole. Rows of a few neighbouring units are short for memory: (16, 256, 56, 56) in fp32 and channels_last
+    takes 87 us held, 4 units to a row, and 43 in tiles. Where lanes are few one launch is faster, full or not: in fp16
+    and channels_last (2, 640, 17, 17) in 40 groups takes 3.6 us held, 56 % full, and 6.8 in tiles, (17, 640, 13, 3) in
+    4 groups 4.6, 38 % full, and 7.2; (16, 480, 24, 24) in 32 groups 19.4, 53 % full, and 13.3. A large unit
+    of narrow loads is not: (40, 591, 15, 3) in 3 groups takes 18 us held, and 8 in tiles. Loads of few channels
+    are short where tiles have wide ones: (50, 48, 28, 28) in 16 groups takes 13.5 us held, and 8.8 in tiles.
+    """
+    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
+    full = seen.rows * seen.columns / seen.elements
+    if problem.backward and of_points(problem) is not None and problem.view.numel > FEW_POINTS:
+        return False
+    if walks(problem, seen):
+        return True
+    if problem.backward and _few_large(problem, seen):
+        return False
+    if seen.contiguous:
+        together = MOST_HELD // seen.elements
+        if together >= seen.in_sample:
+            return True
+        if problem.view.numel <= FEW_CONTIGUOUS:
+            return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
+        if small:
+            narrow = seen.load_bytes(problem) < WIDE_LOAD
+            return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+        return size * together >= 64 and full >= 0.75
+    if seen.across == "sample":
+        return _holding_samples_pays(problem, seen, full)
+    lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
+    wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
+    short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
+    if not problem.backward:
+        few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
+        return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
+    if problem.view.group_channels == 1 and seen.input.order == "channels_first":
+        return short or full >= (0.55 if seen.elements == 1024 else 0.6) or size > 2
+    short = short or (shared and wide and lanes <= FEW // 2)
+    return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _few_large(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation: (1, 640, 5, 5, 5) in
+    32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles."""
+    few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
+    return problem.norm.smooth and few and problem.view.group_channels > 1 and seen.load_bytes(problem) < WIDE_LOAD
+
+
+def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of a channel of all samples: in bf16 (128, 2048, 7, 7) takes 53 us held, and 22 in tiles of
+    spread planes. Few large channels leave multiprocessors idle: (13, 21, 29, 29) takes 5.4 us held backward, and 4.2
+    in tiles. Each sample's scale and shift take registers: (38, 64, 5, 5, 7) took 58 us held backward, and 8 in tiles,
+    and the forward of few such channels, (63, 8, 9, 9), takes 4.4 us held and 3.6 in tiles.
+    Planes of some size, of channels that are not too many, are faster held: (16, 512, 19, 19) in bf16 takes 8.6 us, and
+    11.3 in tiles, backward 10.1 and 13.8; but with relu the backward of (32, 512, 13, 13) takes 17.9 and 13.0. Odd
+    planes that lie along one axis are faster held, unless many samples fill tiles of spread planes: (18, 700, 21, 21)
+    takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
+    """
+    if problem.view.numel > FEW:
+        if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
+            if not problem.backward and problem.view.numel <= 2 * FEW:
+                return True
+            if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
+                return True
+        long = seen.affine == 3 and seen.elements > 8192
+        if seen.flat and full >= 0.75 and seen.rows < SPREAD_PAYS and not long:
+            return seen.elements <= SHARING_HELD or not problem.backward
+        return full >= 0.55 and not long and tiled(problem) is problem.folded
+    if not problem.backward:
+        few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
+        return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
+    if seen.affine == 3:
+        return seen.elements <= (ALL_SAMPLES if seen.units >= 32 else ALL_SAMPLES // 2)
+    if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
+        return True
+    return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
+
+
+def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
+    whole, 84 % full, and 3.5 held, 42 % full."""
+    held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
+    return problem.reduced <= SMALL_UNIT and held < 0.7 * whole
+
+
+def holding_short_pays(problem: Problem) -> bool:
+    """Whether the forward of few short units of one channel and narrow loads is faster held, with 2 elements a thread:
+    its statistics lie where its elements do. (16, 100, 5, 5) in fp32 takes 1.7 us held, and 2.1 whole, (10, 325, 3, 3)
+    with scale and shift 1.8 and 2.3, but (48, 192, 3, 3, 3) in bf16 2.4 both ways, and (128, 320, 9) less whole."""
+    view, block = problem.view, power_of_two(problem.reduced)
+    short = view.group_channels == 1 and view.spatial > 1 and block <= 32 and unit_bytes(problem) < WIDE_LOAD
+    return short and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 4
+
+
+def whole_pays(problem: Problem) -> bool:
+    """Whether units in one piece of memory are faster in the registers of one program than read twice.
+
+    For a large unit of several channels an affine per element costs more than a second read: (32, 256, 56, 56) in
+    bf16 took 86 us whole and 53 in tiles. A unit of one channel has one affine, and pays where it fills its block, in
+    32 bits everywhere: (12, 64, 142, 142) takes 42 us whole and 50 in tiles. Of more than 16384 elements units must be
+    many, and in 16 bits no activation needs registers too: (32, 24, 170, 170) takes 34 us whole and 39 in tiles, (36,
+    24, 160, 160) with silu 46 and 37.
+    """
+    view, size, block = problem.view, DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
+    if problem.reduced <= SMALL_UNIT or view.spatial == 1:
+        return True
+    if view.group_channels > 1:
+        return False
+    if block <= 8192:
+        return True
+    fills, wide = fills_block(problem), load_bytes(problem) >= WIDE_LOAD
+    if block == 16384:
+        return size > 2 or fills
+    pays = (wide or fills) if size > 2 else (wide and fills and not problem.norm.smooth)
+    return pays and 2 * problem.num_statistics >= PROCESSORS
+
+
+def fills_block(problem: Problem) -> bool:
+    """Whether a long unit of one channel has elements for most lanes of a program that holds it: (111, 24, 106, 106) in
+    bf16 takes 40 us whole and 45 in steps, (8, 300, 100, 100) 37 and 40, (53, 24, 132, 132) 40 and 34. Lanes that load
+    single elements take longer: (138, 24, 95, 95) takes 83 us whole and 58 in tiles."""
+    lanes = 16 * problem.reduced
+    return lanes >= (9 if load_bytes(problem) >= WIDE_LOAD else 12) * power_of_two(problem.reduced)

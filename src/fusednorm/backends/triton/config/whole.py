@@ -1,0 +1,109 @@
+"""Whole units in the registers of a program, triton.whole: pure functions of the problem."""
+
+from __future__ import annotations
+
+from fusednorm.backends.triton.config.device import MOST_WARPS, PROCESSORS, SMALL_HELD, thread_elements
+from fusednorm.backends.triton.config.kinds import WholeConfig
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, power_of_two, unit_bytes
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Elements of a program of short units.
+SHORT_UNITS = 512
+
+
+def whole_forward_for(problem: Problem) -> WholeConfig:
+    """At most 16 elements a thread; 32 of long units, and 64 where these fill no tile: 8192 x 5120 in bf16 takes 44 us
+    on 4 warps, 51 on 8 and 60 on 16, and 8192 x 8192 takes 68 on 8. Units with a mean have 32 too where they fill no
+    tile: layer_norm of 50000 x 1200 takes 63 us on 2 warps and 77 on 4, 182913 x 736 takes 132 on one and 146 on 2."""
+    block, units = power_of_two(problem.reduced), problem.num_statistics
+    narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
+    if block * units <= 2 * SMALL_HELD and block <= 8192:
+        return _small_whole(block, units, narrow, size)
+    if narrow and block <= 128:
+        if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
+            return WholeConfig(SHORT_UNITS // block, 4)
+        return _narrow_whole(block, size, problem.view.spatial == problem.view.groups == 1)
+    if block <= 512:
+        return _short_whole(problem, block, narrow)
+    if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
+        full = _fills(problem.reduced, block)
+        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
+    elif block > 8192:
+        thread = 16
+    else:
+        sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block)
+        thread = thread_elements(block * units, 32 if sparse else 16, 32 if narrow else 16)
+    return WholeConfig(1, max(1, min(16, block // (32 * thread))))
+
+
+def whole_sum_for(problem: Problem) -> WholeConfig:
+    """:func:`whole_forward_for` of a problem with sums around the norm, with 32 elements a thread at most, since two or
+    three tensors are on their way to it. Not measured."""
+    config, block = whole_forward_for(problem), power_of_two(problem.reduced)
+    return WholeConfig(config.units, min(16, max(config.warps, block * config.units // (32 * 32))))
+
+
+def _fills(length: int, block: int) -> bool:
+    return 8 * length > 7 * block
+
+
+def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
+    """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
+    warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
+    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight, but
+    18972 x 64 takes 2.6 on four with 16 rows, and 2.8 on two with 32.
+    With a mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280
+    on two."""
+    short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
+    if total <= 4 * SMALL_HELD:
+        return WholeConfig(SHORT_UNITS // block, 1)
+    wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
+    if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
+        if short and total <= 8 * SMALL_HELD and block <= 128:
+            return WholeConfig(1024 // block, 4)
+        elements = 2048 if short and block < 512 else 1024
+        return WholeConfig(elements // block, max(2, elements // 1024))
+    if block <= 128 and short:
+        return WholeConfig(1024 // block, 2)
+    return WholeConfig((1024 if short or (block == 512 and not narrow) else SHORT_UNITS) // block, 1)
+
+
+def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
+    """Many short units of narrow loads, whose lanes lie side by side: one warp, since two would share each unit.
+    (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
+    takes 7.0 us on two warps with 8 units, and 7.5 with 16. Longer ones of 16 bits, whose parameters are ``shared``,
+    are twice as many: 30000 x 77 in bf16 takes 5.7 us with 8, and 6.7 with 4."""
+    if size > 2 and block < 64:
+        return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
+
+
+def _small_whole(block: int, units: int, narrow: bool, size: int) -> WholeConfig:
+    """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
+    fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more, but those of
+    short units are a warp's, which waits for no other: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
+    3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four. The shortest in fp32 are two elements
+    a thread: (6, 1800, 3, 3) takes 2.1 us with 16 units on four warps, and 2.8 with 32."""
+    if block == 128 and narrow:
+        return WholeConfig(min(SHORT_UNITS // block, power_of_two(max(1, units // (2 * PROCESSORS)))), 1)
+    if block <= 128:
+        together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
+        together = max(together, 32 // block)  # values that lanes have in common move through shared memory
+        warps = max(1, block * together // (32 * 4))
+        return WholeConfig(together // 2 if narrow and size > 2 and block <= 16 and warps >= 4 else together, warps)
+    if block <= 512 and not ((narrow or block == 512) and units < PROCESSORS // 4):
+        return WholeConfig(1, 1)
+    return WholeConfig(1, 4 if block <= 1024 else 8)
+
+
+def early(programs: int, warps: int, elements: int) -> bool:
+    """Whether parameters are loaded before the statistics of programs of so many elements, and wait for them in
+    registers: where no program waits for another, the time of one access is saved."""
+    return programs * warps <= PROCESSORS * MOST_WARPS and elements <= 32 * 32 * warps
+
+
+def once(problem: Problem, config: WholeConfig, block: int) -> bool:
+    """Whether the units of a program, which have the same parameters, share one load of them. Where a thread has few
+    elements of each unit, each loads its own: no value then waits for another thread."""
+    same = problem.view.groups == 1 and not problem.modulated
+    return same and config.units > 1 and block * config.units > 32 * 8 * config.warps
