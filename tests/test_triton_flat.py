@@ -57,6 +57,9 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((10, 171, 29, 8), last=True, modulated=True), True),
         (evaluation((64, 77), modulated=True), True),
         (evaluation((2000, 999)), False),
+        (evaluation((30000, 500), modulated=True), True),
+        (evaluation((30000, 500)), False),
+        (evaluation((65, 118, 112, 112), FP32, last=True), True),
         (evaluation((16, 256, 56, 56)), True),
         (evaluation((32, 512, 28, 28), last=True), False),
         (evaluation((20, 300, 45, 45), FP32), True),
@@ -83,6 +86,9 @@ def test_vectors_of_several_channels_are_short() -> None:
     """Each of their elements has a load for each of its numbers."""
     assert flat_for(evaluation((16, 100, 9, 9))).width == 2
     assert flat_for(evaluation((16, 100, 16, 16))).width == 8
+    assert flat_for(evaluation((30000, 500), modulated=True)).width == 4  # which divides the channels
+    assert flat_for(evaluation((65, 118, 112, 112), FP32, last=True)).width == 2
+    assert flat_for(evaluation((65, 117, 112, 112), FP32, last=True)).width == 4
 
 
 def test_a_quotient_is_a_product_and_a_shift() -> None:

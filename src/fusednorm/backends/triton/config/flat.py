@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import SMALL_HELD
 from fusednorm.backends.triton.config.kinds import FlatConfig
-from fusednorm.backends.triton.runs import WIDEST_LOAD, alignment
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, alignment
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem, dense_layout
 
 #: Elements up to which an evaluation is as fast with two elements to a thread as with more, and those up to which one
@@ -36,17 +36,23 @@ def most_width(problem: Problem) -> int:
     return alignment(problem.dtype, problem.view.numel)
 
 
+def one_channel_width(problem: Problem) -> int:
+    """The elements of the widest vectors that divide every plane, or every position's channels; 1 where these would
+    have loads of less than WIDE_LOAD."""
+    width = alignment(problem.dtype, inner_elements(problem))
+    return width if width * DTYPE_BYTES[problem.dtype] >= WIDE_LOAD else 1
+
+
 def flat_pays(problem: Problem) -> bool:
-    """Whether the order of memory is faster than tiles. On an H100, in small evaluations: (10, 171, 29, 8) with
-    scale and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6. In large
-    ones where a vector has one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, but (32, 512, 28,
-    28) in channels_last with gelu 24 and 20. Or where vectors have few elements: (20, 300, 45, 45) in fp32 takes 34 us,
-    and 40 in tiles, but (100, 2048, 7, 7) in bf16 24 and 16."""
-    view = problem.view
-    one_channel = inner_elements(problem) % most_width(problem) == 0
+    """Whether the order of memory is faster than tiles. On an H100, in small evaluations: (10, 171, 29, 8) with scale
+    and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6. In large ones
+    where a vector has one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, (30000, 500) with scale
+    and shift 40 and 43, but (32, 512, 28, 28) in channels_last with gelu 24 and 20. Or where vectors have few elements:
+    (20, 300, 45, 45) in fp32 takes 34 us, and 40 in tiles, but (100, 2048, 7, 7) in bf16 24 and 16."""
+    view, one_channel = problem.view, one_channel_width(problem) > 1
     if view.numel <= (MOST_SMALL if one_channel else MOST_SMALL // 2):
         return True
-    if one_channel and problem.layout.order == "channels_first":
+    if one_channel and (problem.layout.order == "channels_first" or (problem.modulated and view.spatial == 1)):
         return True
     return problem.dtype == "float32" and not problem.modulated
 
@@ -54,13 +60,13 @@ def flat_pays(problem: Problem) -> bool:
 def flat_for(problem: Problem) -> FlatConfig:
     """One load or two to a thread, and 4 warps or 8. Vectors of several channels are short, since each element then has
     a load for each of its numbers: (16, 100, 9, 9) in fp16 takes 1.8 us with two elements to a vector, and 2.0 with
-    four."""
-    width, total = most_width(problem), problem.view.numel
-    several = inner_elements(problem) % width != 0
-    if total <= TINY or several:
-        width = min(width, 4 if problem.dtype == "float32" and total > SMALL_HELD else 2)
+    four, (30000, 500) with scale and shift in bf16 40 with four of one channel, and 64 with eight of two."""
+    width, total = one_channel_width(problem), problem.view.numel
+    several = width == 1
+    if several:
+        width = min(most_width(problem), 4 if problem.dtype == "float32" and total > SMALL_HELD else 2)
     elif total <= SMALL_HELD:
-        width = min(width, 4)
+        width = min(width, 2 if total <= TINY else 4)
     warps = 4 if total <= TINY or width * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD else 8
     each = 2 if several and width <= 2 and total > SMALL_HELD else 1
     return FlatConfig(32 * warps * each, width, warps)
