@@ -459,6 +459,13 @@ def test_planes_that_fill_no_tile_are_taken_in_pieces(side: int, positions: int)
         assert tile.channels * tile.positions >= 1024
 
 
+def test_odd_planes_are_written_in_longer_pieces() -> None:
+    for problem in _problems((15, 640, 35, 11), 32, torch.bfloat16, False):
+        output = passes_for(problem).output
+        assert (output.channels, output.positions, output.tiles, output.warps) == (32, 128, 2, 8)
+    assert passes_for(_problems((16, 640, 24, 24), 32, torch.bfloat16, False)[1]).output.positions == 64
+
+
 @pytest.mark.parametrize(("side", "positions"), [(5, 32), (6, 64)])
 def test_planes_shorter_than_a_piece_stay_whole(side: int, positions: int) -> None:
     for problem in _problems((512, 320, side, side), 32, torch.bfloat16, False):
