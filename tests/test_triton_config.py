@@ -1128,3 +1128,16 @@ def test_a_smooth_activation_leaves_partials_of_each_sample_sooner() -> None:
         seen = held_units(problem)
         assert seen is not None
         assert held_for(problem, seen).all_samples == together
+
+
+def test_a_smooth_activation_has_a_large_plane_read_in_shorter_tiles() -> None:
+    for activation, positions, warps in (("relu", 4096, 4), ("silu", 2048, 2)):
+        x = torch.empty(7, 32, 392, 973, dtype=torch.bfloat16, device="meta")
+        norm = norm_of("batch_norm", activation=resolve(activation))
+        reduction = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reduction
+        assert (reduction.positions, reduction.warps, reduction.tiles) == (positions, warps, 47)
+
+
+def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
+    reduction = passes_for(_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
+    assert (reduction.channels, reduction.tiles) == (32, 112)

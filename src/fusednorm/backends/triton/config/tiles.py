@@ -55,6 +55,9 @@ WRITE_CHANNELS = 128
 #: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
 #: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
 FORWARD_STAGES, BACKWARD_STAGES = 6, 4
+#: Tiles that one program of such a pass takes at most, and about how many programs there are: the backward of
+#: batch_norm of (39, 96, 112, 112) in bf16 takes 131 us with 112 tiles, 819 programs, and 141 with 56.
+MOST_TILES, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 128, 1000, 800
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -173,7 +176,12 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     length = length_of_runs(problem)
     count = -(-length // read.positions)
     tiles = shares(count, _programs(problem, read) // PLANE_PROGRAMS if large else count)
-    reduction = replace(read, tiles=tiles, warps=4 if large else 2, stages=PLANE_STAGES if tiles > 1 else 1)
+    warps = 4 if large else 2
+    if large and problem.norm.smooth and read.positions == 4096:
+        # Half as long tiles, as many to a program: (10, 3, 1019, 1019) in bf16 with silu, scale and shift takes 90 us
+        # so, and 99 else, (7, 32, 392, 973) with gelu_tanh 258 and 265.
+        read, warps = replace(read, positions=2048), 2
+    reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
     if view.numel > MOST_STARTS * write.channels * write.positions:
@@ -248,7 +256,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         channels = min(power_of_two(view.channels), elements)
         return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
     moments = None if problem.backward else _for_moments(problem)
-    most, stages = (64, BACKWARD_STAGES) if problem.backward else (128, FORWARD_STAGES)
+    stages = BACKWARD_STAGES if problem.backward else FORWARD_STAGES
     if problem.backward and problem.dtype == "float32" and view.numel >= HUGE:
         stages = 2
     blocks = view.samples * -(-view.channels // read)
@@ -266,7 +274,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
     positions = max(1, 512 // share // read)
     count = -(-view.spatial // positions)
-    tiles = _tiles_of_a_program(count, blocks, most)
+    tiles = _tiles_of_a_program(count, blocks, BACKWARD_PROGRAMS if problem.backward else FORWARD_PROGRAMS)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
     reduction = PassConfig(read, positions, tiles, 1, stages)
@@ -330,9 +338,10 @@ def _block_of_channels(channels: int, most: int) -> int:
     return min(whole if whole >= 32 else power_of_two(channels), most)
 
 
-def _tiles_of_a_program(count: int, columns: int, most: int) -> int:
-    """Tiles to a program, where the pass has ``columns`` times ``count``: few enough for 1000 programs, which fill the
-    device, and at least 8, so that a program does more than wait for its first tiles; but at least 2 where there would
-    be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us with 2 tiles to a program, and 5.6 with 8."""
+def _tiles_of_a_program(count: int, columns: int, programs: int) -> int:
+    """Tiles to a program, where the pass has ``columns`` times ``count``: few enough for so many programs, which fill
+    the device, and at least 8, so that a program does more than wait for its first tiles; but at least 2 where there
+    would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us with 2 tiles to a program, and 5.6 with
+    8."""
     least = max(2, min(8, columns * count // (2 * PROCESSORS)))
-    return shares(count, min(most, max(least, columns * count // 1000)))
+    return shares(count, min(MOST_TILES, max(least, columns * count // programs)))
