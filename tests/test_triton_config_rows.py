@@ -1,0 +1,300 @@
+"""How rows go through triton.rows, triton.whole and triton.held: pure functions of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton_config_support import problems_of
+
+from fusednorm import choice
+from fusednorm.activations import resolve
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config.held import held_for
+from fusednorm.backends.triton.config.kinds import RowsForwardConfig
+from fusednorm.backends.triton.config.rows import (
+    by_columns,
+    columns_backward_for,
+    holding_rows_pays,
+    rows_backward_for,
+    rows_forward_for,
+)
+from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.whole import whole_forward_for
+from fusednorm.backends.triton.runs import (
+    power_of_two,
+    row_window,
+)
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Gated, Operands
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
+
+
+def test_rows() -> None:
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    assert rows_backward_for(problem).stages == 3
+    wide = replace(problem, dtype="float32")
+    assert rows_backward_for(wide).stages == 1
+    assert whole_forward_for(replace(problem, direction="forward")).warps == 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "forward", "backward"),
+    [
+        ((16384, 1024), 1, "triton.whole", "triton.rows"),
+        ((16384, 8192), 1, "triton.whole", "triton.rows"),
+        ((16384, 16384), 1, "triton.rows", "triton.rows"),
+        ((60, 16384), 1, "triton.whole", "triton.rows"),
+        ((4096, 20000), 1, "triton.rows", "triton.rows"),
+        ((3021, 22114), 1, "triton.rows", "triton.rows"),
+        ((3021, 22113), 1, "triton.tiles", "triton.rows"),
+        ((1875, 50654), 1, "triton.tiles", "triton.rows"),
+        ((250, 22114), 1, "triton.tiles", "triton.rows"),
+        ((32, 64, 56, 56), 3, "triton.tiles", "triton.rows"),
+        ((5, 5120), 1, "triton.whole", "triton.rows"),
+        ((2, 300), 1, "triton.whole", "triton.rows"),
+        ((4, 1 << 20), 1, "triton.tiles", "triton.rows"),
+        ((1, 1 << 22), 1, "triton.tiles", "triton.rows"),
+    ],
+)
+def test_rows_get_the_instance_of_their_length(
+    shape: tuple[int, ...], dims: int, forward: str, backward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    norm = norm_of("layer_norm", dims)
+    assert instances.choose(forward_problem(norm, Operands(x))).name == forward
+    assert instances.choose(backward_problem(norm, BackwardOperands(x, x, x, x))).name == backward
+
+
+@pytest.mark.parametrize("size", [67, 128, 315, 320, 768, 1152, 2048])
+def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> None:
+    for samples in (128, 2048, 8000, 1 << 20):
+        x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
+        norm = norm_of("layer_norm", 1)
+        config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+        assert config.programs == 264 or 8 * config.programs <= 2 * 3 * samples / 4
+        assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)
+
+
+@pytest.mark.parametrize(
+    ("samples", "size", "instance"),
+    [
+        (1, 2048, "rows"),
+        (2, 768, "rows"),
+        (2, 2048, "held"),
+        (9, 256, "held"),
+        (216, 1024, "held"),
+        (594, 1072, "rows"),
+    ],
+)  # fmt: skip
+def test_few_short_rows_leave_partials_and_two_of_them_none(samples: int, size: int, instance: str) -> None:
+    x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_rows_pays(problem, seen) == (instance == "held")
+    if instance == "held":
+        config = held_for(problem, seen)
+        assert config.warps <= 8
+        assert config.units * seen.elements <= 32 * config.warps * 16
+    elif samples <= 2:
+        rows = rows_backward_for(problem)
+        assert (rows.rows, rows.programs) == (samples, 1)
+
+
+def test_few_rows_are_shared_by_many_programs() -> None:
+    x = torch.empty(462, 768, dtype=torch.float16, device="meta")
+    config = rows_backward_for(backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x)))
+    assert config.rows * config.programs >= 256
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "window"),
+    [
+        ((8000, 1439), torch.float16, 8), ((8000, 1438), torch.bfloat16, 8), ((8000, 1436), torch.float16, 1),
+        ((8000, 1439), torch.float32, 1), ((33363, 77), torch.float16, 1), ((1, 1439), torch.float16, 1),
+    ],
+)  # fmt: skip
+def test_windows_of_rows(shape: tuple[int, int], dtype: torch.dtype, window: int) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    assert row_window(problem) == window
+    if window > 1:
+        config = rows_backward_for(problem)
+        plan = instances.ROWS.plan(problem, config)
+        assert config.rows == 1
+        assert plan.backward.constants["WINDOW"] == window
+        # The rows of a program lie alike in their windows.
+        assert plan.backward.programs % window == 0
+
+
+def test_rows_at_one_address_have_no_windows() -> None:
+    """Nothing but the end of the tensor follows them."""
+    x = torch.empty(40, 1439, dtype=torch.float16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    wide = replace(problem.layout, sample=1440)
+    for sample, window in ((1448, 8), (0, 1)):
+        grad = replace(wide, sample=sample)
+        assert row_window(replace(problem, layout=wide, output_layout=wide, grad_layout=grad)) == window
+
+
+def test_steps_grow_with_a_plane() -> None:
+    planes = (problems_of("instance_norm", 0, (25, 64, side, side))[0] for side in (92, 132))
+    assert [rows_forward_for(plane).elements for plane in planes] == [1024, 2048]
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "columns"),
+    [
+        (600, 8192, torch.bfloat16, False), (600, 8867, torch.bfloat16, True), (60, 12288, torch.bfloat16, True),
+        (4096, 12288, torch.bfloat16, False), (4096, 16384, torch.bfloat16, True), (2, 150528, torch.float32, True),
+    ],
+)  # fmt: skip
+def test_a_backward_of_long_rows_goes_by_columns(rows: int, length: int, dtype: torch.dtype, columns: bool) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    assert by_columns(problem) == columns
+    if columns:
+        config = columns_backward_for(problem)
+        assert 1 <= config.steps <= 32
+        assert config.stages in (1, 3)
+
+
+def test_long_rows_with_a_smooth_activation_go_by_columns_where_they_would_be_loaded_twice() -> None:
+    x = torch.empty(8220, 10240, dtype=torch.float16, device="meta")
+    for family, activation, columns in (
+        ("layer_norm", "gelu", True),
+        ("layer_norm", "relu", False),
+        ("layer_norm", None, False),
+        ("rms_norm", "gelu", False),
+    ):
+        problem = backward_problem(norm_of(family, 1, activation=resolve(activation)), BackwardOperands(x, x, x, x))
+        assert by_columns(problem) == columns
+
+
+@pytest.mark.parametrize(
+    ("gate", "shape", "dtype", "makes"),
+    [
+        ((8, 1, 64), (8, 4, 64), torch.float32, True),  # which triton.held would take without a gate
+        ((8, 1, 64), (8, 3, 64), torch.float32, False),
+        ((4, 1, 8192), (4, 64, 8192), torch.bfloat16, True),
+        ((4, 1, 9000), (4, 64, 9000), torch.bfloat16, False),
+        ((4, 1, 4096), (4, 64, 4096), torch.float64, False),
+        ((16, 1, 1, 1), (16, 4, 9, 9), torch.float32, False),
+    ],
+)
+def test_what_makes_the_gradients_of_a_gated_sum(
+    gate: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype, makes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x, weight = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape[-1], device="meta")
+    if len(shape) == 3:
+        norm, operands = norm_of("layer_norm", 1), BackwardOperands(x, x, x, x, weight)
+    else:
+        norm, operands = norm_of("group_norm", 2), BackwardOperands(x, x, x, x)
+    gated = Gated(torch.empty(gate, dtype=dtype, device="meta"), x, True)
+    problem = replace(sum_backward_problem(norm, operands, "backward", None, False, gated), device="cuda")
+    assert (instances.ROWS.supports(problem) is None) == makes
+    assert (choice.default(problem) is instances.ROWS) >= makes
+    assert not any(one.supports(problem) is None for one in instances.INSTANCES if one is not instances.ROWS)
+    assert problem.bytes - replace(problem, added=None).bytes == 2 * x.nbytes
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "length", "dtype", "columns"),
+    [
+        ("rms_norm", 264, 16384, torch.bfloat16, True), ("rms_norm", 400, 12288, torch.bfloat16, False),
+        ("rms_norm", 527, 16384, torch.float16, False), ("rms_norm", 300, 16000, torch.float32, False),
+        ("layer_norm", 400, 16384, torch.bfloat16, True), ("layer_norm", 300, 16384, torch.float32, True),
+        ("layer_norm", 24986, 9914, torch.bfloat16, True), ("rms_norm", 8000, 9914, torch.bfloat16, False),
+    ],
+)  # fmt: skip
+def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
+    family: Family, rows: int, length: int, dtype: torch.dtype, columns: bool
+) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of(family, 1), BackwardOperands(x, x, x, x))
+    assert by_columns(problem) == columns
+    if family == "rms_norm" and not columns:
+        assert rows_backward_for(problem).reload == (length != 12288 and dtype != torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "steps"), [(36, 12288, 2), (200, 10240, 4), (264, 12288, 4), (112, 65536, 8)]
+)
+def test_the_steps_of_few_long_rows_leave_programs_for_the_device(rows: int, length: int, steps: int) -> None:
+    x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
+    config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
+    assert (config.elements, config.warps, config.row_elements, config.row_warps) == (2048, 8, 4096, 16)
+    assert config.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "name"),
+    [(404, torch.float32, "rows"), (300, torch.float32, "rows"), (2000, torch.float32, "whole"),
+     (64, torch.float32, "whole"), (404, torch.bfloat16, "rows")],
+)  # fmt: skip
+def test_a_few_waves_of_long_rows_go_in_steps(
+    rows: int, dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(rows, 12288, dtype=dtype, device="meta")
+    assert instances.choose(forward_problem(norm_of("layer_norm", 1), Operands(x))).name == f"triton.{name}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "programs", "stages"),
+    [
+        (7260, 473, torch.float16, 1056, 3),
+        (30000, 1024, torch.float16, 528, 4),
+        (40000, 512, torch.bfloat16, 1056, 3),
+        (2500, 2048, torch.bfloat16, 264, 4),
+        (9000, 384, torch.float32, 528, 4),
+        (60000, 96, torch.float16, 2112, 3),
+        (16108, 104, torch.bfloat16, 1056, 3),
+        (368, 3072, torch.float32, 132, 3),
+    ],
+)
+def test_programs_of_a_backward_have_enough_bytes_in_flight_and_few_sums(
+    rows: int, length: int, dtype: torch.dtype, programs: int, stages: int
+) -> None:
+    config = rows_backward_for(problems_of("layer_norm", 1, (rows, length), dtype=dtype)[1])
+    assert (config.programs, config.stages) == (programs, stages)
+
+
+@pytest.mark.parametrize(
+    ("family", "length", "dtype", "config"),
+    [
+        ("rms_norm", 20480, torch.float16, RowsForwardConfig(4096, 8)),
+        ("rms_norm", 28672, torch.float16, RowsForwardConfig(8192, 16)),
+        ("layer_norm", 28672, torch.bfloat16, RowsForwardConfig(4096, 16)),
+        ("rms_norm", 65536, torch.float32, RowsForwardConfig(16384, 16)),
+        ("rms_norm", 65536, torch.float64, RowsForwardConfig(4096, 8)),
+        ("layer_norm", 65536, torch.float16, RowsForwardConfig(8192, 16)),
+        ("layer_norm", 14001, torch.bfloat16, RowsForwardConfig(2048, 8)),
+    ],
+)
+def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, config: RowsForwardConfig) -> None:
+    assert rows_forward_for(problems_of(family, 1, (800, length), dtype=dtype)[0]) == config
+
+
+def test_rows_of_single_elements_with_a_smooth_activation_go_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for length, activation, stepped in ((14001, "silu", True), (14001, None, False), (9001, "silu", False)):
+        x = torch.empty(3000, length, dtype=torch.bfloat16, device="meta")
+        problem = forward_problem(norm_of("layer_norm", 1, activation=resolve(activation)), Operands(x))
+        assert (instances.choose(problem) is instances.ROWS) == stepped
+
+
+def test_hundreds_of_the_longest_rows_go_in_steps_and_few_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for rows, chosen in ((500, instances.ROWS), (100, instances.TILES)):
+        assert instances.choose(problems_of("rms_norm", 1, (rows, 65536), dtype=torch.float32)[0]) is chosen
+
+
+def test_a_backward_by_columns_of_single_elements_has_few_a_thread() -> None:
+    config = columns_backward_for(problems_of("rms_norm", 1, (341, 59741), dtype=torch.bfloat16)[1])
+    assert (config.elements, config.steps, config.warps) == (512, 16, 4)

@@ -1,0 +1,376 @@
+"""The passes of triton.tiles, and the runs that they take: pure functions of the problem."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from triton_config_support import group_norms, problems_of
+
+from fusednorm.activations import resolve
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config.device import shares
+from fusednorm.backends.triton.config.holding import holding_pays
+from fusednorm.backends.triton.config.tiles import merged, of_points, passes_for, tiled
+from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
+from fusednorm.backends.triton.runs import (
+    for_moments,
+    layouts_of,
+    load_bytes,
+    runs_of,
+    window_of,
+)
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problem import View
+from fusednorm.problems import backward_problem, forward_problem
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "groups"), [((2, 320, 128, 128), 32), ((1, 128, 1024, 1024), 32), ((3, 7, 5, 3), 7), ((2, 24, 33, 31), 8)]
+)
+def test_tiles(shape: tuple[int, ...], groups: int, last: bool, dtype: torch.dtype) -> None:
+    for problem in group_norms(shape, groups, dtype, last):
+        for tiles in (passes_for(problem).reduction, passes_for(problem).output):
+            for number in (tiles.channels, tiles.positions, tiles.warps):
+                assert number == 1 << (number.bit_length() - 1)
+            assert tiles.channels * tiles.positions <= 8192
+            assert tiles.tiles >= 1
+            assert tiles.stages >= 1
+            within = problem.view.group_channels % tiles.channels == 0
+            # A program's channels belong to one group, so that it can merge that group's partials. Only a backward's
+            # tile that one group would leave half empty spans several.
+            half = tiles.positions * (problem.view.group_channels & -problem.view.group_channels)
+            assert last or within or (problem.backward and 2 * half <= tiles.channels * tiles.positions)
+
+
+@pytest.mark.parametrize(("family", "groups"), [("batch_norm", 0), ("instance_norm", 0), ("group_norm", 4)])
+@pytest.mark.parametrize("shape", [(128, 60, 7, 7), (256, 60, 12, 12)])
+def test_tiles_of_small_planes_span_channels(family: Family, groups: int, shape: tuple[int, ...]) -> None:
+    """A plane to a program would leave most of a tile empty."""
+    x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of(family, groups)
+    backward = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+    forward = passes_for(forward_problem(norm, Operands(x)))
+    spanning = [backward.reduction, backward.output, forward.output]
+    if family == "batch_norm":
+        spanning.append(forward.reduction)
+    for tile in spanning:
+        assert tile.channels * tile.positions >= 1024
+
+
+def test_few_small_planes_keep_their_tiles_within_a_unit() -> None:
+    """Then the programs that write merge the unit's partials, and no launch between the passes does."""
+    x = torch.empty(2, 64, 16, 16, dtype=torch.bfloat16, device="meta")
+    backward = passes_for(backward_problem(norm_of("group_norm", 32), BackwardOperands(x, x, x, x)))
+    assert backward.output.channels == 2
+
+
+def test_planes_that_fill_a_tile_have_it_alone() -> None:
+    x = torch.empty(8, 60, 64, 64, dtype=torch.bfloat16, device="meta")
+    forward = passes_for(forward_problem(norm_of("batch_norm"), Operands(x)))
+    assert (forward.reduction.channels, forward.reduction.positions) == (1, 4096)
+
+
+@pytest.mark.parametrize(
+    ("channels", "read", "write"),
+    [(3, 4, 4), (20, 32, 32), (72, 64, 128), (96, 32, 32), (100, 64, 128), (320, 64, 64), (384, 64, 128)],
+)
+def test_blocks_of_channels_divide_them_or_are_long(channels: int, read: int, write: int) -> None:
+    x = torch.empty(4, channels, 75, 75, device="meta").to(memory_format=torch.channels_last)
+    passes = passes_for(forward_problem(norm_of("instance_norm"), Operands(x)))
+    assert (passes.reduction.channels, passes.output.channels) == (read, write)
+
+
+def test_shares_are_equal_where_they_can_be() -> None:
+    assert shares(512, 40) == 32
+    assert shares(392, 25) == 14
+    assert shares(509, 40) == 40
+    assert shares(3, 40) == 3
+
+
+def test_one_program_per_unit_of_few_partials() -> None:
+    forward, backward = group_norms((2, 320, 128, 128), 32, torch.bfloat16, False)
+    assert merged(forward) > merged(backward) > 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "last", "found"),
+    [
+        ((2, 64, 8, 8), torch.bfloat16, False, 16),
+        ((2, 100, 8, 8), torch.bfloat16, True, 8),
+        ((2, 100, 8, 8), torch.float32, True, 16),
+        ((2, 64, 7, 7), torch.float32, False, 4),
+        ((2, 3, 8, 8), torch.float16, True, 2),
+    ],
+)
+def test_load_bytes(shape: tuple[int, ...], dtype: torch.dtype, last: bool, found: int) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    assert load_bytes(forward_problem(norm_of("instance_norm"), Operands(x))) == found
+
+
+@pytest.mark.parametrize(("channels", "least"), [(3, 3000), (17, 3000), (329, 3000), (320, 900)])
+def test_a_pass_with_narrow_loads_has_many_programs(channels: int, least: int) -> None:
+    x = torch.empty(8, channels, 500, 500, dtype=torch.bfloat16, device="meta").to(memory_format=torch.channels_last)
+    tile = passes_for(forward_problem(norm_of("instance_norm"), Operands(x))).reduction
+    assert 8 * -(-channels // tile.channels) * -(-250000 // (tile.positions * tile.tiles)) >= least
+
+
+def test_a_large_unit_has_no_more_partials_than_a_program_merges() -> None:
+    x = torch.empty(2, 293, 31 * 31 * 31, 1, dtype=torch.float16, device="meta").to(memory_format=torch.channels_last)
+    problem = forward_problem(norm_of("group_norm", 1), Operands(x))
+    repeat = runs_of(problem, problem.view, layouts_of(problem)).repeat
+    tile = passes_for(problem).reduction
+    assert 293 * repeat * -(-(31**3) // (repeat * tile.positions * tile.tiles)) <= 16384
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "last", "window"),
+    [
+        ((2, 8, 7, 7), torch.bfloat16, False, 8),
+        ((2, 8, 6, 7), torch.float16, False, 8),  # loads of 4 bytes
+        ((2, 8, 6, 6), torch.float16, False, 1),  # of 8 bytes
+        ((2, 8, 7, 7), torch.float32, False, 1),
+        ((2, 8, 7, 7), torch.bfloat16, True, 1),
+        ((2, 8, 5, 5), torch.bfloat16, False, 1),  # too short
+    ],
+)
+def test_windows(shape: tuple[int, ...], dtype: torch.dtype, last: bool, window: int) -> None:
+    for problem in group_norms(shape, 4, dtype, last):
+        assert window_of(problem.dtype, problem.view, layouts_of(problem)) == window
+
+
+def test_tensors_that_lie_otherwise_in_their_windows_have_none() -> None:
+    problem, _ = group_norms((2, 8, 7, 7), 4, torch.bfloat16, False)
+    assert problem.output_layout is not None
+    for apart, window in ((8, 8), (1, 1)):
+        output = replace(problem.output_layout, sample=problem.layout.sample + apart)
+        assert window_of(problem.dtype, problem.view, (problem.layout, output)) == window
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "repeat", "across"),
+    [
+        ((4, 100, 76, 75), torch.bfloat16, 6, False),  # 600 channels fill 94 % of ten blocks of 64
+        ((64, 17, 56, 56), torch.float16, 24, False),
+        ((2, 70, 333, 661), torch.float16, 8, True),  # no sample but the first begins at 16 bytes
+        ((3, 67, 255, 255), torch.bfloat16, 8, True),
+        ((36, 35, 147, 149), torch.float32, 12, True),
+        ((1, 7, 5701, 5701), torch.bfloat16, 64, True),  # the only sample ends within 16 bytes
+        ((8, 320, 128, 128), torch.bfloat16, 1, False),
+        ((4, 96, 128, 128), torch.float32, 1, False),
+        ((1, 33, 303, 160), torch.bfloat16, 16, False),
+        ((4, 100, 40, 40), torch.bfloat16, 1, False),  # few elements
+        ((8192, 100, 2, 2), torch.bfloat16, 1, False),  # few positions
+    ],
+)
+def test_rows_of_several_positions(shape: tuple[int, ...], dtype: torch.dtype, repeat: int, across: bool) -> None:
+    for problem in group_norms(shape, 1, dtype, last=True):
+        view = problem.view
+        runs = runs_of(problem, view, layouts_of(problem))
+        assert (runs.repeat, runs.across) == (repeat, across)
+        rows, layouts, align = runs.view, runs.layouts, runs.alignment
+        assert rows.channels == shape[1] * repeat
+        positions = view.spatial + (repeat - 1 if across else 0)
+        assert (rows.spatial - 1) * repeat < positions <= rows.spatial * repeat
+        assert rows.channels % align == 0
+        assert all(layout.spatial % align == 0 for layout in layouts)
+        if not across:
+            assert all(layout.sample % align == 0 for layout in layouts)
+            assert view.channels * view.spatial % align == 0
+
+
+def test_an_evaluation_leaves_no_partials_and_has_rows_of_several_positions_sooner() -> None:
+    x = torch.empty(65536, 12, dtype=torch.bfloat16, device="meta")
+    for training, repeat in ((True, 1), (False, 10)):
+        problem = tiled(forward_problem(norm_of("batch_norm", training=training), Operands(x, mean=x[0], var=x[0])))
+        assert runs_of(problem, problem.view, layouts_of(problem)).repeat == repeat
+
+
+@pytest.mark.parametrize(("shape", "elements"), [((19, 377), 4), ((30, 35, 14), 2), ((6, 64, 15), 1), ((65536, 12), 8)])
+def test_a_small_evaluation_has_one_tile_of_few_elements_a_thread(shape: tuple[int, ...], elements: int) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    given = torch.empty(shape[1], device="meta")
+    problem = tiled(forward_problem(norm_of("batch_norm", training=False), Operands(x, mean=given, var=given)))
+    output = passes_for(problem).output
+    assert output.tiles == 1
+    assert output.channels * output.positions == 32 * output.warps * elements
+
+
+def test_tiles_of_a_large_evaluation_have_no_positions_beyond_a_sample_s() -> None:
+    x, given = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4253, 1024), (1024,)))
+    norm = norm_of("batch_norm", training=False)
+    problem = tiled(forward_problem(norm, Operands(x, scale=x, mean=given, var=given)))
+    output = passes_for(problem).output
+    assert (output.channels, output.positions, output.tiles) == (1024, 1, 1)
+    few = replace(problem, view=replace(problem.view, spatial=3))
+    assert (passes_for(few).output.channels, passes_for(few).output.positions) == (512, 4)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "warps"), [(22113, "bfloat16", 2), (22112, "bfloat16", 4), (22113, "float32", 4)]
+)
+def test_pieces_of_rows_by_narrow_loads_of_16_bits_are_of_few_warps(size: int, dtype: str, warps: int) -> None:
+    x = torch.empty(40, size, dtype=getattr(torch, dtype), device="meta")
+    assert passes_for(forward_problem(norm_of("layer_norm", 1), Operands(x))).output.warps == warps
+
+
+def test_rows_do_not_run_across_samples_that_lie_apart() -> None:
+    x = torch.empty(6, 255, 255, 67, dtype=torch.bfloat16, device="meta")[::2].permute(0, 3, 1, 2)
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    assert not runs_of(problem, problem.view, layouts_of(problem)).across
+
+
+def test_a_tensor_with_gaps_between_its_positions_has_rows_of_one() -> None:
+    x = torch.empty(8, 76, 75, 104, dtype=torch.bfloat16, device="meta")[..., :100].permute(0, 3, 1, 2)
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    assert runs_of(problem, problem.view, layouts_of(problem)).repeat == 1
+
+
+@pytest.mark.parametrize(("side", "positions"), [(24, 64), (28, 128), (32, 1024), (56, 256)])
+def test_planes_that_fill_no_tile_are_taken_in_pieces(side: int, positions: int) -> None:
+    forward, backward = group_norms((16, 640, side, side), 32, torch.bfloat16, False)
+    assert passes_for(backward).reduction.positions == positions
+    for tile in (passes_for(backward).reduction, passes_for(backward).output, passes_for(forward).output):
+        assert tile.channels * tile.positions >= 1024
+
+
+def test_odd_planes_are_written_in_longer_pieces() -> None:
+    for problem in group_norms((15, 640, 35, 11), 32, torch.bfloat16, False):
+        output = passes_for(problem).output
+        assert (output.channels, output.positions, output.tiles, output.warps) == (32, 128, 2, 8)
+    assert passes_for(group_norms((16, 640, 24, 24), 32, torch.bfloat16, False)[1]).output.positions == 64
+
+
+@pytest.mark.parametrize(("side", "positions"), [(5, 32), (6, 64)])
+def test_planes_shorter_than_a_piece_stay_whole(side: int, positions: int) -> None:
+    for problem in group_norms((512, 320, side, side), 32, torch.bfloat16, False):
+        tiles = passes_for(problem).reduction if problem.backward else passes_for(problem).output
+        assert tiles.positions == positions
+
+
+def test_small_planes_stay_in_one_piece() -> None:
+    """Pieces of many channels need a launch that merges the partials."""
+    _, backward = group_norms((2, 640, 24, 24), 32, torch.bfloat16, False)
+    assert passes_for(backward).reduction.positions == 1024
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "warps", "tiles"),
+    [
+        ((22, 1280, 18, 18), False, 1, 1),  # so many programs hide one another's loads
+        ((64, 128, 14, 14), False, 4, 1),
+        ((16, 12, 20, 20), True, 1, 2),  # and so few have little to do each
+        ((8, 128, 64, 64), True, 2, 8),
+    ],
+)
+def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warps: int, tiles: int) -> None:
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, device="meta").contiguous(memory_format=memory)
+    found = passes_for(tiled(forward_problem(norm_of("batch_norm"), Operands(x)))).reduction
+    assert (found.warps, found.tiles) == (warps, tiles)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "positions", "warps"),
+    [
+        ("instance_norm", (49, 439, 32, 32), 8, 1),  # rows of several positions, of which a sample has 128
+        ("batch_norm", (4, 100, 40, 40), 16, 2),  # narrow loads of a small problem
+        ("batch_norm", (1, 100, 160, 260), 16, 2),  # wide ones: 8192 partials of a channel, not 16384
+    ],
+)
+def test_the_programs_that_read_odd_channels_last(
+    family: Family, shape: tuple[int, ...], positions: int, warps: int
+) -> None:
+    problem, _ = problems_of(family, 0, shape, True)
+    found = passes_for(tiled(problem)).reduction
+    assert (found.positions, found.warps) == (positions, warps)
+
+
+def test_the_units_of_many_samples_are_merged_from_shares() -> None:
+    x, scale = torch.empty(38425, 320, 2, dtype=torch.float16, device="meta"), torch.empty(38425, 320, device="meta")
+    operands = BackwardOperands(x, x, scale[0], scale[0], scale=scale, shift=scale)
+    problem = replace(backward_problem(norm_of("batch_norm"), operands), device="cuda")
+    combination, _ = instances.TILES.plan(problem).prepare(True, True)
+    assert combination.fold is not None
+    assert combination.combine.constants["BLOCK_R"] == 128  # of 76 shares of 512
+
+
+@pytest.mark.parametrize(
+    ("shape", "direction", "held"),
+    [
+        ((900, 1024), "forward", True),
+        ((900, 1024), "backward", False),
+        ((1000, 256), "backward", False),
+        ((300, 64), "backward", True),
+    ],
+)
+def test_many_points_with_scale_and_shift_are_one_sample(shape: tuple[int, int], direction: str, held: bool) -> None:
+    x, norm = torch.empty(shape, dtype=torch.bfloat16, device="meta"), norm_of("batch_norm")
+    backward = backward_problem(norm, BackwardOperands(x, x, x[0], x[0], scale=x, shift=x))
+    problem = backward if direction == "backward" else forward_problem(norm, Operands(x, scale=x, shift=x))
+    units = held_units(problem)
+    assert units is not None
+    assert holding_pays(problem, units) == held
+    seen = of_points(problem)
+    assert seen is not None
+    assert (seen.view, seen.layout.order) == (View(1, shape[1], 1, shape[0]), "channels_last")
+
+
+@pytest.mark.parametrize(("shape", "repeat"), [((65536, 22), 8), ((65535, 22), 1), ((65536, 24), 1)])
+def test_rows_of_a_tile_have_several_points_where_these_divide_them(shape: tuple[int, int], repeat: int) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    problem = replace(forward_problem(norm_of("batch_norm"), Operands(x, scale=x, shift=x)), device="cuda")
+    assert instances.TILES.plan(problem).apply.constants["REPEAT"] == repeat
+
+
+def test_an_only_group_of_channels_last_is_one_run_where_its_channels_fill_the_positions() -> None:
+    x = torch.empty(2, 8, 6, 6, device="meta").to(memory_format=torch.channels_last)
+    wide = torch.empty(2, 12, 6, 6, device="meta").to(memory_format=torch.channels_last)
+    for given, groups, channels in ((x, 1, 1), (x, 2, 4), (wide[:, :8], 1, 8)):
+        problem = forward_problem(norm_of("group_norm", groups), Operands(given))
+        assert problem.layout.order == "channels_last"
+        assert for_moments(problem).view.group_channels == channels
+
+
+def test_the_moments_of_a_modulated_batch_norm_are_read_as_those_of_one_without() -> None:
+    x, scale = torch.empty(2844, 128, device="meta"), torch.empty(2844, 128, device="meta")
+    problem, plain = (forward_problem(norm_of("batch_norm"), Operands(x, scale=given)) for given in (scale, None))
+    assert for_moments(problem).view == plain.folded.view
+    config = passes_for(tiled(problem))
+    assert config.reduction == passes_for(tiled(plain)).reduction
+    assert config.output.positions == 1
+
+
+def test_a_program_for_the_modulation_of_few_chunks_has_many_channels() -> None:
+    x, scale = torch.empty(5000, 700, device="meta"), torch.empty(5000, 700, device="meta")
+    problem = backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x[0], x[0], scale=scale))
+    partials = PartialsShape(problem.view, 1, 700, last=True, per_batch=True)
+    sums = ParameterSums(partials, True, True)
+    assert sums.modulated == (1024, 1)
+    assert sums.programs == sums.channel_programs + 5000
+    assert partials.together == 8  # neighbours in memory
+
+
+def test_a_pass_that_writes_three_tiles_of_a_plane_has_one_to_a_program() -> None:
+    for length, tiles in ((4337, 1), (8000, 2), (5000, 1)):
+        x = torch.empty(4, 148, length, device="meta")
+        assert passes_for(tiled(forward_problem(norm_of("group_norm", 74), Operands(x)))).output.tiles == tiles
+
+
+def test_a_smooth_activation_has_a_large_plane_read_in_shorter_tiles() -> None:
+    for activation, positions, warps in (("relu", 4096, 4), ("silu", 2048, 2)):
+        x = torch.empty(7, 32, 392, 973, dtype=torch.bfloat16, device="meta")
+        norm = norm_of("batch_norm", activation=resolve(activation))
+        reduction = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reduction
+        assert (reduction.positions, reduction.warps, reduction.tiles) == (positions, warps, 47)
+
+
+def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
+    reduction = passes_for(problems_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
+    assert (reduction.channels, reduction.tiles) == (32, 112)

@@ -1,0 +1,478 @@
+"""Units in registers, triton.whole and triton.held: pure functions of the problem."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from triton_config_support import group_norms, problems_of
+
+from fusednorm.activations import resolve
+from fusednorm.backends.triton import instances
+from fusednorm.backends.triton.config.held import MOST_HELD, held_for
+from fusednorm.backends.triton.config.holding import holding_pays
+from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
+from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.whole import whole_forward_for
+from fusednorm.backends.triton.plans.whole import Units
+from fusednorm.backends.triton.runs import (
+    power_of_two,
+)
+from fusednorm.norm import Family, norm_of
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "last", "expected"),
+    [  # samples, units of a sample, rows, columns, the axis of weight and bias, strides of sample, unit and row
+        ("group_norm", 4, False, (6, 4, 3, 35, 1, (420, 105, 35))),
+        ("group_norm", 4, True, (6, 4, 35, 3, 2, (420, 3, 12))),
+        ("instance_norm", 0, False, (6, 12, 1, 35, 0, (420, 35, 0))),
+        ("instance_norm", 0, True, (6, 12, 35, 1, 0, (420, 1, 12))),
+        ("batch_norm", 0, False, (1, 12, 6, 35, 0, (0, 35, 420))),
+        ("batch_norm", 0, True, (1, 12, 210, 1, 0, (420, 1, 12))),
+    ],
+)
+def test_units_as_rows_of_columns(family: Family, groups: int, last: bool, expected: tuple[Any, ...]) -> None:
+    for problem in problems_of(family, groups, (6, 12, 5, 7), last):
+        seen = held_units(problem)
+        assert seen is not None
+        found = (seen.samples, seen.in_sample, seen.rows, seen.columns, seen.affine, seen.steps(seen.input))
+        assert found == expected
+        assert seen.units == problem.num_statistics
+        assert seen.contiguous == (seen.columns == 1)
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "held"),
+    [
+        ("batch_norm", 0, (56, 16, 1, 1), True),
+        ("batch_norm", 0, (32, 256, 8, 8), True),
+        ("instance_norm", 0, (12, 2260, 7, 7), True),
+        ("group_norm", 32, (8, 512, 16, 16), True),
+        ("group_norm", 32, (64, 512, 8, 8), True),
+        ("batch_norm", 0, (128, 2048, 7, 7), False),
+        ("instance_norm", 0, (128, 384, 12, 12), False),
+        ("group_norm", 32, (2, 320, 128, 128), False),
+    ],
+)
+def test_units_are_held_where_they_are_small(
+    family: Family, groups: int, shape: tuple[int, ...], held: bool, last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for problem in problems_of(family, groups, shape, last):
+        chosen = instances.choose(problem)
+        assert (chosen is not instances.TILES) == held or chosen is instances.WHOLE
+        if chosen is instances.HELD:
+            seen = held_units(problem)
+            assert seen is not None
+            config = held_for(problem, seen)
+            assert config.units == power_of_two(config.units)
+            assert config.units * seen.elements <= MOST_HELD
+            assert 1 <= config.warps <= 16
+            assert not (config.all_samples and problem.direction == "forward")
+
+
+def test_batch_norm_is_not_held_where_its_samples_lie_apart_or_its_statistics_are_given() -> None:
+    x, scale = torch.empty(4, 8, 5, 5, device="meta"), torch.empty(4, 8, device="meta")
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert held_units(forward_problem(norm_of("batch_norm"), Operands(last, scale=scale))) is None
+    apart = torch.empty(8, 8, 5, 5, device="meta").contiguous(memory_format=torch.channels_last)[::2]
+    assert held_units(forward_problem(norm_of("batch_norm"), Operands(apart))) is None
+    given = forward_problem(norm_of("batch_norm", training=False), Operands(x))
+    assert instances.HELD.supports(given) is not None
+
+
+def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
+    for shape in ((4, 8, 5, 5), (4, 8)):
+        x, scale = torch.empty(shape, device="meta"), torch.empty(4, 8, device="meta")
+        seen = held_units(forward_problem(norm_of("batch_norm"), Operands(x, scale=scale)))
+        assert seen is not None
+        assert (seen.affine, seen.across, seen.units, seen.rows) == (3, "sample", 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "last", "names"),
+    [
+        ("instance_norm", 0, (51, 19, 80, 128), torch.float32, False, ("whole", "held")),
+        ("instance_norm", 0, (64, 512, 11, 11), torch.float16, False, ("whole", "held")),
+        ("instance_norm", 0, (43, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "tiles")),
+        ("instance_norm", 0, (119, 32, 56, 56), torch.float32, True, ("tiles", "tiles")),
+        ("group_norm", 32, (16, 640, 13, 13), torch.bfloat16, False, ("whole", "tiles")),
+        ("group_norm", 32, (32, 128, 60, 60), torch.bfloat16, False, ("held", "held")),
+        ("group_norm", 32, (16, 640, 24, 24), torch.bfloat16, False, ("tiles", "tiles")),
+        ("group_norm", 32, (29389, 192), torch.bfloat16, False, ("whole", "held")),
+        ("batch_norm", 0, (16, 256, 28, 28), torch.bfloat16, False, ("held", "held")),
+        ("batch_norm", 0, (3044, 2), torch.float16, False, ("held", "held")),
+        ("batch_norm", 0, (13, 21, 29, 29), torch.bfloat16, False, ("held", "tiles")),
+        ("batch_norm", 0, (76, 1, 9, 9), torch.float16, True, ("held", "held")),
+        ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
+        ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
+        ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("whole", "tiles")),
+        ("instance_norm", 0, (25, 64, 132, 132), torch.bfloat16, False, ("rows", "tiles")),  # half of a block
+        ("instance_norm", 0, (25, 64, 132, 132), torch.float32, False, ("whole", "tiles")),
+        ("instance_norm", 0, (25, 64, 106, 106), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),  # loads of one element
+        ("instance_norm", 0, (1, 8, 150, 150), torch.float32, False, ("tiles", "tiles")),  # few planes
+        ("instance_norm", 0, (4, 16, 132, 132), torch.bfloat16, False, ("tiles", "tiles")),
+        ("instance_norm", 0, (25, 64, 512, 512), torch.bfloat16, False, ("tiles", "tiles")),  # long ones
+    ],
+)
+def test_instances_of_units_of_middle_size(
+    family: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, last: bool, names: tuple[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    memory = torch.channels_last if last else torch.contiguous_format
+    x, norm = torch.empty(shape, dtype=dtype, device="meta", memory_format=memory), norm_of(family, groups)
+    problems = forward_problem(norm, Operands(x)), backward_problem(norm, BackwardOperands(x, x, x, x))
+    assert tuple(instances.choose(problem).name for problem in problems) == tuple(f"triton.{name}" for name in names)
+
+
+@pytest.mark.parametrize(
+    ("side", "activation", "name"),
+    [(132, "silu", "rows"), (170, None, "whole"), (170, "relu", "whole"), (170, "silu", "tiles"), (200, None, "tiles")],
+)
+def test_instances_of_long_planes(
+    side: int, activation: str | None, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An activation that computes needs the registers in which a program would hold a plane."""
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(25, 64, side, side, dtype=torch.bfloat16, device="meta")
+    problem = forward_problem(norm_of("instance_norm", activation=activation), Operands(x))
+    assert instances.choose(problem).name == f"triton.{name}"
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((137, 287), 1), ((2, 1024), 1), ((5, 76), 4), ((24, 2, 7), 1)])
+def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], groups: int) -> None:
+    forward, backward = problems_of("group_norm", groups, shape)
+    block, config = power_of_two(forward.reduced), whole_forward_for(forward)
+    assert config.warps <= 8
+    assert config.units * block <= 32 * config.warps * (16 if config.warps == 1 else 8)
+    for problem in (forward, backward):
+        seen = held_units(problem)
+        assert seen is not None
+        held = held_for(problem, seen)
+        assert held.warps <= 8
+        assert held.units * seen.elements <= 32 * held.warps * 16
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "units", "warps"),
+    [
+        ((200, 200), torch.float32, 1, 1),  # a warp to a row, whose sums then wait for no other warp
+        ((2, 483), torch.float16, 1, 4),  # the narrow loads of few rows are spread
+        ((4, 128), torch.bfloat16, 4, 4),
+        ((43, 73), torch.bfloat16, 1, 1),
+        ((1000, 128), torch.bfloat16, 4, 4),
+        ((32768, 256), torch.bfloat16, 8, 2),  # full: two warps have wider runs of memory
+        ((22790, 158), torch.float32, 2, 1),
+        ((3, 1024), torch.float32, 1, 4),
+        ((9, 5355), torch.bfloat16, 1, 8),
+        ((14000, 75), torch.bfloat16, 8, 1),  # the lanes of two warps would lie along one row
+    ],
+)
+def test_rows_of_a_program(shape: tuple[int, int], dtype: torch.dtype, units: int, warps: int) -> None:
+    problem = forward_problem(norm_of("layer_norm", 1), Operands(torch.empty(shape, dtype=dtype, device="meta")))
+    assert whole_forward_for(problem) == WholeConfig(units, warps)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_samples_of_an_only_channel_are_one_row(memory: torch.memory_format) -> None:
+    x = torch.empty(54, 1, 3, 3, device="meta").contiguous(memory_format=memory)
+    for problem in (
+        forward_problem(norm_of("batch_norm"), Operands(x)),
+        backward_problem(norm_of("batch_norm"), BackwardOperands(x, x, x[0], x[0])),
+    ):
+        seen = held_units(problem)
+        assert seen is not None
+        assert (seen.rows, seen.columns) == (1, 486)
+
+
+def test_large_channels_of_modulated_samples_are_not_held() -> None:
+    for spatial, held in ((25, True), (175, False)):
+        x, scale = torch.empty(38, 64, spatial, device="meta"), torch.empty(38, 64, device="meta")
+        problem = forward_problem(norm_of("batch_norm"), Operands(x, scale=scale))
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
+
+
+def test_one_program_has_all_samples_of_a_small_channel() -> None:
+    for samples, alone in ((5, True), (64, False)):
+        _, problem = problems_of("instance_norm", 0, (samples, 24, 16, 16))
+        seen = held_units(problem)
+        assert seen is not None
+        assert held_for(problem, seen).all_samples == alone
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "config"),
+    [
+        ("group_norm", 32, (26, 2560, 1, 3), torch.float16, HeldConfig(2, 1)),  # a thread has a channel's positions
+        ("group_norm", 32, (1, 512, 16, 16), torch.float32, HeldConfig(1, 4)),
+        ("group_norm", 32, (64, 96, 6, 6), torch.float16, HeldConfig(4, 2)),
+        ("group_norm", 8, (2, 64, 8, 8), torch.bfloat16, HeldConfig(2, 8, True)),  # one launch
+        ("instance_norm", 0, (20, 756, 5, 5), torch.float32, HeldConfig(16, 1)),  # 64 bytes of each row
+        ("instance_norm", 0, (2, 128, 16, 16), torch.bfloat16, HeldConfig(16, 4)),
+        ("instance_norm", 0, (4, 64, 4, 4), torch.bfloat16, HeldConfig(4, 1, True)),
+    ],
+)
+def test_the_backward_of_small_units_of_channels_last(
+    family: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, config: HeldConfig
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta").to(memory_format=torch.channels_last)
+    problem = backward_problem(norm_of(family, groups), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert held_for(problem, seen) == config
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"), [((1, 1607, 11), HeldConfig(16, 4)), ((1, 400, 11, 11), HeldConfig(1, 1))]
+)
+def test_the_backward_of_small_units_of_one_sample(shape: tuple[int, ...], config: HeldConfig) -> None:
+    _, problem = problems_of("instance_norm", 0, shape)
+    seen = held_units(problem)
+    assert seen is not None
+    assert held_for(problem, seen) == config
+
+
+@pytest.mark.parametrize(
+    ("shape", "last", "forward", "backward"),
+    [
+        ((18, 700, 21, 21), False, True, True),
+        ((24, 300, 25, 25), False, True, False),  # 16 elements of two tensors a thread
+        ((64, 200, 15, 15), False, False, False),  # samples enough for tiles of spread planes
+        ((128, 100, 11, 11), False, True, True),
+        ((2, 6, 73, 73), True, False, False),  # a program would read all channels and keep one
+        ((2, 60, 9, 9), True, True, True),
+    ],
+)
+def test_batch_norms_of_odd_planes_are_held(shape: tuple[int, ...], last: bool, forward: bool, backward: bool) -> None:
+    for problem, held in zip(problems_of("batch_norm", 0, shape, last), (forward, backward), strict=True):
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "config"),
+    [
+        ("layer_norm", (50000, 1200), WholeConfig(1, 2)),
+        ("rms_norm", (50000, 1200), WholeConfig(1, 4)),
+        ("layer_norm", (50000, 1024), WholeConfig(1, 2)),
+        ("layer_norm", (182913, 736), WholeConfig(1, 1)),
+        ("layer_norm", (1105136, 228), WholeConfig(4, 1)),
+        ("rms_norm", (1105136, 228), WholeConfig(8, 2)),
+        ("layer_norm", (1105136, 232), WholeConfig(8, 2)),
+    ],
+)
+def test_rows_with_a_mean_that_fill_no_tile_have_few_warps(
+    family: Family, shape: tuple[int, int], config: WholeConfig
+) -> None:
+    problem, _ = problems_of(family, 1, shape)
+    assert whole_forward_for(problem) == config
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "steps"),
+    [
+        ((65536, 768), 32, 125),
+        ((20000, 320), 32, 19),
+        ((65536, 768, 2), 32, 1),
+        ((500, 4096), 32, 1),
+        ((3000, 64), 32, 1),
+    ],
+)
+def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], groups: int, steps: int) -> None:
+    _, problem = problems_of("group_norm", groups, shape)
+    units = held_units(problem)
+    assert units is not None
+    config = held_for(problem, units)
+    assert config.steps == steps
+    if steps > 1:
+        assert holding_pays(problem, units)
+        assert config in instances.HELD.configs(problem)
+        assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
+
+
+def test_large_units_of_narrow_loads_are_not_held() -> None:
+    x = torch.empty(40, 591, 15, 3, dtype=torch.float16, device="meta")
+    problem = forward_problem(norm_of("group_norm", 3), Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0]))
+    units = held_units(problem)
+    assert units is not None
+    assert not holding_pays(problem, units)
+
+
+def test_short_units_with_parameters_of_their_own_are_fewer_in_a_program() -> None:
+    problem, _ = problems_of("instance_norm", 0, (200, 64, 9, 9))
+    assert whole_forward_for(problem) == WholeConfig(4, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "units"),
+    [
+        ((24, 64, 21, 21), 32, torch.float16, 8),
+        ((16, 128, 16, 16), 32, torch.bfloat16, 4),
+        ((40, 64, 15, 15), 16, torch.float32, 2),
+        ((2, 96, 32, 32), 32, torch.float16, 1),  # so few programs would each have much to do
+        ((64, 105, 12, 12), 21, torch.float16, 1),  # 3 of 8 lanes have no channel
+        ((16, 96, 14, 14), 32, torch.bfloat16, 2),
+    ],
+)
+def test_groups_of_a_few_channels_are_together_in_channels_last(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, units: int
+) -> None:
+    problem, _ = group_norms(shape, groups, dtype, True)
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_pays(problem, seen)
+    assert held_for(problem, seen).units == units
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "forward", "backward"),
+    [
+        ((2, 640, 17, 17), 40, True, True),
+        ((17, 640, 13, 3), 4, True, False),  # a unit to a multiprocessor
+        ((16, 640, 17, 17), 40, True, False),
+        ((16, 480, 24, 24), 32, False, False),
+        ((50, 48, 28, 28), 16, False, False),  # tiles have wide loads, groups of 3 channels have none
+    ],
+)
+def test_units_of_few_lanes_are_held_even_where_they_do_not_fill_them(
+    shape: tuple[int, ...], groups: int, forward: bool, backward: bool
+) -> None:
+    for problem, held in zip(group_norms(shape, groups, torch.bfloat16, True), (forward, backward), strict=True):
+        seen = held_units(problem)
+        assert seen is not None
+        assert holding_pays(problem, seen) == held
+
+
+def test_units_follow_one_another_only_where_every_stride_says_so() -> None:
+    x, images = torch.empty(6, 48, device="meta"), torch.empty(6, 8, 12, device="meta")
+    for given, groups, packed in (
+        (x, 1, True), (x[:, :24], 1, False), (x[::2], 1, False), (x[:1, :24], 1, True),
+        (images, 4, True), (images[:, :4], 2, False), (images[:1, :4], 2, True),
+    ):  # fmt: skip
+        problem = forward_problem(norm_of("group_norm", groups), Operands(given))
+        assert Units(problem, WholeConfig(1, 1)).tile["PACKED"] == packed
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((10, 64, 9, 9), (0, 1024)),
+        ((8, 64, 5, 5), (8, 32)),  # as full with two axes
+        ((10, 64, 9, 10), (16, 128)),  # two elements to a load
+    ],
+)
+def test_rows_of_odd_lengths_lie_along_one_axis(shape: tuple[int, ...], block: tuple[int, int]) -> None:
+    seen = held_units(forward_problem(norm_of("batch_norm"), Operands(torch.empty(shape, device="meta"))))
+    assert seen is not None
+    assert seen.block == block
+
+
+@pytest.mark.parametrize(
+    ("shape", "modulated", "held"),
+    [
+        ((10, 16, 45, 16), False, True),
+        ((12, 640, 33, 20), False, False),  # half of a tile of a large problem would be empty
+        ((8, 1280, 43, 15), True, True),
+        ((16, 512, 30, 30), True, False),  # 32 elements a thread, and each sample's scale and shift
+    ],
+)
+def test_channels_of_all_samples_are_held_where_they_fill_tiles(
+    shape: tuple[int, ...], modulated: bool, held: bool
+) -> None:
+    x = torch.empty(shape, dtype=torch.float32, device="meta")
+    scale = torch.empty(shape[:2], device="meta") if modulated else None
+    problem = forward_problem(norm_of("batch_norm"), Operands(x, scale=scale, shift=scale))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_pays(problem, seen) == held
+
+
+def test_points_of_few_channels_are_held_and_not_walked_over() -> None:
+    for channels, walked in ((11, False), (24, False), (32, True), (768, True)):
+        _, problem = problems_of("group_norm", 1, (65536, channels))
+        seen = held_units(problem)
+        assert seen is not None
+        assert (held_for(problem, seen).steps > 1) == walked
+
+
+@pytest.mark.parametrize(("channels", "dtype", "elements"), [(1280, torch.bfloat16, 32), (1280, torch.float32, 16)])
+def test_odd_planes_by_single_elements_are_of_few_warps(channels: int, dtype: torch.dtype, elements: int) -> None:
+    x = torch.empty(34, channels, 679, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("instance_norm"), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    config = held_for(problem, seen)
+    assert config.units * seen.elements == 32 * config.warps * elements
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name", "units", "warps"),
+    [
+        ((16, 100, 5, 5), torch.float32, "held", 8, 4), ((10, 325, 3, 3), torch.float32, "held", 16, 4),
+        ((1, 512, 5, 5), torch.float16, "held", 8, 4), ((128, 320, 9), torch.bfloat16, "whole", 32, 1),
+        ((100, 40, 2, 2), torch.float32, "whole", 128, 4),
+    ],
+)  # fmt: skip
+def test_a_few_short_odd_planes_are_held_two_elements_to_a_thread(
+    shape: tuple[int, ...], dtype: torch.dtype, name: str, units: int, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    chosen = instances.choose(problem)
+    config = chosen.configs(problem)[0]
+    assert (chosen.name, config.units, config.warps) == (f"triton.{name}", units, warps)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "units"),
+    [(581, 73, torch.bfloat16, 2), (3904, 75, torch.float16, 4), (300, 77, torch.float16, 1),
+     (2000, 99, torch.float32, 4)],
+)  # fmt: skip
+def test_short_rows_of_single_elements_are_of_one_warp(rows: int, length: int, dtype: torch.dtype, units: int) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    config = whole_forward_for(forward_problem(norm_of("layer_norm", 1), Operands(x)))
+    assert (config.units, config.warps) == (units, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "units", "warps"),
+    [
+        ((5, 768, 8, 8), torch.float16, 2, 4), ((8, 700, 6, 6), torch.bfloat16, 2, 4),
+        ((7, 1000, 7, 7), torch.bfloat16, 1, 2), ((4, 640, 8, 8), torch.float32, 1, 1),
+        ((2, 1177, 11), torch.float32, 8, 4), ((4, 900, 7), torch.bfloat16, 8, 2),
+    ],
+)  # fmt: skip
+def test_the_units_of_a_small_batch_norm(shape: tuple[int, ...], dtype: torch.dtype, units: int, warps: int) -> None:
+    problem = forward_problem(norm_of("batch_norm"), Operands(torch.empty(shape, dtype=dtype, device="meta")))
+    seen = held_units(problem)
+    assert seen is not None
+    config = held_for(problem, seen)
+    assert (config.units, config.warps) == (units, warps)
+
+
+def test_the_shortest_units_in_fp32_are_two_elements_a_thread() -> None:
+    config = whole_forward_for(problems_of("group_norm", 1800, (6, 1800, 1, 3, 3), dtype=torch.float32)[0])
+    assert (config.units, config.warps) == (16, 4)
+
+
+def test_a_smooth_activation_leaves_partials_of_each_sample_sooner() -> None:
+    for activation, together in (("relu", True), ("silu", False)):
+        x = torch.empty(20, 11, 61, dtype=torch.float16, device="meta")
+        norm = norm_of("instance_norm", activation=resolve(activation))
+        problem = backward_problem(norm, BackwardOperands(x, x, x, x))
+        seen = held_units(problem)
+        assert seen is not None
+        assert held_for(problem, seen).all_samples == together
