@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, TypeVar
 
-from fusednorm.backends.cpu.geometry import FEW_CHANNELS, SCRATCH, VECTOR, summed_rows
+from fusednorm.backends.cpu.geometry import (
+    FEW_CHANNELS,
+    ROWS_FLUSHED,
+    SCRATCH,
+    VECTOR,
+    in_blocks,
+    parameter_rows,
+    summed_rows,
+)
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
 from fusednorm.backends.cpu.plans.columns import (
     ColumnsBackward,
@@ -33,6 +41,8 @@ from fusednorm.backends.cpu.plans.rows import (
     RowsForward,
     RowsSumBackward,
     RowsSumForward,
+    ShortRowsBackward,
+    ShortRowsForward,
 )
 from fusednorm.backends.cpu.plans.slabs import (
     PointsBackward,
@@ -67,6 +77,7 @@ ENOUGH_BLOCKS, BLOCK_ELEMENTS = 8, 65536
 #: Rows that are few, at most, and the least of their elements, with which a backward by blocks of channels is faster
 #: than by segments of rows: in float32 and one thread 4 x 12288 takes 30 us and 42, 40 x 1024 24 and 15.
 FEW_ROWS, LONG_ROW = 24, 2048
+BLOCKS_SUMMED = 8  # blocks of short groups at least whose sums for the parameters' gradients make a segment
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
@@ -344,11 +355,15 @@ class RowsInstance:
     def configs(self, problem: Problem) -> Sequence[Segments | None]:
         if not problem.backward or (problem.added is None and self._few(problem)):
             return (None,)
+        if in_blocks(problem):
+            return _distinct(SEGMENTS, lambda config: self._segment_of_blocks(problem, config))
         return _distinct(SEGMENTS, lambda config: min(config.size(problem), summed_rows(problem)[1]))
 
     def plan(self, problem: Problem, config: Segments | None = None) -> Plan:
         if problem.quantized is not None:
             return RowsQuantizedForward(problem)
+        if in_blocks(problem):
+            return self._in_blocks(problem, config or SEGMENTS[0])
         if not problem.backward:
             return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
         if problem.added is None and self._few(problem):
@@ -357,6 +372,18 @@ class RowsInstance:
         make = RowsBackward if problem.added is None else RowsSumBackward
         rows = (config or SEGMENTS[0]).size(problem)
         return make(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
+
+    @staticmethod
+    def _segment_of_blocks(problem: Problem, config: Segments) -> int:
+        """The rows of a segment of blocks; sums of more than ROWS_FLUSHED rows are read in float64."""
+        rows = -(-parameter_rows(problem)[0] // config.count)
+        return max(ROWS_FLUSHED + 1, rows, BLOCKS_SUMMED * SCRATCH // problem.view.channels)
+
+    def _in_blocks(self, problem: Problem, config: Segments) -> Plan:
+        if not problem.backward:
+            return ShortRowsForward(problem)
+        segment = self._segment_of_blocks(problem, config)
+        return ShortRowsBackward(problem, max(1, -(-parameter_rows(problem)[0] // segment)), segment)
 
     @staticmethod
     def _few(problem: Problem) -> bool:

@@ -536,9 +536,10 @@ def build_widen(element: Element, value, pullback):
     return widen
 
 
-def build_modulate(element: Element, value, pullback):
-    """A = weight (1 + scale) and B = bias (1 + scale) + shift of samples start to stop, each rounded once."""
-    T, scratch = element.compute, element.scratch
+@cache
+def modulation_maker(element: Element):
+    """convert and combine: A = weight (1 + scale) and B = bias (1 + scale) + shift, each rounded once."""
+    T = element.compute
 
     @exact
     def convert(operand, i, dtype, absent, values, j, n):
@@ -555,6 +556,13 @@ def build_modulate(element: Element, value, pullback):
             factor, shift = 1.0 + np.float64(gains[i + k]), np.float64(offsets[i + k])
             gains[i + k] = T(np.float64(gain[k]) * factor)
             offsets[i + k] = T(np.float64(offset[k]) * factor + shift)
+
+    return convert, combine
+
+
+def build_modulate(element: Element, value, pullback):
+    """A and B of samples start to stop."""
+    (convert, combine), scratch = modulation_maker(element), element.scratch
 
     def modulate(weight, bias, scale, shift, wide_weight, wide_bias, geometry, start, stop):
         channels, gain, offset = geometry[GROUPS] * geometry[GROUP_CHANNELS], scratch(), scratch()
