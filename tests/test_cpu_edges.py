@@ -302,8 +302,12 @@ def test_gradients_of_no_positions_are_zero_beside_a_nan(instance: str) -> None:
 @pytest.mark.parametrize("positions", [2, 8, 129, 2100])
 @pytest.mark.parametrize(
     ("family", "channels", "groups"),
-    [("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0), ("batch_norm", 2, 0)],
-)
+    [
+        ("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0),
+        ("batch_norm", 2, 0), ("group_norm", 33, 1), ("group_norm", 38, 19), ("instance_norm", 19, 0),
+        ("batch_norm", 64, 0),
+    ],
+)  # fmt: skip
 def test_few_channels(family: Family, channels: int, groups: int, positions: int) -> None:
     """Lengths that rows of several positions, and their sums, divide, and others."""
     shape, modulated = (3, channels, positions), family != "batch_norm"
@@ -317,9 +321,10 @@ def test_few_channels(family: Family, channels: int, groups: int, positions: int
 def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
     norm, x = norm_of("instance_norm"), torch.empty(2, 3, 64, device="meta")
     dense, apart = torch.empty(2, 64, 3, device="meta").mT, torch.empty(2, 64, 4, device="meta").mT[:, :3]
-    wide = torch.empty(2, 64, 17, device="meta").mT
+    wide = torch.empty(2, 64, 65, device="meta").mT
     assert repeat(forward_problem(norm, Operands(dense))) == 8
-    assert repeat(forward_problem(norm, Operands(torch.empty(2, 640, 3, device="meta").mT))) == 32
+    assert repeat(forward_problem(norm, Operands(torch.empty(2, 6400, 3, device="meta").mT))) == 128
+    assert repeat(forward_problem(norm, Operands(torch.empty(2, 640, 33, device="meta").mT))) == 8
     for other in (x, apart, wide):
         assert repeat(forward_problem(norm, Operands(other))) == 1
     problem = forward_problem(norm, Operands(dense))

@@ -9,12 +9,12 @@ from functools import cache
 from typing import Any, TypeVar
 
 from fusednorm.backends.cpu.geometry import (
-    FEW_CHANNELS,
     ROWS_FLUSHED,
     SCRATCH,
     VECTOR,
     in_blocks,
     parameter_rows,
+    repeat,
     summed_rows,
 )
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
@@ -105,7 +105,7 @@ class Slabs:
         view = problem.view
         rows = max(64, self.elements // max(1, view.channels) // 64 * 64)
         equal = -(-view.spatial // max(1, -(-view.spatial // rows)))
-        together = 64 if view.channels <= FEW_CHANNELS else 4  # a multiple of geometry.REPEAT, and rows summed together
+        together = max(4, repeat(problem))  # both are powers of two; four rows are summed together
         return min(-(-equal // together) * together, view.spatial)
 
 
