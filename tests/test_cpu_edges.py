@@ -31,6 +31,8 @@ from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import in_tiles, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, choose
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward
+from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
@@ -426,11 +428,26 @@ def test_short_planes_of_other_strides() -> None:
             torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=2e-4)
 
 
-def test_few_long_rows_of_several_groups() -> None:
-    """Backward by blocks of channels, of which some have parts of two groups."""
-    workload = Workload("group_norm", (20, 2400), 3, "bfloat16", "nchw", "silu")
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "activation", "few"),
+    [
+        ((8, 2400), 3, "bfloat16", "silu", True),
+        ((9, 2400), 3, "bfloat16", "silu", False),
+        ((24, 2400), 3, "float32", "relu", True),
+        ((25, 2400), 3, "float32", None, False),
+        ((70, 4098), 3, "float32", None, True),
+        ((129, 4098), 3, "float16", None, False),
+        ((64, 32800), 1, "float32", None, False),
+    ],
+)
+def test_few_long_rows(shape: tuple[int, ...], groups: int, dtype: str, activation: str | None, few: bool) -> None:
+    """Backward by blocks of channels, of which some have parts of two groups, and of more rows than float32 sums."""
+    workload = Workload("group_norm", shape, groups, dtype, "nchw", activation)
     inputs = draw(workload)
-    assert faults(workload, inputs, run(workload, inputs)) == []
+    plan = ROWS.plan(problem_of_workload("backward", workload, inputs))
+    assert isinstance(plan, FewRowsBackward) == few
+    if few:
+        assert faults(workload, inputs, run(workload, inputs)) == []
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((33, 24), 4), ((5, 300), 3)])

@@ -17,7 +17,7 @@ from fusednorm.backends.cpu.geometry import (
     repeat,
     summed_rows,
 )
-from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS
+from fusednorm.backends.cpu.plans.base import COSTLY_FLOPS, KEPT_ELEMENTS
 from fusednorm.backends.cpu.plans.columns import (
     ColumnsBackward,
     ColumnsForward,
@@ -75,8 +75,12 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 #: thread takes from cache sooner than several take it in steps.
 ENOUGH_BLOCKS, BLOCK_ELEMENTS = 8, 65536
 #: Rows that are few, at most, and the least of their elements, with which a backward by blocks of channels is faster
-#: than by segments of rows: in float32 and one thread 4 x 12288 takes 30 us and 42, 40 x 1024 24 and 15.
+#: than by segments of rows: in float32 and one thread 4 x 12288 takes 30 us and 42, 40 x 1024 24 and 15. Of longer rows
+#: that lie in cache more are few, since the sums of a segment are as long as its rows: 100 x 20000 in bfloat16 takes
+#: 226 us, not 320. Blocks make an exponential twice: 11 x 8116 with silu takes 63 us in blocks and 52 in segments.
 FEW_ROWS, LONG_ROW = 24, 2048
+FEW_LONGER_ROWS, LONGER_ROW, FEW_LONGER_BYTES = 128, 4096, 1 << 23
+FEW_COSTLY_ROWS = 8
 BLOCKS_SUMMED = 8  # blocks of short groups at least whose sums for the parameters' gradients make a segment
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
@@ -388,7 +392,13 @@ class RowsInstance:
     @staticmethod
     def _few(problem: Problem) -> bool:
         """Whether rows are few and long."""
-        few = summed_rows(problem)[0] <= FEW_ROWS and problem.view.channels > LONG_ROW
+        rows, length, activation = summed_rows(problem)[0], problem.view.channels, problem.norm.activation
+        most = FEW_ROWS
+        if activation is not None and activation.derivative_flops > COSTLY_FLOPS:
+            most = FEW_COSTLY_ROWS
+        elif length >= LONGER_ROW and problem.view.numel * DTYPE_BYTES[problem.dtype] <= FEW_LONGER_BYTES:
+            most = FEW_LONGER_ROWS
+        few = rows <= most and length > LONG_ROW
         return few and not problem.modulated and problem.direction != "backward_gamma_beta"
 
 
