@@ -28,9 +28,10 @@ from fusednorm.backends.cpu.geometry import (
 )
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, span
-from fusednorm.backends.cpu.kernels.elements import FILLED, Element
+from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, wanted
 from fusednorm.backends.cpu.kernels.rows import modulation_maker, scaled
+from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
 
 FLUSH = 64  # blocks summed in the compute dtype before the sums go to float64
 
@@ -42,99 +43,6 @@ def block_of(geometry):
     if channels <= SCRATCH:
         return channels, SCRATCH // channels
     return SCRATCH // length * length, 1
-
-
-@cache
-def _of_units(element: Element):
-    """unit_sums and spread_units: a number per group from its elements, and a number of each element from its group."""
-    recall, keep, fill = element.recall, element.keep, element.fill
-
-    @exact
-    def unit_sums(values, length, units, sums):
-        k = 0
-        for u in range(units):
-            total = recall(values, k)
-            for d in range(1, length):
-                total += recall(values, k + d)
-            keep(sums, u, total)
-            k += length
-
-    @exact
-    def spread_units(numbers, length, units, elements):
-        k = 0
-        for u in range(units):
-            number = recall(numbers, u)
-            for start in range(0, length, FILLED):
-                fill(elements, k + start, number)
-            k += length
-
-    return unit_sums, spread_units
-
-
-@cache
-def _statistics(element: Element):
-    load, read, recall, keep, nearest = element.load, element.read, element.recall, element.keep, element.round
-    unit_sums, spread_units = _of_units(element)
-    T = element.compute
-
-    @exact
-    def widen(x, i, n, values):
-        for k in range(n):
-            keep(values, k, load(x, i + k))
-
-    @exact
-    def divide(sums, units, length):
-        for u in range(units):
-            keep(sums, u, nearest(recall(sums, u) / T(length)))
-
-    @exact
-    def deviate(x, i, pivots, n, values, squares):
-        for k in range(n):
-            deviation = load(x, i + k) - read(pivots, k)
-            keep(values, k, deviation)
-            keep(squares, k, deviation * deviation)
-
-    @exact
-    def square(x, i, n, squares):
-        for k in range(n):
-            value = load(x, i + k)
-            keep(squares, k, value * value)
-
-    @exact
-    def finish(pivots, first, second, units, length, eps, means, rstds):
-        for u in range(units):
-            total = np.float64(recall(first, u))
-            shift = total / length
-            m2 = np.float64(recall(second, u)) - total * shift
-            m2 = 0.0 if m2 < 0.0 else m2
-            keep(means, u, T(np.float64(recall(pivots, u)) + shift))
-            keep(rstds, u, T(1.0 / np.sqrt(m2 / length + eps)))
-
-    @exact
-    def finish_rms(second, units, length, eps, means, rstds):
-        for u in range(units):
-            keep(means, u, T(0))
-            keep(rstds, u, T(1.0 / np.sqrt(np.float64(recall(second, u)) / length + eps)))
-
-    @exact
-    def statistics(x, i, units, length, rms, eps, pivots, spread, values, squares, first, second, means, rstds):
-        """mean and rstd of the groups of a block, as rows.py rounds them, with a group's mean as its pivot."""
-        n = units * length
-        if rms:
-            square(x, i, n, squares)
-            unit_sums(squares, length, units, second)
-            finish_rms(second, units, length, eps, means, rstds)
-            return
-        widen(x, i, n, values)
-        unit_sums(values, length, units, pivots)
-        divide(pivots, units, length)
-        spread_units(pivots, length, units, spread)
-        deviate(x, i, spread, n, values, squares)
-        unit_sums(values, length, units, first)
-        unit_sums(squares, length, units, second)
-        finish(pivots, first, second, units, length, eps, means, rstds)
-
-    return statistics
 
 
 @cache
@@ -170,7 +78,11 @@ def build_forward(element: Element, value, pullback):
     load, read, recall, store, scratch, T = (
         element.load, element.read, element.recall, element.store, element.scratch, element.compute
     )  # fmt: skip
-    statistics, (_, spread_units), (shared, modulated) = _statistics(element), _of_units(element), _parameters(element)
+    statistics, (_, spread_units), (shared, modulated) = (
+        statistics_of_units(element),
+        of_units(element),
+        _parameters(element),
+    )
 
     @exact
     def apply(x, y, i, n, means, rstds, gains, offsets, alpha):
@@ -225,7 +137,7 @@ def build_backward(element: Element, value, pullback, accumulate=True):
     """The input's gradient, and with ``accumulate`` the parameters' of segments of PIECE rows."""
     load, read, recall, keep, store = element.load, element.read, element.recall, element.keep, element.store
     add_first, add_second, scratch, T = element.add_first, element.add_second, element.scratch, element.compute
-    (unit_sums, spread_units), (shared, modulated) = _of_units(element), _parameters(element)
+    (unit_sums, spread_units), (shared, modulated) = of_units(element), _parameters(element)
     (convert, _), rounded = modulation_maker(element), rounded_number(element)
 
     @exact
@@ -355,8 +267,8 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                             weigh(dzs, qs, gains, n)
                         else:
                             weigh(dzs, qs, weights, n)
-                        unit_sums(dzs, length, units, of_units)
-                        unit_sums(qs, length, units, more_of_units)
+                        unit_sums(dzs, 0, length, units, of_units)
+                        unit_sums(qs, 0, length, units, more_of_units)
                         divide(of_units, 0 if rms else units, length)
                         divide(more_of_units, units, length)
                         spread_units(of_units, length, units, mean_ps)
