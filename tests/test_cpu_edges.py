@@ -31,6 +31,8 @@ from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import in_tiles, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, choose
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward
+from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import Operands
@@ -302,8 +304,12 @@ def test_gradients_of_no_positions_are_zero_beside_a_nan(instance: str) -> None:
 @pytest.mark.parametrize("positions", [2, 8, 129, 2100])
 @pytest.mark.parametrize(
     ("family", "channels", "groups"),
-    [("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0), ("batch_norm", 2, 0)],
-)
+    [
+        ("group_norm", 3, 1), ("group_norm", 4, 2), ("instance_norm", 5, 0), ("batch_norm", 16, 0),
+        ("batch_norm", 2, 0), ("group_norm", 33, 1), ("group_norm", 38, 19), ("instance_norm", 19, 0),
+        ("batch_norm", 64, 0),
+    ],
+)  # fmt: skip
 def test_few_channels(family: Family, channels: int, groups: int, positions: int) -> None:
     """Lengths that rows of several positions, and their sums, divide, and others."""
     shape, modulated = (3, channels, positions), family != "batch_norm"
@@ -317,9 +323,10 @@ def test_few_channels(family: Family, channels: int, groups: int, positions: int
 def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
     norm, x = norm_of("instance_norm"), torch.empty(2, 3, 64, device="meta")
     dense, apart = torch.empty(2, 64, 3, device="meta").mT, torch.empty(2, 64, 4, device="meta").mT[:, :3]
-    wide = torch.empty(2, 64, 17, device="meta").mT
+    wide = torch.empty(2, 64, 65, device="meta").mT
     assert repeat(forward_problem(norm, Operands(dense))) == 8
-    assert repeat(forward_problem(norm, Operands(torch.empty(2, 640, 3, device="meta").mT))) == 32
+    assert repeat(forward_problem(norm, Operands(torch.empty(2, 6400, 3, device="meta").mT))) == 128
+    assert repeat(forward_problem(norm, Operands(torch.empty(2, 640, 33, device="meta").mT))) == 8
     for other in (x, apart, wide):
         assert repeat(forward_problem(norm, Operands(other))) == 1
     problem = forward_problem(norm, Operands(dense))
@@ -421,11 +428,26 @@ def test_short_planes_of_other_strides() -> None:
             torch.testing.assert_close(one.double(), other.double(), rtol=2e-3, atol=2e-4)
 
 
-def test_few_long_rows_of_several_groups() -> None:
-    """Backward by blocks of channels, of which some have parts of two groups."""
-    workload = Workload("group_norm", (20, 2400), 3, "bfloat16", "nchw", "silu")
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "activation", "few"),
+    [
+        ((8, 2400), 3, "bfloat16", "silu", True),
+        ((9, 2400), 3, "bfloat16", "silu", False),
+        ((24, 2400), 3, "float32", "relu", True),
+        ((25, 2400), 3, "float32", None, False),
+        ((70, 4098), 3, "float32", None, True),
+        ((129, 4098), 3, "float16", None, False),
+        ((64, 32800), 1, "float32", None, False),
+    ],
+)
+def test_few_long_rows(shape: tuple[int, ...], groups: int, dtype: str, activation: str | None, few: bool) -> None:
+    """Backward by blocks of channels, of which some have parts of two groups, and of more rows than float32 sums."""
+    workload = Workload("group_norm", shape, groups, dtype, "nchw", activation)
     inputs = draw(workload)
-    assert faults(workload, inputs, run(workload, inputs)) == []
+    plan = ROWS.plan(problem_of_workload("backward", workload, inputs))
+    assert isinstance(plan, FewRowsBackward) == few
+    if few:
+        assert faults(workload, inputs, run(workload, inputs)) == []
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((33, 24), 4), ((5, 300), 3)])

@@ -23,7 +23,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.device import exact, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.operands import narrow, number, put_number, rounded_number, wanted
+from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, wanted
 
 
 @exact
@@ -200,11 +200,12 @@ def _modulated_channels(element: Element):
 
 
 @exact
-def _put_halves(gradient, i, dtype, pairs, j, n):
-    """Store every second of 2 n numbers, from j on."""
+def _put_halves(gradient, i, dtype, pairs, j, n, values):
+    """Store every second of 2 n numbers, from j on; ``values`` has room for n. To round pairs is no vector code."""
     if wanted(gradient):
         for k in range(n):
-            put_number(gradient, i + k, pairs[j + 2 * k], dtype)
+            values[k] = pairs[j + 2 * k]
+        narrow(values, -i, gradient, dtype, i, i + n)
 
 
 def build_parameter_gradients(element: Element, value, pullback):
@@ -241,11 +242,11 @@ def build_parameter_gradients(element: Element, value, pullback):
                 if wanted(grad_scale):
                     scale_gradients(sums, i, gains, offsets, values, n)
                     narrow(values, -i, grad_scale, scale_dtype, i, i + n)
-                _put_halves(grad_shift, i, shift_dtype, sums, 2 * i, n)
+                _put_halves(grad_shift, i, shift_dtype, sums, 2 * i, n, values)
             for k in range(1, together):
                 _add(totals, totals, 2 * width * k, 2 * width)
-            _put_halves(grad_bias, first, bias_dtype, totals, 0, width)
-            _put_halves(grad_weight, first, weight_dtype, totals, 1, width)
+            _put_halves(grad_bias, first, bias_dtype, totals, 0, width, values)
+            _put_halves(grad_weight, first, weight_dtype, totals, 1, width, values)
 
     return parameter_gradients
 

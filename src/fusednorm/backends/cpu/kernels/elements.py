@@ -275,6 +275,12 @@ def element(dtype: str) -> Element:
 
 
 @intrinsic
+def advanced(typing_context, p, n):
+    """A pointer so many elements further."""
+    return p(p, types.int64), lambda context, builder, signature, arguments: builder.gep(arguments[0], [arguments[1]])
+
+
+@intrinsic
 def to_bits(typing_context, value):
     """The bits of a float as a signed integer of its width."""
     floating, integer = _BITS[value.bitwidth]

@@ -265,6 +265,14 @@ def identity_pullback(grad_output, z, unused):
 
 #: The pullbacks of activations whose value tells the derivative.
 _told: set[object] = set()
+#: The values and pullbacks of few operations, of which a loop may have several.
+_cheap: set[object] = {identity, identity_pullback}
+CHEAP_FLOPS = 5
+
+
+def cheap(function):
+    """Whether a value or a pullback is cheap: no exponential is in it."""
+    return function in _cheap
 
 
 @inlined
@@ -291,6 +299,8 @@ def activation(name: str | None, dtype: str, parametric: bool = True):
     value, pullback = _functions(name, dtype, parametric)
     if FORMULAS[name].told:
         _told.add(pullback)
+    if max(FORMULAS[name].flops, FORMULAS[name].derivative_flops) <= CHEAP_FLOPS:
+        _cheap.update((value, pullback))
     return value, pullback
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import numpy as np
-
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
     GRAD_STEP,
@@ -28,8 +26,18 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.operands import narrow, wanted
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, parameter_row, row_width, rows_of
+from fusednorm.backends.cpu.kernels.slabs import (
+    FLUSH,
+    TILE,
+    add_folded,
+    channel_count,
+    locate,
+    parameter_row,
+    row_width,
+    rows_of,
+)
 
 
 @cache
@@ -126,6 +134,7 @@ def build_reduce(element: Element, value, pullback):
     """p and q of slabs start to stop, weighted by 1 + scale, and the gradients of scale and shift of their rows."""
     row_affine, of_row, scratch, T = _row_affine(element), parameter_row(element), element.scratch, element.compute
     products_of_row, scale_gradients, add_weighted = _row_sums(element, pullback)
+    wide_scratch = accesses("float64").scratch
 
     @exact
     def reduce_slab(
@@ -137,6 +146,7 @@ def build_reduce(element: Element, value, pullback):
         )  # fmt: skip
         gains, offsets, factors, p_of, q_of = scratch(), scratch(), scratch(), scratch(), scratch()
         weights, biases, first, second = scratch(), scratch(), scratch(), scratch()
+        wide = wide_scratch()
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
@@ -163,10 +173,8 @@ def build_reduce(element: Element, value, pullback):
                         scale_gradients(p_of, q_of, weights, biases, gains, n)
                         narrow(gains, -m, grad_scale, geometry[POINT_SCALE_DTYPE], m, m + n)
                     narrow(p_of, -m, grad_shift, geometry[POINT_SHIFT_DTYPE], m, m + n)
-                for k in range(repeated):
-                    for c in range(width):
-                        partials[ps + c] += np.float64(first[k * width + c])
-                        partials[qs + c] += np.float64(second[k * width + c])
+                add_folded(first, wide, width, repeated, partials, ps)
+                add_folded(second, wide, width, repeated, partials, qs)
 
     def reduce(
         grad, x, weight, bias, scale, shift, grad_scale, grad_shift, coefficients, partials, geometry,

@@ -69,6 +69,7 @@ from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
 from fusednorm.backends.cpu.kernels.codes import quantized_row
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
@@ -473,7 +474,7 @@ def build_columns(element: Element, value, pullback, accumulate=True):
     """Blocks start to stop of COLUMNS channels in all rows: the input's gradient, and with ``accumulate`` the
     parameters'."""
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
-    make, scratch = dz_of(element, pullback, kept=False), element.scratch
+    make, scratch, wide_scratch = dz_of(element, pullback, kept=False), element.scratch, accesses("float64").scratch
     gradient_group = _gradient_group(element, make, accumulate)
 
     @exact
@@ -485,8 +486,16 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         return total_p / count, total_q / count
 
     @exact
-    def clear(sums, n):
+    def clear(sums, totals, n):
         for c in range(n):
+            sums[c] = T(0)
+        for c in range(n):
+            totals[c] = 0.0
+
+    @exact
+    def flush(sums, totals, n):
+        for c in range(n):
+            totals[c] += np.float64(sums[c])
             sums[c] = T(0)
 
     def columns(
@@ -497,11 +506,11 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length, rows = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[SUMMED]
         channels, alpha = groups * length, T(activation_parameter)
-        ps, qs = scratch(), scratch()
+        ps, qs, total_ps, total_qs = scratch(), scratch(), wide_scratch(), wide_scratch()
         for block in range(start, stop):
             first, last = block * COLUMNS, min((block + 1) * COLUMNS, channels)
-            clear(ps, last - first)
-            clear(qs, last - first)
+            clear(ps, total_ps, last - first)
+            clear(qs, total_qs, last - first)
             for n in range(rows):
                 i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP])
                 g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP])
@@ -518,9 +527,12 @@ def build_columns(element: Element, value, pullback, accumulate=True):
                         0.0 if geometry[RMS] else mean_p, mean_q, ps, qs, c - first, dx,
                     )  # fmt: skip
                     c += width
+                if accumulate and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == rows):
+                    flush(ps, total_ps, last - first)
+                    flush(qs, total_qs, last - first)
             if accumulate:
-                narrow(ps, -first, grad_bias, geometry[BIAS_DTYPE], first, last)
-                narrow(qs, -first, grad_weight, geometry[WEIGHT_DTYPE], first, last)
+                narrow(total_ps, -first, grad_bias, geometry[BIAS_DTYPE], first, last)
+                narrow(total_qs, -first, grad_weight, geometry[WEIGHT_DTYPE], first, last)
 
     return columns
 
@@ -536,9 +548,10 @@ def build_widen(element: Element, value, pullback):
     return widen
 
 
-def build_modulate(element: Element, value, pullback):
-    """A = weight (1 + scale) and B = bias (1 + scale) + shift of samples start to stop, each rounded once."""
-    T, scratch = element.compute, element.scratch
+@cache
+def modulation_maker(element: Element):
+    """convert and combine: A = weight (1 + scale) and B = bias (1 + scale) + shift, each rounded once."""
+    T = element.compute
 
     @exact
     def convert(operand, i, dtype, absent, values, j, n):
@@ -555,6 +568,13 @@ def build_modulate(element: Element, value, pullback):
             factor, shift = 1.0 + np.float64(gains[i + k]), np.float64(offsets[i + k])
             gains[i + k] = T(np.float64(gain[k]) * factor)
             offsets[i + k] = T(np.float64(offset[k]) * factor + shift)
+
+    return convert, combine
+
+
+def build_modulate(element: Element, value, pullback):
+    """A and B of samples start to stop."""
+    (convert, combine), scratch = modulation_maker(element), element.scratch
 
     def modulate(weight, bias, scale, shift, wide_weight, wide_bias, geometry, start, stop):
         channels, gain, offset = geometry[GROUPS] * geometry[GROUP_CHANNELS], scratch(), scratch()

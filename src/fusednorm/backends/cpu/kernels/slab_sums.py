@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-import numpy as np
-
 from fusednorm.backends.cpu.geometry import (
     COEFFICIENTS,
     GATE_ROWS,
@@ -30,8 +28,18 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
-from fusednorm.backends.cpu.kernels.slabs import FLUSH, TILE, channel_count, locate, row_width, rows_of, slab_moments
+from fusednorm.backends.cpu.kernels.slabs import (
+    FLUSH,
+    TILE,
+    add_folded,
+    channel_count,
+    locate,
+    row_width,
+    rows_of,
+    slab_moments,
+)
 from fusednorm.backends.cpu.kernels.slabs_backward import gradient_slab
 from fusednorm.backends.cpu.kernels.sums import add_row
 from fusednorm.backends.cpu.kernels.variants import summed
@@ -141,7 +149,7 @@ def _slab_sums(element: Element, pullback):
     """dz of one slab, and its p and q per channel, written to the slab's place in the partials."""
     load, read, store, T = element.load, element.read, element.store, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
-    at = joined(pullback)
+    at, wide_scratch = joined(pullback), accesses("float64").scratch
 
     @reassociated
     def add_row_of_dz(
@@ -160,6 +168,7 @@ def _slab_sums(element: Element, pullback):
         n, position, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         first, second, together = scratch(), scratch(), geometry[REPEAT]
+        wide = wide_scratch()
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
@@ -179,10 +188,8 @@ def _slab_sums(element: Element, pullback):
                         coefficients, n * COEFFICIENTS * plane + tile, plane,
                         width * min(together, position + positions - r), alpha, first, second,
                     )  # fmt: skip
-                for k in range(together):
-                    for c in range(width):
-                        partials[ps + c] += np.float64(first[k * width + c])
-                        partials[qs + c] += np.float64(second[k * width + c])
+                add_folded(first, wide, width, together, partials, ps)
+                add_folded(second, wide, width, together, partials, qs)
 
     return slab_sums
 

@@ -29,18 +29,22 @@ from fusednorm.backends.cpu.geometry import (
     PIECES,
     REPEAT,
     RMS,
+    RUN,
     SAMPLES,
     SCALE_DTYPE,
     SCRATCH,
     SHARED,
     SHIFT_DTYPE,
+    SLOTS,
     SPATIAL,
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized, publish_units, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
-from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.moments import HEAD
+from fusednorm.backends.cpu.kernels.elements import Element, advanced
+from fusednorm.backends.cpu.kernels.elements import element as accesses
+from fusednorm.backends.cpu.kernels.mathematics import cheap
+from fusednorm.backends.cpu.kernels.moments import HEAD, merge, moments
 from fusednorm.backends.cpu.kernels.operands import number, rounded_number
 
 TILE = SCRATCH  # channels summed at a time
@@ -80,6 +84,16 @@ def rows_of(geometry, positions):
 
 
 @exact
+def coefficients_from(coefficients, geometry, worker, first):
+    """The coefficients, from which those of sample n are n places further, where a worker begins with sample ``first``:
+    those of all samples, or of the few that the worker keeps in its cache."""
+    slots = geometry[SLOTS]
+    if slots == 0:
+        return coefficients
+    return advanced(coefficients, (worker * slots - first) * COEFFICIENTS * row_width(geometry))
+
+
+@exact
 def statistic_unit(geometry, n, c):
     return c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
 
@@ -88,6 +102,35 @@ def statistic_unit(geometry, n, c):
 def next_group(geometry, n, g):
     """The sample and group of the next unit; to divide a unit's number takes as long as a small unit."""
     return (n, g + 1) if g + 1 < geometry[GROUPS] else (n + 1, 0)
+
+
+@exact
+def fold(sums, n, together):
+    """The sums of n columns that ``together`` positions of a row have, in the place of the first position's."""
+    while together > 1:
+        half = (together + 1) // 2
+        for c in range((together - half) * n):
+            sums[c] += sums[half * n + c]
+        together = half
+
+
+@exact
+def add_folded(sums, wide, n, together, partials, first):
+    """Add these sums to n partials from ``first`` on, in float64; ``wide`` has room for them."""
+    for c in range(n * together):
+        wide[c] = np.float64(sums[c])
+    fold(wide, n, together)
+    for c in range(n):
+        partials[first + c] += wide[c]
+
+
+@exact
+def repeated(values, first, n, total):
+    """n numbers from ``first`` on, again and again up to ``total``."""
+    while n < total:
+        for c in range(first, first + min(n, total - n)):
+            values[n + c] = values[c]
+        n *= 2
 
 
 @cache
@@ -139,30 +182,32 @@ def pivot_finder(element: Element):
         for r in range(quads, head):
             for c in range(n * together):
                 add_first(pivot, c, load(x, i + r * step + c))
-        for k in range(1, together):
-            for c in range(n):
-                pivot[c] += pivot[k * n + c]
+        fold(pivot, n, together)
         for c in range(n):
             pivot[c] = nearest(pivot[c] / T(head * together))
-        for c in range(n, n * together):
-            pivot[c] = pivot[c - n]
+        repeated(pivot, 0, n, n * together)
 
     return find_pivot
 
 
 @cache
 def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = INPUT_STEP):
-    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares).
+    """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares). Those
+    of a run of one group's elements stand in the place of its first channel.
     ``sample`` and ``row_step`` are the fields of the geometry that say where samples and positions lie."""
-    scratch, T = element.scratch, element.compute
-    add_rows, find_pivot = row_adder(element), pivot_finder(element)
+    scratch, wide_scratch, T = element.scratch, accesses("float64").scratch, element.compute
+    add_rows, find_pivot, run_moments = row_adder(element), pivot_finder(element), moments(element)
 
     @exact
     def moments_of_slab(x, partials, geometry, task):
         n, position, positions = locate(geometry, task)
         channels, step = channel_count(geometry), geometry[row_step]
         origin = n * geometry[sample] + position * step
-        pivot, first, second = scratch(), scratch(), scratch()
+        if geometry[RUN]:
+            mean, m2 = run_moments(x, origin, positions * channels, geometry[RMS])
+            partials[2 * task * channels], partials[(2 * task + 1) * channels] = mean, m2
+            return
+        pivot, first, second, wide = scratch(), scratch(), scratch(), wide_scratch()
         rms = geometry[RMS]
         together = min(geometry[REPEAT], positions)
         rows, rest = positions // max(1, together), positions % max(1, together)
@@ -179,10 +224,8 @@ def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = I
                 add_rows(x, i, step * together, count, width * together, pivot, first, second)
                 if rest > 0 and r + FLUSH > rows:
                     add_rows(x, i + count * step * together, step, 1, width * rest, pivot, first, second)
-                for k in range(together):
-                    for c in range(width):
-                        partials[means + c] += np.float64(first[k * width + c])
-                        partials[m2s + c] += np.float64(second[k * width + c])
+                add_folded(first, wide, width, together, partials, means)
+                add_folded(second, wide, width, together, partials, m2s)
                 for c in range(width * together):
                     first[c] = second[c] = T(0)
             for c in range(width):
@@ -220,6 +263,13 @@ def _unit_moments(partials, stats, geometry, n, g):
     """Combine the channels and slabs under the statistic of a group: the mean of means, then M2 about it."""
     channels, pieces, width = channel_count(geometry), geometry[PIECES], geometry[GROUP_CHANNELS]
     unit, slabs, stride = n * geometry[GROUPS] + g, 2 * n * pieces * channels + g * width, 2 * channels
+    if geometry[RUN]:
+        count, centre, m2 = 0, 0.0, 0.0
+        for piece in range(pieces):
+            i, length = slabs + piece * stride, piece_size(geometry, piece) * channels
+            count, centre, m2 = merge(count, centre, m2, length, partials[i], partials[i + channels])
+        stats[2 * unit], stats[2 * unit + 1] = centre, m2
+        return
     total = 0.0
     for piece in range(pieces):
         total += piece_size(geometry, piece) * _total(partials, slabs + piece * stride, width)
@@ -401,10 +451,8 @@ def _sample_coefficients(element: Element):
                 for g in range(geometry[GROUPS]):
                     unit = first + g
                     of_unit(coefficients, stats[2 * unit], stats[2 * unit + 1], base + g * size, width, size)
-        for k in range(1, geometry[REPEAT]):
-            for plane in range(4):
-                for c in range(base + plane * width, base + plane * width + channels):
-                    coefficients[c + k * channels] = coefficients[c]
+        for plane in range(4):
+            repeated(coefficients, base + plane * width, channels, width)
 
     return sample_coefficients
 
@@ -413,22 +461,60 @@ def _sample_coefficients(element: Element):
 def _apply_slab(element: Element, value):
     load, read, store, T = element.load, element.read, element.store, element.compute
 
+    four = cheap(value)
+
+    @exact
+    def put(x, i, y, j, centre, a, b, alpha):
+        store(y, j, value(normalized(load(x, i) - centre, a, b), alpha))
+
+    @exact
+    def apply_row(x, i, y, j, coefficients, k, plane, width, alpha):
+        for part in range(2):
+            start, stop = span(part, width)
+            for c in range(start, stop):
+                centre, a, b = (
+                    read(coefficients, k + c),
+                    read(coefficients, k + plane + c),
+                    read(coefficients, k + 2 * plane + c),
+                )
+                put(x, i + c, y, j + c, centre, a, b, alpha)
+
+    @exact
+    def apply_four(x, i, step, y, j, output_step, coefficients, k, plane, width, alpha):
+        """Four rows, which read the coefficients once."""
+        i1, i2, i3 = i + step, i + 2 * step, i + 3 * step
+        j1, j2, j3 = j + output_step, j + 2 * output_step, j + 3 * output_step
+        for part in range(2):
+            start, stop = span(part, width)
+            for c in range(start, stop):
+                centre, a, b = (
+                    read(coefficients, k + c),
+                    read(coefficients, k + plane + c),
+                    read(coefficients, k + 2 * plane + c),
+                )
+                put(x, i + c, y, j + c, centre, a, b, alpha)
+                put(x, i1 + c, y, j1 + c, centre, a, b, alpha)
+                put(x, i2 + c, y, j2 + c, centre, a, b, alpha)
+                put(x, i3 + c, y, j3 + c, centre, a, b, alpha)
+
     @exact
     def apply_slab(x, y, coefficients, geometry, activation_parameter, task):
         n, first, positions = locate(geometry, task)
         channels, width, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
-        centre = n * COEFFICIENTS * width
-        a, b = centre + width, centre + 2 * width
-        for row in range(rows_of(geometry, positions)):
-            r = first + row * geometry[REPEAT]
+        k, together = n * COEFFICIENTS * width, geometry[REPEAT]
+        fours = positions // together // 4 if four else 0
+        for block in range(fours):
+            r = first + 4 * block * together
+            apply_four(
+                x, n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP], together * geometry[INPUT_STEP],
+                y, n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP], together * geometry[OUTPUT_STEP],
+                coefficients, k, width, width, alpha,
+            )  # fmt: skip
+        for row in range(4 * fours, rows_of(geometry, positions)):
+            r = first + row * together
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             j = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
-            for part in range(2):
-                start, stop = span(part, min(width, (first + positions - r) * channels))
-                for c in range(start, stop):
-                    deviation = load(x, i + c) - read(coefficients, centre + c)
-                    z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
-                    store(y, j + c, value(z, alpha))
+            apply_row(x, i, y, j, coefficients, k, width, min(width, (first + positions - r) * channels), alpha)
 
     return apply_slab
 
@@ -437,11 +523,11 @@ def build_moments(element: Element, value, pullback):
     """The statistics of slabs start to stop."""
     moments_of_slab = slab_moments(element)
 
-    def moments(x, partials, geometry, start, stop):
+    def moments_of_slabs(x, partials, geometry, start, stop):
         for task in range(start, stop):
             moments_of_slab(x, partials, geometry, task)
 
-    return moments
+    return moments_of_slabs
 
 
 def build_statistics(element: Element, value, pullback):
@@ -468,7 +554,8 @@ def build_coefficients(element: Element, value, pullback):
     """The coefficients of samples start to stop."""
     sample_coefficients = _sample_coefficients(element)
 
-    def coefficients_of_samples(stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
+    def coefficients_of_samples(stats, coefficients, weight, bias, scale, shift, geometry, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start)
         for n in range(start, stop):
             sample_coefficients(stats, coefficients, weight, bias, scale, shift, geometry, n)
 
@@ -479,7 +566,8 @@ def build_apply(element: Element, value, pullback):
     """The output of slabs start to stop."""
     apply_slab = _apply_slab(element, value)
 
-    def apply(x, y, coefficients, geometry, activation_parameter, start, stop):
+    def apply(x, y, coefficients, geometry, activation_parameter, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
         for task in range(start, stop):
             apply_slab(x, y, coefficients, geometry, activation_parameter, task)
 

@@ -30,12 +30,16 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
+from fusednorm.backends.cpu.kernels.mathematics import cheap
 from fusednorm.backends.cpu.kernels.operands import put_number, rounded_number, wanted
 from fusednorm.backends.cpu.kernels.slabs import (
     FLUSH,
     TILE,
     TOGETHER,
+    add_folded,
     channel_count,
+    coefficients_from,
     locate,
     next_group,
     row_width,
@@ -48,15 +52,38 @@ def _slab_sums(element: Element, pullback):
     """p and q per channel of one slab, written to the slab's place in the partials."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
+    four, wide_scratch = cheap(pullback), accesses("float64").scratch
+
+    @exact
+    def terms(grad, g, x, i, centre, a, b, rstd, alpha):
+        """dz and dz xhat of an element."""
+        deviation = load(x, i) - centre
+        dz = pullback(load(grad, g), normalized(deviation, a, b), alpha)
+        return dz, dz * (deviation * rstd)
 
     @reassociated
     def add_row(grad, g, x, i, coefficients, k, plane, n, alpha, first, second):
         for c in range(n):
-            deviation = load(x, i + c) - read(coefficients, k + c)
+            centre, rstd = read(coefficients, k + c), read(coefficients, k + 3 * plane + c)
             a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
-            dz = pullback(load(grad, g + c), normalized(deviation, a, b), alpha)
-            add_first(first, c, dz)
-            add_second(second, c, dz * (deviation * read(coefficients, k + 3 * plane + c)))
+            p, q = terms(grad, g + c, x, i + c, centre, a, b, rstd, alpha)
+            add_first(first, c, p)
+            add_second(second, c, q)
+
+    @reassociated
+    def add_four(grad, g, grad_step, x, i, step, coefficients, k, plane, n, alpha, first, second):
+        """The same of four rows, which quarters the traffic on the sums and the coefficients."""
+        g1, g2, g3 = g + grad_step, g + 2 * grad_step, g + 3 * grad_step
+        i1, i2, i3 = i + step, i + 2 * step, i + 3 * step
+        for c in range(n):
+            centre, rstd = read(coefficients, k + c), read(coefficients, k + 3 * plane + c)
+            a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
+            p0, q0 = terms(grad, g + c, x, i + c, centre, a, b, rstd, alpha)
+            p1, q1 = terms(grad, g1 + c, x, i1 + c, centre, a, b, rstd, alpha)
+            p2, q2 = terms(grad, g2 + c, x, i2 + c, centre, a, b, rstd, alpha)
+            p3, q3 = terms(grad, g3 + c, x, i3 + c, centre, a, b, rstd, alpha)
+            add_first(first, c, (p0 + p1) + (p2 + p3))
+            add_second(second, c, (q0 + q1) + (q2 + q3))
 
     @exact
     def slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task):
@@ -65,6 +92,7 @@ def _slab_sums(element: Element, pullback):
         i = n * geometry[INPUT_SAMPLE] + position * geometry[INPUT_STEP]
         g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
         first, second = scratch(), scratch()
+        wide = wide_scratch()
         together = geometry[REPEAT]
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
@@ -75,17 +103,24 @@ def _slab_sums(element: Element, pullback):
             for start in range(0, rows, FLUSH):
                 for c in range(width * together):
                     first[c] = second[c] = T(0)
-                for row in range(start, min(start + FLUSH, rows)):
+                last = min(start + FLUSH, rows)
+                fours = (min(last, positions // together) - start) // 4 if four else 0
+                for row in range(start, start + 4 * fours, 4):
+                    r = row * together
+                    add_four(
+                        grad, g + r * geometry[GRAD_STEP] + tile, together * geometry[GRAD_STEP],
+                        x, i + r * geometry[INPUT_STEP] + tile, together * geometry[INPUT_STEP],
+                        coefficients, n * COEFFICIENTS * plane + tile, plane, width * together, alpha, first, second,
+                    )  # fmt: skip
+                for row in range(start + 4 * fours, last):
                     r = row * together
                     add_row(
                         grad, g + r * geometry[GRAD_STEP] + tile, x, i + r * geometry[INPUT_STEP] + tile,
                         coefficients, n * COEFFICIENTS * plane + tile, plane,
                         width * min(together, positions - r), alpha, first, second,
                     )  # fmt: skip
-                for k in range(together):
-                    for c in range(width):
-                        partials[ps + c] += np.float64(first[k * width + c])
-                        partials[qs + c] += np.float64(second[k * width + c])
+                add_folded(first, wide, width, together, partials, ps)
+                add_folded(second, wide, width, together, partials, qs)
 
     return slab_sums
 
@@ -154,8 +189,10 @@ def _unit_gradient(element: Element):
             c3 = 0.0
         width = row_width(geometry)
         base = (n * COEFFICIENTS + 4) * width
-        for k in range(geometry[REPEAT]):
-            for i in range(base + k * channels + c0, base + k * channels + c0 + size):
+        # One group's coefficients are the same all along the row.
+        length, parts = (width, 1) if size == channels else (size, geometry[REPEAT])
+        for k in range(parts):
+            for i in range(base + k * channels + c0, base + k * channels + c0 + length):
                 coefficients[i], coefficients[i + width] = T(c2), T(c3)
 
     return unit_gradient
@@ -169,38 +206,92 @@ def gradient_slab(
     positions lie. With ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
     load, read, store, T = element.load, element.read, element.store, element.compute
 
+    four = cheap(pullback)
+
+    @exact
+    def put(grad, g, x, i, dx, o, grad_total, centre, a, b, rstd, c2, c3, training, alpha):
+        deviation = load(x, i) - centre
+        gradient = a * pullback(load(grad, g), normalized(deviation, a, b), alpha)
+        if training:  # otherwise 0 times an infinite xhat would be NaN
+            gradient += c2 * (deviation * rstd) + c3
+        if adds_gradient:
+            gradient += load(grad_total, i)
+        store(dx, o, gradient)
+
+    @exact
+    def put_row(grad, g, x, i, dx, o, grad_total, coefficients, k, plane, width, training, alpha):
+        for part in range(2):
+            start, stop = span(part, width)
+            for c in range(start, stop):
+                centre, a, b = (
+                    read(coefficients, k + c),
+                    read(coefficients, k + plane + c),
+                    read(coefficients, k + 2 * plane + c),
+                )
+                rstd, c2, c3 = (
+                    read(coefficients, k + 3 * plane + c),
+                    read(coefficients, k + 4 * plane + c),
+                    read(coefficients, k + 5 * plane + c),
+                )
+                put(grad, g + c, x, i + c, dx, o + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
+
+    @exact
+    def put_four(
+        grad, g, grad_step, x, i, step, dx, o, dx_step, grad_total, coefficients, k, plane, width, training, alpha
+    ):  # fmt: skip
+        g1, g2, g3 = g + grad_step, g + 2 * grad_step, g + 3 * grad_step
+        i1, i2, i3 = i + step, i + 2 * step, i + 3 * step
+        o1, o2, o3 = o + dx_step, o + 2 * dx_step, o + 3 * dx_step
+        for part in range(2):
+            start, stop = span(part, width)
+            for c in range(start, stop):
+                centre, a, b = (
+                    read(coefficients, k + c),
+                    read(coefficients, k + plane + c),
+                    read(coefficients, k + 2 * plane + c),
+                )
+                rstd, c2, c3 = (
+                    read(coefficients, k + 3 * plane + c),
+                    read(coefficients, k + 4 * plane + c),
+                    read(coefficients, k + 5 * plane + c),
+                )
+                put(grad, g + c, x, i + c, dx, o + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
+                put(grad, g1 + c, x, i1 + c, dx, o1 + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
+                put(grad, g2 + c, x, i2 + c, dx, o2 + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
+                put(grad, g3 + c, x, i3 + c, dx, o3 + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
+
     @exact
     def gradient_of_slab(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, task):
         n, first, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
-        k = n * COEFFICIENTS * plane
-        training = geometry[TRAINING]
-        for row in range(rows_of(geometry, positions)):
-            r = first + row * geometry[REPEAT]
+        k, together, training = n * COEFFICIENTS * plane, geometry[REPEAT], geometry[TRAINING]
+        fours = positions // together // 4 if four else 0
+        for block in range(fours):
+            r = first + 4 * block * together
+            i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
+            g = n * geometry[sample] + r * geometry[step]
+            o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
+            steps = together * geometry[step], together * geometry[INPUT_STEP], together * geometry[OUTPUT_STEP]
+            if training:
+                put_four(
+                    grad, g, steps[0], x, i, steps[1], dx, o, steps[2], grad_total, coefficients, k, plane, plane, True,
+                    alpha,
+                )  # fmt: skip
+            else:
+                put_four(
+                    grad, g, steps[0], x, i, steps[1], dx, o, steps[2], grad_total, coefficients, k, plane, plane,
+                    False, alpha,
+                )  # fmt: skip
+        for row in range(4 * fours, rows_of(geometry, positions)):
+            r = first + row * together
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
             g = n * geometry[sample] + r * geometry[step]
             o = n * geometry[OUTPUT_SAMPLE] + r * geometry[OUTPUT_STEP]
             width = min(plane, (first + positions - r) * channels)
-            for part in range(2):
-                start, stop = span(part, width)
-                if training:
-                    for c in range(start, stop):
-                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                        xhat = deviation * read(coefficients, k + 3 * plane + c)
-                        c2, c3 = read(coefficients, k + 4 * plane + c), read(coefficients, k + 5 * plane + c)
-                        gradient = a * pullback(load(grad, g + c), z, alpha) + (c2 * xhat + c3)
-                        if adds_gradient:
-                            gradient += load(grad_total, i + c)
-                        store(dx, o + c, gradient)
-                else:  # 0 times an infinite xhat would be NaN
-                    for c in range(start, stop):
-                        deviation, a = load(x, i + c) - read(coefficients, k + c), read(coefficients, k + plane + c)
-                        z = normalized(deviation, a, read(coefficients, k + 2 * plane + c))
-                        gradient = a * pullback(load(grad, g + c), z, alpha)
-                        if adds_gradient:
-                            gradient += load(grad_total, i + c)
-                        store(dx, o + c, gradient)
+            if training:
+                put_row(grad, g, x, i, dx, o, grad_total, coefficients, k, plane, width, True, alpha)
+            else:
+                put_row(grad, g, x, i, dx, o, grad_total, coefficients, k, plane, width, False, alpha)
 
     return gradient_of_slab
 
@@ -226,7 +317,8 @@ def build_reduce(element: Element, value, pullback):
     """p and q of slabs start to stop."""
     slab_sums = _slab_sums(element, pullback)
 
-    def reduce(grad, x, coefficients, partials, geometry, activation_parameter, start, stop):
+    def reduce(grad, x, coefficients, partials, geometry, activation_parameter, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
         for task in range(start, stop):
             slab_sums(grad, x, coefficients, partials, geometry, activation_parameter, task)
 
@@ -262,6 +354,12 @@ def build_gradient_coefficients(element: Element, value, pullback):
             coefficients[c2s + width + k] = T(0) if rms else T(-stats[u + 2 * k] / count)
 
     @exact
+    def copy_channels(coefficients, c2s, further, width, n):
+        for c in range(c2s, c2s + n):
+            coefficients[further + c] = coefficients[c]
+            coefficients[further + width + c] = coefficients[width + c]
+
+    @exact
     def of_single_channels(sums, stats, coefficients, geometry, start, stop):
         """Of units of one channel each in one sample, or of batch_norm; ``stats``, read no more, take P and Q."""
         channels, width = channel_count(geometry), row_width(geometry)
@@ -274,11 +372,13 @@ def build_gradient_coefficients(element: Element, value, pullback):
             i, a = 2 * (n * channels + c), (n * COEFFICIENTS + 1) * width + c
             add_channels(sums, i, stats, u, coefficients, a, stop - start)
         for n in range(n0, n1):
-            for k in range(geometry[REPEAT]):
-                c2s = (n * COEFFICIENTS + 4) * width + k * channels + c
-                put_channels(stats, u, coefficients, c2s, width, stop - start, reduced_count(geometry), geometry[RMS])
+            c2s = (n * COEFFICIENTS + 4) * width + c
+            put_channels(stats, u, coefficients, c2s, width, stop - start, reduced_count(geometry), geometry[RMS])
+            for k in range(1, geometry[REPEAT]):
+                copy_channels(coefficients, c2s, k * channels, width, stop - start)
 
-    def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, start, stop):
+    def gradient_coefficients(sums, stats, coefficients, weight, bias, scale, shift, geometry, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[GROUPS])
         unit = start
         if geometry[GROUP_CHANNELS] == 1:
             while unit < stop:
@@ -313,7 +413,8 @@ def build_input_gradient(element: Element, value, pullback, adds_gradient=False)
     """The input's gradient of slabs start to stop, with ``adds_gradient`` to which ``grad_total`` is added."""
     of_slab = gradient_slab(element, pullback, adds_gradient=adds_gradient)
 
-    def input_gradient(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, start, stop):
+    def input_gradient(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, worker, start, stop):
+        coefficients = coefficients_from(coefficients, geometry, worker, start // geometry[PIECES])
         for task in range(start, stop):
             of_slab(grad, x, dx, coefficients, grad_total, geometry, activation_parameter, task)
 

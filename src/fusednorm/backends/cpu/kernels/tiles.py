@@ -39,16 +39,19 @@ from fusednorm.backends.cpu.geometry import (
     TOTAL_STEP,
     TOTAL_WORKER,
     TRAINING,
+    VECTOR,
     WANT_INPUT_GRAD,
+    WANT_VARIANCE,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, operand_numbers, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
+from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
-from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
+from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
 
@@ -88,52 +91,68 @@ def _spread(element: Element):
 
 
 @cache
-def _plane_affine(element: Element):
-    channel_affine, rounded = affine(element), rounded_number(element)
+def _plane_affines(element: Element):
+    channel_affine, numbers = affine(element), operand_numbers(element)
 
     @exact
-    def plane_affine(weight, bias, scale, shift, geometry, weight_dtype, bias_dtype, modulated, n, c):
-        """A and B of a channel, as :func:`affine` has them. What a loop over channels reads of the geometry comes as
-        arguments, since the loop's stores would make it read that again."""
-        if modulated:
-            return channel_affine(weight, bias, scale, shift, geometry, n, c)
-        gain, offset = 1.0, 0.0
-        if weight_dtype:
-            gain = rounded(weight, c, weight_dtype)
-        if bias_dtype:
-            offset = rounded(bias, c, bias_dtype)
-        return gain, offset
+    def plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gains, offsets):
+        """A and B of so many channels from c on, as :func:`affine` has them."""
+        if geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0:
+            for plane in range(planes):
+                gains[plane], offsets[plane] = channel_affine(weight, bias, scale, shift, geometry, n, c + plane)
+            return
+        numbers(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, planes)
+        numbers(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, planes)
 
-    return plane_affine
+    return plane_affines
 
 
 @cache
 def _tile_coefficients(element: Element):
     """mean, a = A rstd, B and rstd of each element of a tile."""
-    T, spread, plane_affine = element.compute, _spread(element), _plane_affine(element)
+    T, spread, keep = element.compute, _spread(element), element.keep
+    _, spread_planes = of_units(element)
+
+    @exact
+    def scale(affines, inverse, start, stop, numbers):
+        for plane in range(start, stop):
+            keep(numbers, plane, T(affines[plane] * inverse))
+
+    @exact
+    def scale_each(affines, inverses, first, planes, numbers):
+        for plane in range(planes):
+            keep(numbers, plane, T(affines[plane] * np.float64(inverses[first + plane])))
+
+    @exact
+    def place(values, first, n, numbers):
+        for k in range(n):
+            keep(numbers, k, T(values[first + k]))
 
     @exact
     def tile_coefficients(
-        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, first, means, gains, offsets, rstds
+        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, first, numbers, means, gains, offsets, rstds
     ):
-        """Of channels c to c + planes of sample n; the first of them is row ``first`` of the units."""
+        """Of so many planes, which have their A and B in ``gain_of`` and ``offset_of``; the first of them is row
+        ``first`` of the units."""
         length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
-        weight_dtype, bias_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE]
-        modulated = geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0
-        unit, row = first // size, first % size
-        start = 0
-        while start < planes:
-            stop = min(start + size - row, planes)
-            spread(means, start * length, (stop - start) * length, unit_means[unit])
-            spread(rstds, start * length, (stop - start) * length, unit_rstds[unit])
-            inverse = np.float64(unit_rstds[unit])
-            for plane in range(start, stop):
-                gain, offset = plane_affine(
-                    weight, bias, scale, shift, geometry, weight_dtype, bias_dtype, modulated, n, c + plane
-                )
-                spread(gains, plane * length, length, T(gain * inverse))
-                spread(offsets, plane * length, length, T(offset))
-            start, unit, row = stop, unit + 1, 0
+        if size == 1:  # each plane is a row of a unit of its own
+            place(unit_means, first, planes, numbers)
+            spread_planes(numbers, length, planes, means)
+            place(unit_rstds, first, planes, numbers)
+            spread_planes(numbers, length, planes, rstds)
+            scale_each(gain_of, unit_rstds, first, planes, numbers)
+        else:
+            unit, row = first // size, first % size
+            start = 0
+            while start < planes:
+                stop = min(start + size - row, planes)
+                spread(means, start * length, (stop - start) * length, unit_means[unit])
+                spread(rstds, start * length, (stop - start) * length, unit_rstds[unit])
+                scale(gain_of, np.float64(unit_rstds[unit]), start, stop, numbers)
+                start, unit, row = stop, unit + 1, 0
+        spread_planes(numbers, length, planes, gains)
+        place(offset_of, 0, planes, numbers)
+        spread_planes(numbers, length, planes, offsets)
 
     return tile_coefficients
 
@@ -254,55 +273,6 @@ def _gradient_tile(element: Element, pullback, keeps: bool, adds_gradient: bool)
     return gradient_tile
 
 
-@cache
-def _short_moments(element: Element):
-    load, read, keep, recall, nearest = element.load, element.read, element.keep, element.recall, element.round
-    T, spread, two_sums = element.compute, _spread(element), _two_sums(element)
-
-    @exact
-    def widen_tile(x, i, n, values):
-        for k in range(n):
-            keep(values, k, load(x, i + k))
-
-    @reassociated
-    def total(values, i, n):
-        found = T(0)
-        for k in range(n):
-            found += recall(values, i + k)
-        return found
-
-    @exact
-    def deviate(pivots, values, squares, n):
-        for k in range(n):
-            deviation = recall(values, k) - read(pivots, k)
-            keep(values, k, deviation)
-            keep(squares, k, deviation * deviation)
-
-    @exact
-    def spread_deviations(x, i, length, units, rms, pivots, values, squares):
-        """The pivot of each element of a tile of whole units, its deviation and the deviation's square.
-
-        The pivot is the mean of the unit, as in moments.py for so few elements.
-        """
-        widen_tile(x, i, units * length, values)
-        for unit in range(units):
-            pivot = T(0) if rms else nearest(total(values, unit * length, length) / T(length))
-            spread(pivots, unit * length, length, pivot)
-        deviate(pivots, values, squares, units * length)
-
-    @exact
-    def short_moments(unit, length, rms, pivots, values, squares):
-        """Mean and M2 of one of these units."""
-        first, second = two_sums(values, unit * length, squares, unit * length, length)
-        if rms:
-            return 0.0, second
-        shift = first / length
-        m2 = second - first * shift
-        return np.float64(pivots[unit * length]) + shift, 0.0 if m2 < 0.0 else m2
-
-    return spread_deviations, short_moments
-
-
 def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
     """Units start to stop, from statistics to output; with ``adds_before`` of s, and with ``adds_behind`` of z +
     post_add. ``by_channel``: ``pre_gate`` has all that is added before, a number for a plane."""
@@ -310,14 +280,22 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     unit_moments, keep = moments_of_units(source), publish(element)
     sum_tile, apply_tile = _sum_tile(element, by_channel), _apply_tile(element, value, adds_before, adds_behind)
     tile_coefficients, scratch, T = _tile_coefficients(element), element.scratch, element.compute
-    spread_deviations, short_moments = _short_moments(source)
+    plane_affines, short_statistics, wide_scratch = (
+        _plane_affines(element), statistics_of_units(source), accesses("float64").scratch
+    )  # fmt: skip
+
+    @exact
+    def publish_short(saved, unit, units, numbers):
+        for u in range(units):
+            saved[unit + u] = numbers[u]
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, eps,
         activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        unit_means, unit_rstds = scratch(), scratch()
+        unit_means, unit_rstds, numbers, work = scratch(), scratch(), scratch(), scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
+        gain_of, offset_of = wide_scratch(), wide_scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
         size = geometry[GROUP_CHANNELS] * length
         short = not geometry[PER_BATCH] and geometry[TILE_UNITS] > 1 and size <= FEWEST
@@ -343,23 +321,29 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                             by_channel or geometry[GATE_ROWS] > 0, total, origin + n * sample + c * step,
                             min(most, c1 - c), length, means,
                         )  # fmt: skip
+            i = origin + n0 * sample + c0 * step
             if short:
-                i = origin + n0 * sample + c0 * step
-                spread_deviations(whole, i, size, last - unit, geometry[RMS], means, gains, offsets)
-            for u in range(unit, last):
-                if short:
-                    centre, m2 = short_moments(u - unit, size, geometry[RMS], means, gains, offsets)
-                else:
-                    centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
+                short_statistics(
+                    whole, i, last - unit, size, geometry[RMS], eps, numbers, means, gains, offsets, work, rstds,
+                    unit_means, unit_rstds,
+                )  # fmt: skip
+                publish_short(rstd, unit, last - unit, unit_rstds)
+                if not geometry[RMS]:
+                    publish_short(mean, unit, last - unit, unit_means)
+                if geometry[WANT_VARIANCE]:
+                    publish_short(variance, unit, last - unit, rstds)
+            for u in range(last if short else unit, last):
+                centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
                 centre, inverse = keep(mean, rstd, variance, geometry, eps, u, centre, m2)
                 unit_means[u - unit], unit_rstds[u - unit] = T(centre), T(inverse)
             for n in range(n0, n1):
                 for tile in range(tiles):
                     c = c0 + tile * most
                     planes = min(most, c1 - c)
+                    plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
                     tile_coefficients(
-                        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
-                        means, gains, offsets, rstds,
+                        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
+                        offsets, rstds,
                     )  # fmt: skip
                     j = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]
                     p = n * geometry[POST_SAMPLE] + c * geometry[POST_STEP]
@@ -381,35 +365,68 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     tile_products = _tile_products(element, pullback, adds_behind)
     gradient_tile = _gradient_tile(element, pullback, keeps, adds_gradient)
     two_sums, tile_coefficients, saved = _two_sums(element), _tile_coefficients(element), saved_statistics(element)
-    plane_affine, scratch, spread, T = _plane_affine(element), element.scratch, _spread(element), element.compute
+    plane_affines, scratch, spread, T = _plane_affines(element), element.scratch, _spread(element), element.compute
+    (plane_sums, spread_planes), wide_scratch = of_units(element), accesses("float64").scratch
+    recall, keep = element.recall, element.keep
 
     @exact
-    def tile_sums(sums, geometry, n, c, planes, dzs, r, products):
+    def put_sums(sums, i, ps, qs, n):
+        for k in range(n):
+            sums[i + 2 * k], sums[i + 2 * k + 1] = np.float64(recall(ps, k)), np.float64(recall(qs, k))
+
+    @exact
+    def tile_sums(sums, geometry, n, c, planes, dzs, r, products, ps, qs):
         """p and q of each plane of a tile."""
         length, i = geometry[SPATIAL], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c)
+        if length < VECTOR:
+            plane_sums(dzs, r, length, planes, ps)
+            plane_sums(products, 0, length, planes, qs)
+            put_sums(sums, i, ps, qs, planes)
+            return
         for plane in range(planes):
             sums[i], sums[i + 1] = two_sums(dzs, r + plane * length, products, plane * length, length)
             i += 2
 
     @exact
-    def add_totals(sums, totals, weight, bias, scale, shift, geometry, n, c0, c1, unit):
-        """Add A p and A q of channels c0 to c1 to the totals of their units."""
-        size, i = geometry[GROUP_CHANNELS], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c0)
-        weight_dtype, modulated = geometry[WEIGHT_DTYPE], geometry[SCALE_DTYPE] > 0
-        for u in range((c1 - c0) // size):
-            total_p, total_q = 0.0, 0.0
-            for c in range(c0 + u * size, c0 + (u + 1) * size):
-                gain, _ = plane_affine(weight, bias, scale, shift, geometry, weight_dtype, 0, modulated, n, c)
-                total_p += gain * sums[i]
-                total_q += gain * sums[i + 1]
-                i += 2
-            totals[2 * (unit + u)] += total_p
-            totals[2 * (unit + u) + 1] += total_q
+    def add_totals(sums, totals, gain_of, geometry, n, c, planes, first, unit):
+        """Add A p and A q of the planes of a tile, the first of which is row ``first`` of the units, to the totals of
+        their units."""
+        size, i = geometry[GROUP_CHANNELS], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c)
+        if size == 1:
+            j = 2 * (unit + first)
+            for plane in range(planes):
+                totals[j + 2 * plane] += gain_of[plane] * sums[i + 2 * plane]
+                totals[j + 2 * plane + 1] += gain_of[plane] * sums[i + 2 * plane + 1]
+            return
+        u, row = unit + first // size, first % size
+        start = 0
+        while start < planes:
+            stop = min(start + size - row, planes)
+            total_p, total_q = totals[2 * u], totals[2 * u + 1]
+            for plane in range(start, stop):
+                total_p += gain_of[plane] * sums[i + 2 * plane]
+                total_q += gain_of[plane] * sums[i + 2 * plane + 1]
+            totals[2 * u], totals[2 * u + 1] = total_p, total_q
+            start, u, row = stop, u + 1, 0
 
     @exact
-    def gradient_coefficients(totals, unit_rstds, geometry, unit, first, planes, c2s, c3s):
+    def mean_totals(totals, inverses, j, k, first, n, count, numbers):
+        """-rstd P / K of n units, or of Q for k = 1."""
+        for u in range(n):
+            inverse = np.float64(inverses[first + u])
+            keep(numbers, u, T(-inverse * (totals[j + 2 * u + k] / count)))
+
+    @exact
+    def gradient_coefficients(totals, unit_rstds, geometry, unit, first, planes, c2s, c3s, numbers):
         """c2 and c3 of each element of a tile whose first plane is row ``first`` of the units from ``unit`` on."""
         length, size, count = geometry[SPATIAL], geometry[GROUP_CHANNELS], reduced_count(geometry)
+        if size == 1 and not geometry[RMS]:
+            j = 2 * (unit + first)
+            mean_totals(totals, unit_rstds, j, 1, first, planes, count, numbers)
+            spread_planes(numbers, length, planes, c2s)
+            mean_totals(totals, unit_rstds, j, 0, first, planes, count, numbers)
+            spread_planes(numbers, length, planes, c3s)
+            return
         u, row = first // size, first % size
         start = 0
         while start < planes:
@@ -426,6 +443,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         totals, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
+        numbers, more_numbers, gain_of, offset_of = scratch(), scratch(), wide_scratch(), wide_scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
         slot = worker * geometry[TILE_UNITS] * rows_per_unit(geometry) * length if keeps else 0
@@ -445,9 +463,10 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                 for tile in range(tiles):
                     c = c0 + tile * most
                     planes = min(most, c1 - c)
+                    plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
                     tile_coefficients(
-                        unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
-                        means, gains, offsets, rstds,
+                        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
+                        offsets, rstds,
                     )  # fmt: skip
                     g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
                     i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
@@ -457,18 +476,21 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                         n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP], planes * length, means, gains, offsets,
                         rstds, dzs, r, second_work, alpha,
                     )  # fmt: skip
-                    tile_sums(sums, geometry, n, c, planes, dzs, r, second_work)
-                add_totals(sums, totals, weight, bias, scale, shift, geometry, n, c0, c1, unit)
+                    tile_sums(sums, geometry, n, c, planes, dzs, r, second_work, numbers, more_numbers)
+                    add_totals(sums, totals, gain_of, geometry, n, c, planes, c - c0, unit)
             for n in range(n0, n1 if geometry[WANT_INPUT_GRAD] else n0):
                 for tile in range(tiles):
                     c = c0 + tile * most
                     planes = min(most, c1 - c)
                     if tiles > 1 or n1 - n0 > 1:
+                        plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
                         tile_coefficients(
-                            unit_means, unit_rstds, weight, bias, scale, shift, geometry, n, c, planes, c - c0,
-                            means, gains, offsets, rstds,
+                            unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
+                            offsets, rstds,
                         )  # fmt: skip
-                    gradient_coefficients(totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work)
+                    gradient_coefficients(
+                        totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work, numbers
+                    )
                     g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
                     i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                     o = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]

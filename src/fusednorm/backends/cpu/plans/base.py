@@ -15,7 +15,7 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
 from fusednorm.backends.cpu.frame import Frame, template, writer
-from fusednorm.backends.cpu.geometry import DTYPE_CODES, SHARED, WANT_VARIANCE, geometry
+from fusednorm.backends.cpu.geometry import DTYPE_CODES, REPEAT, SHARED, WANT_VARIANCE, geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted, no_memory
@@ -65,6 +65,8 @@ class Plan:
         self.compute: torch.dtype = getattr(torch, problem.compute_dtype)
         view = problem.view
         self.geometry = geometry(problem, pieces, view.spatial if piece is None else piece)
+        if made_for.modulated and not problem.modulated and made_for.view.spatial > 1:
+            self.geometry[REPEAT] = 1  # positions of two samples, whose scale and shift differ, make no row
         self.has_variance = made_for.norm.has_variance
         self.shared = made_for.norm.per_batch and not problem.norm.per_batch
         self.geometry[WANT_VARIANCE], self.geometry[SHARED] = self.has_variance, self.shared

@@ -108,6 +108,32 @@ class RowsBackward(BackwardPlan):
         return loops
 
 
+class ShortRowsForward(ForwardPlan):
+    """The same by blocks of short groups, around kernels/short_rows.py."""
+
+    module = "short_rows"
+
+    def loops(self) -> list[Loop]:
+        rows, _ = summed_rows(self.problem)
+        return [self.loop(self.kernel("forward"), rows, self.tensor_bytes)]
+
+
+class ShortRowsBackward(BackwardPlan):
+    module = "short_rows"
+
+    def loops(self) -> list[Loop]:
+        rows, segments = parameter_rows(self.problem)[0], int(self.geometry[PIECES])
+        self.geometry[SUMMED], self.geometry[SEGMENTS] = rows, segments
+        kernel = self.kernel("backward" if self.sums_parameters else "backward_data")
+        loops = [self.loop(kernel, segments, 2 * self.tensor_bytes)]
+        if self.sums_parameters:
+            count = 2 * segments * self.channels
+            self.reserve(partials=count)
+            finish = self.kernel("parameter_gradients", activated=False, module="rows")
+            loops.append(self.loop(finish, self.channels, 8 * count))
+        return loops
+
+
 class RowsSumForward(SumForward):
     module = "rows"
 

@@ -7,20 +7,21 @@ from dataclasses import replace
 from fusednorm.backends.cpu.geometry import (
     COEFFICIENTS,
     DTYPE_CODES,
-    FEW_CHANNELS,
     POINT_SCALE_DTYPE,
     POINT_SHIFT_DTYPE,
     REPEAT,
+    SLOTS,
     TOGETHER,
+    VECTOR,
 )
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
-from fusednorm.problem import Problem
+from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: A step of the whole-sample order takes samples of about this many bytes together, so that calls cost little; but a
 #: loop that threads share has so many steps if it can.
-STEP_BYTES, STEPS = 1 << 18, 8
+STEP_BYTES, STEPS = 1 << 16, 8
 #: Positions of a sample that share a scale and shift, at most, where rows make A and B as they need them.
 FEW_POSITIONS = 64
 
@@ -31,6 +32,18 @@ def _steps(plan: Plan, stages: list[tuple[int, int]], work_bytes: int) -> Loop:
     if work_bytes >= SERIAL_BYTES:
         share = min(share, plan.samples // STEPS)
     return Loop(stages, plan.samples, work_bytes, max(1, share))
+
+
+def _place_coefficients(plan: Plan, steps: Loop | None = None) -> None:
+    """Room for the coefficients of all samples, or, where a loop takes a few samples through all stages, for those of
+    its share, behind all else: each worker has its own, which stay in its cache."""
+    size = COEFFICIENTS * plan.channels * int(plan.geometry[REPEAT]) * DTYPE_BYTES[plan.problem.compute_dtype]
+    if steps is None or plan.problem.added is not None:
+        plan.reserve(coefficients=-(-plan.samples * size // 8))
+        return
+    plan.geometry[SLOTS] = steps.share
+    plan.room_per_thread = -(-steps.share * size // 64) * 64
+    plan.reserve(coefficients=0)
 
 
 class SlabsForward(ForwardPlan):
@@ -44,7 +57,6 @@ class SlabsForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         channels, count = self.channels, self.samples * self.channels * int(self.geometry[REPEAT])
-        self.reserve(coefficients=COEFFICIENTS * count)
         coefficients = self.kernel("coefficients", activated=False)
         apply = self.apply()
         finish = [
@@ -52,6 +64,7 @@ class SlabsForward(ForwardPlan):
             self.loop(apply, self.tasks, 2 * self.tensor_bytes),
         ]
         if self.given:
+            _place_coefficients(self)
             return finish
         self.reserve(partials=2 * self.tasks * channels, stats=2 * self.num_statistics)
         moments = self.moments()
@@ -59,7 +72,10 @@ class SlabsForward(ForwardPlan):
         if self.whole:
             units = self.num_statistics // max(1, self.samples)
             stages = [(moments, self.pieces), (statistics, units), (coefficients, 1), (apply, self.pieces)]
-            return [_steps(self, stages, self.tensor_bytes)]
+            loop = _steps(self, stages, self.tensor_bytes)
+            _place_coefficients(self, loop)
+            return [loop]
+        _place_coefficients(self)
         return [
             self.loop(moments, self.tasks, self.tensor_bytes),
             self.loop(statistics, self.num_statistics, 16 * self.tasks * channels),
@@ -78,7 +94,7 @@ def of_points(problem: Problem) -> bool:
     whose coefficients would be many beside their elements; of few channels repeated rows would have several samples."""
     if not (problem.norm.per_batch and problem.modulated and problem.added is None):
         return False
-    few = problem.view.spatial <= FEW_POSITIONS and problem.view.channels > FEW_CHANNELS
+    few = problem.view.spatial <= FEW_POSITIONS and problem.view.channels > VECTOR
     return problem.view.spatial == 1 or (few and as_positions(problem).view.samples == 1)
 
 
@@ -136,7 +152,6 @@ class SlabsBackward(BackwardPlan):
     def loops(self) -> list[Loop]:
         channels, count, units = self.channels, self.samples * self.channels, self.num_statistics
         self.reserve(partials=2 * self.tasks * channels, stats=2 * units, sums=2 * count)
-        self.reserve(coefficients=COEFFICIENTS * count * int(self.geometry[REPEAT]))
         recall = self.kernel("recall", activated=False)
         coefficients = self.kernel("coefficients", activated=False, module="slabs")
         reduce, combine = self.reduce(), self.kernel("combine", activated=False)
@@ -146,7 +161,10 @@ class SlabsBackward(BackwardPlan):
             stages = [(recall, of_sample), (coefficients, 1), (reduce, self.pieces), (combine, 1)]
             if self.wants_input:
                 stages += [(prepare, of_sample), (self.input_gradient(), self.pieces)]
-            return [_steps(self, stages, 2 * self.tensor_bytes), *self.parameter_loops()]
+            loop = _steps(self, stages, 2 * self.tensor_bytes)
+            _place_coefficients(self, loop)
+            return [loop, *self.parameter_loops()]
+        _place_coefficients(self)
         loops = [
             self.loop(recall, units, 16 * units),
             self.loop(coefficients, self.samples, 32 * count),
