@@ -43,6 +43,7 @@ def test_all_kernels_of_several_launches() -> None:
     """Those that are alone in their calls neither wait nor are waited for."""
     alone = {
         "whole_forward",
+        "flat_forward",
         "held_forward",
         "rows_forward",
         "positions_forward",
