@@ -191,6 +191,21 @@ def test_inference_with_one_element_for_each_channel(instance: str) -> None:
     assert faults(workload, inputs, forward(workload, inputs, instance), "inference") == []
 
 
+@pytest.mark.parametrize("instance", ["cpu.slabs", "cpu.slabs_split"])
+def test_long_groups_of_single_positions_lose_no_digits_in_float64(instance: str) -> None:
+    """The mean of equal numbers is that number, and the variance of 65536 is rounded a few times."""
+    with fusednorm.use_instance(instance):
+        equal = fusednorm.group_norm(torch.full((1, 131072), 0.8806308072990687, dtype=torch.float64), 4)
+        signs = torch.rand(3, 131072, generator=torch.Generator().manual_seed(1), dtype=torch.float64) > 0.45
+        x = torch.where(signs, 1.7e38, -1.7e38).double()
+        found = fusednorm.group_norm(x, 2)
+    assert equal.abs().max() <= 1e-13
+    units = x.view(3, 2, -1)
+    centred = units - units.mean(2, keepdim=True)
+    right = (centred / centred.square().mean(2, keepdim=True).sqrt()).view_as(x)
+    torch.testing.assert_close(found, right, rtol=1e-15, atol=0)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float16"])
 @pytest.mark.parametrize("instance", ["cpu.planes_split", "cpu.slabs_split"])
 def test_given_statistics_of_another_dtype(instance: str, dtype: str) -> None:

@@ -50,6 +50,7 @@ from fusednorm.backends.cpu.kernels.operands import number, rounded_number
 TILE = SCRATCH  # channels summed at a time
 FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
+SUMMED_CHANNELS = 512  # channels of a group whose M2 is one sum; of longer groups the roundings would show in float64
 TOGETHER = 256  # single channels whose statistics are merged together: 4 KB of ``stats``
 
 
@@ -248,6 +249,14 @@ def _total(partials, first, n):
 
 
 @reassociated
+def _total_distance(partials, first, n, centre):
+    total = 0.0
+    for c in range(first, first + n):
+        total += partials[c] - centre
+    return total
+
+
+@reassociated
 def _total_m2(partials, means, m2s, n, rows, centre):
     """The sum of n channels' M2 about the common mean, ``centre``."""
     m2, spread = 0.0, 0.0
@@ -259,8 +268,9 @@ def _total_m2(partials, means, m2s, n, rows, centre):
 
 
 @exact
-def _unit_moments(partials, stats, geometry, n, g):
-    """Combine the channels and slabs under the statistic of a group: the mean of means, then M2 about it."""
+def _unit_moments(partials, stats, geometry, n, g, wide):
+    """Combine the channels and slabs under the statistic of a group: the mean of means, then M2 about it. ``wide``: the
+    input has float64, so the roundings of a sum of many means show, and those of their distances from it do not."""
     channels, pieces, width = channel_count(geometry), geometry[PIECES], geometry[GROUP_CHANNELS]
     unit, slabs, stride = n * geometry[GROUPS] + g, 2 * n * pieces * channels + g * width, 2 * channels
     if geometry[RUN]:
@@ -275,11 +285,23 @@ def _unit_moments(partials, stats, geometry, n, g):
         total += piece_size(geometry, piece) * _total(partials, slabs + piece * stride, width)
     # About zero, M2 is the sum of squares.
     centre = 0.0 if geometry[RMS] else total / reduced_count(geometry)
-    m2 = 0.0
+    if wide and not geometry[RMS]:
+        rest = 0.0
+        for piece in range(pieces):
+            rest += piece_size(geometry, piece) * _total_distance(partials, slabs + piece * stride, width, centre)
+        rest /= reduced_count(geometry)
+        centre += rest if rest - rest == 0.0 else 0.0  # finite
+    m2, lost = 0.0, 0.0
     for piece in range(pieces):
         means, rows = slabs + piece * stride, piece_size(geometry, piece)
-        m2 += _total_m2(partials, means, means + channels, width, rows, centre)
-    stats[2 * unit], stats[2 * unit + 1] = centre, m2
+        for block in range(0, width, SUMMED_CHANNELS):
+            length = min(SUMMED_CHANNELS, width - block)
+            term = _total_m2(partials, means + block, means + channels + block, length, rows, centre)
+            larger = m2 + term
+            grown = larger - m2
+            lost += (m2 - (larger - grown)) + (term - grown)  # what the sum's rounding has lost
+            m2 = larger
+    stats[2 * unit], stats[2 * unit + 1] = centre, m2 + (lost if lost - lost == 0.0 else 0.0)
 
 
 @exact
@@ -533,6 +555,7 @@ def build_moments(element: Element, value, pullback):
 def build_statistics(element: Element, value, pullback):
     """The statistics of units start to stop from those of the slabs."""
     channel_statistics, keep = _channel_statistics(element), publish_units(element)
+    wide = element.compute is np.float64
 
     def statistics(partials, stats, mean, rstd, variance, geometry, eps, start, stop):
         unit = start
@@ -543,7 +566,7 @@ def build_statistics(element: Element, value, pullback):
                 unit = last
         n, g = unit // geometry[GROUPS], unit % geometry[GROUPS]
         for _ in range(unit, stop):
-            _unit_moments(partials, stats, geometry, n, g)
+            _unit_moments(partials, stats, geometry, n, g, wide)
             n, g = next_group(geometry, n, g)
         keep(stats, mean, rstd, variance, geometry, eps, unit, stop)
 
