@@ -185,6 +185,8 @@ def test_a_spread_fits_the_shared_memory_and_the_registers_of_a_multiprocessor(
 
 def test_a_unit_that_the_chip_cannot_hold_has_no_configuration() -> None:
     assert resident_for(problem_of((1, 32, 4096, 4096)), PROCESSORS) is None
+    half_full = problem_of((1, 1948, 47, 13, 16), 1948)  # two chunks of 1024 vectors for 1222, or one of 1280
+    assert resident_for(half_full, PROCESSORS) == ResidentConfig(256, 4, 5, 1, 0, 4)
     assert resident_for(problem_of((1, 128, 20, 256, 256)), PROCESSORS) is not None
     assert resident_for(problem_of((2, 64, 96, 96, 64), 8), PROCESSORS) is not None
 
@@ -263,6 +265,8 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
         (problem_of((4, 256, 128, 128), dtype=torch.float32), "hopper.resident"),
         (problem_of((8, 128, 256, 256), activation="gelu"), "hopper.resident"),
         (problem_of((6, 48, 300, 300), 8, torch.float16, "gelu"), "triton.tiles"),
+        (problem_of((2, 320, 192, 192), 320, torch.float16, "gelu"), "triton.tiles"),
+        (problem_of((2, 320, 192, 192), 320, torch.float16), "hopper.resident"),
         (problem_of((1, 512, 128, 128)), "triton.tiles"),
         (problem_of((1, 32, 4096, 4096)), "triton.tiles"),
         (problem_of((8, 128, 255, 255)), "triton.tiles"),
