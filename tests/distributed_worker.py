@@ -182,7 +182,8 @@ def main(folder: Path, device: str, world_sizes: list[int]) -> int:
 
 def in_processes(run: Callable[[int, int, Path, str], None], folder: Path, device: str, world_sizes: list[int]) -> int:
     """``run`` of every rank of each world size; how many processes failed."""
-    context = multiprocessing.get_context("fork" if device == "cpu" else "spawn")  # CUDA survives no fork
+    # CUDA survives no fork, nor does autograd of a torch that was built with it.
+    context = multiprocessing.get_context("fork" if device == "cpu" and torch.version.cuda is None else "spawn")
     failed = 0
     for world_size in world_sizes:
         processes = [context.Process(target=run, args=(rank, world_size, folder, device)) for rank in range(world_size)]

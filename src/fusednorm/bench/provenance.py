@@ -45,13 +45,16 @@ class Machine:
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The versions of fusednorm, of Python, and of the packages that are installed."""
+    """The versions of fusednorm, of Python, and of the packages that are installed; torch's says for what it was built,
+    which its package's may not."""
     found = {"fusednorm": fusednorm.__version__, "python": platform.python_version()}
     for package in packages:
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
+    if "torch" in found:
+        found["torch"] = str(torch.__version__)
     return found
 
 
