@@ -17,6 +17,7 @@ import torch.distributed as dist
 from distributed_worker import error_of, in_processes, meet
 from dtensor_cases import CASES, Case, call, drawn, results
 from torch import Tensor
+from torch._functorch import config as functorch
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
@@ -66,7 +67,7 @@ def chain(case: Case, tensors: dict[str, Tensor]) -> Tensor:
 
 def compiled(mesh: DeviceMesh) -> list[tuple[Found, Found]]:
     """Results of compiled calls beside eager ones; the backend runs what torch.compile traced."""
-    pairs, kept = [], torch._functorch.config
+    pairs, kept = [], functorch
     norm = torch.compile(fusednorm.rms_norm, fullgraph=True, backend="aot_eager")
     with torch.inference_mode():
         x = distribute_tensor(torch.arange(24.0).view(3, 2, 4), mesh, [Shard(1)], src_data_rank=None)
