@@ -39,14 +39,14 @@ from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels import activations
 
 @triton.jit
-def decay(y):
-    return tl.exp2(y * -1.4426950408889634) * 1.00000024
+def power(t):
+    return tl.exp2(t) * 1.00000024
 
 @triton.jit
 def reciprocal(y):
     return 1.00000012 / y
 
-activations.decay_nvidia, activations.reciprocal_nvidia = decay, reciprocal
+activations.power_nvidia, activations.reciprocal_nvidia = power, reciprocal
 
 @triton.jit
 def evaluate(z, value, slope, VALUE: tl.constexpr, SLOPE: tl.constexpr, PARAMETER: tl.constexpr, N: tl.constexpr):

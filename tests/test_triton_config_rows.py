@@ -223,13 +223,47 @@ def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
 
 
 @pytest.mark.parametrize(
-    ("rows", "length", "steps"), [(36, 12288, 2), (200, 10240, 4), (264, 12288, 4), (112, 65536, 8)]
-)
-def test_the_steps_of_few_long_rows_leave_programs_for_the_device(rows: int, length: int, steps: int) -> None:
+    ("rows", "length", "elements", "steps", "stages"),
+    [(17, 9536, 512, 2, 1), (36, 12288, 1024, 2, 1), (200, 10240, 1024, 4, 1), (264, 12288, 1024, 4, 1),
+     (112, 65536, 1024, 8, 3), (6335, 12288, 1024, 32, 3), (341, 59741, 512, 16, 1)],
+)  # fmt: skip
+def test_the_steps_of_few_long_rows_leave_programs_for_the_device(
+    rows: int, length: int, elements: int, steps: int, stages: int
+) -> None:
     x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
     config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
-    assert (config.elements, config.warps, config.row_elements, config.row_warps) == (2048, 8, 4096, 16)
-    assert config.steps == steps
+    assert (config.elements, config.steps, config.stages) == (elements, steps, stages)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "together", "warps", "programs"),
+    [(2, 4096, torch.bfloat16, 2, 16, 1), (3, 2399, torch.bfloat16, 1, 8, 264), (368, 2078, torch.bfloat16, 2, 8, 264),
+     (60000, 96, torch.float32, 8, 1, 1056), (30000, 192, torch.float32, 4, 2, 528),
+     (7085, 822, torch.float16, 2, 2, 528), (30000, 330, torch.bfloat16, 1, 1, 1056),
+     (3000, 2070, torch.float16, 1, 2, 528)],
+)  # fmt: skip
+def test_the_rows_of_a_backward_s_program(
+    rows: int, length: int, dtype: torch.dtype, together: int, warps: int, programs: int
+) -> None:
+    x = torch.empty(rows, length, dtype=dtype, device="meta")
+    config = rows_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
+    assert (config.rows, config.warps, config.programs) == (together, warps, programs)
+
+
+def test_few_rows_are_read_once() -> None:
+    for rows, reload in ((300, False), (8000, True)):
+        x = torch.empty(rows, 9001, dtype=torch.bfloat16, device="meta")
+        problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
+        assert rows_backward_for(problem).reload == reload
+
+
+@pytest.mark.parametrize(("rows", "length", "held"), [(3, 2399, False), (216, 1024, True)])
+def test_few_long_rows_of_a_backward_are_not_held(rows: int, length: int, held: bool) -> None:
+    x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
+    problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_rows_pays(problem, seen) == held
 
 
 @pytest.mark.parametrize(

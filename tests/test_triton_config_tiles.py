@@ -77,7 +77,16 @@ def test_planes_that_fill_a_tile_have_it_alone() -> None:
 
 @pytest.mark.parametrize(
     ("channels", "read", "write"),
-    [(3, 4, 4), (20, 32, 32), (72, 64, 128), (96, 32, 32), (100, 64, 128), (320, 64, 64), (384, 64, 128)],
+    [
+        (3, 4, 4),
+        (20, 32, 32),
+        (72, 64, 128),
+        (96, 64, 128),
+        (100, 64, 128),
+        (304, 64, 64),
+        (320, 64, 64),
+        (384, 64, 128),
+    ],
 )
 def test_blocks_of_channels_divide_them_or_are_long(channels: int, read: int, write: int) -> None:
     x = torch.empty(4, channels, 75, 75, device="meta").to(memory_format=torch.channels_last)
@@ -279,9 +288,9 @@ def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warp
 @pytest.mark.parametrize(
     ("family", "shape", "positions", "warps"),
     [
-        ("instance_norm", (49, 439, 32, 32), 8, 1),  # rows of several positions, of which a sample has 128
+        ("instance_norm", (49, 439, 32, 32), 16, 1),  # rows of several positions, of which a sample has 128
         ("batch_norm", (4, 100, 40, 40), 16, 2),  # narrow loads of a small problem
-        ("batch_norm", (1, 100, 160, 260), 16, 2),  # wide ones: 8192 partials of a channel, not 16384
+        ("batch_norm", (1, 100, 160, 260), 32, 2),  # wide ones: 8192 partials of a channel, not 16384
     ],
 )
 def test_the_programs_that_read_odd_channels_last(
@@ -363,14 +372,34 @@ def test_a_pass_that_writes_three_tiles_of_a_plane_has_one_to_a_program() -> Non
         assert passes_for(tiled(forward_problem(norm_of("group_norm", 74), Operands(x)))).output.tiles == tiles
 
 
-def test_a_smooth_activation_has_a_large_plane_read_in_shorter_tiles() -> None:
-    for activation, positions, warps in (("relu", 4096, 4), ("silu", 2048, 2)):
-        x = torch.empty(7, 32, 392, 973, dtype=torch.bfloat16, device="meta")
-        norm = norm_of("batch_norm", activation=resolve(activation))
-        reduction = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reduction
-        assert (reduction.positions, reduction.warps, reduction.tiles) == (positions, warps, 47)
+@pytest.mark.parametrize(
+    ("shape", "positions", "tiles", "warps"),
+    [
+        ((7, 32, 392, 973), 1024, 33, 1),
+        ((2, 320, 128, 128), 1024, 8, 1),
+        ((61, 30, 181, 181), 2048, 16, 2),
+        ((13, 33, 127, 127), 2048, 8, 4),
+        ((6, 8, 255, 255), 2048, 2, 4),
+    ],
+)
+def test_the_programs_of_a_backward_that_read_large_planes(
+    shape: tuple[int, ...], positions: int, tiles: int, warps: int
+) -> None:
+    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
+    norm = norm_of("instance_norm", activation=resolve("silu"))
+    reduction = passes_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reduction
+    assert (reduction.positions, reduction.tiles, reduction.warps) == (positions, tiles, warps)
+
+
+@pytest.mark.parametrize(("shape", "channels", "positions"), [((115, 2521, 256), 512, 8), ((128, 640, 144), 128, 32)])
+def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
+    shape: tuple[int, ...], channels: int, positions: int
+) -> None:
+    x = torch.empty(shape, dtype=torch.float16, device="meta")
+    output = passes_for(tiled(forward_problem(norm_of("batch_norm"), Operands(x)))).output
+    assert (output.channels, output.positions) == (channels, positions)
 
 
 def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
     reduction = passes_for(problems_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
-    assert (reduction.channels, reduction.tiles) == (32, 112)
+    assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 56, 2)

@@ -171,7 +171,7 @@ def test_a_small_problem_has_few_elements_a_thread(shape: tuple[int, ...], group
         ((43, 73), torch.bfloat16, 1, 1),
         ((1000, 128), torch.bfloat16, 4, 4),
         ((32768, 256), torch.bfloat16, 8, 2),  # full: two warps have wider runs of memory
-        ((22790, 158), torch.float32, 2, 1),
+        ((22790, 158), torch.float32, 4, 1),
         ((3, 1024), torch.float32, 1, 4),
         ((9, 5355), torch.bfloat16, 1, 8),
         ((14000, 75), torch.bfloat16, 8, 1),  # the lanes of two warps would lie along one row

@@ -39,11 +39,12 @@ NORMAL_TAIL_64 = (
     0.5182345145955748,
 )  # fmt: skip
 
-PRIMITIVES = ("const", "where", "sigmoid", "sigmoid_slope", "tanh", "normal_cdf", "normal_pdf")
+PRIMITIVES = ("const", "where", "fma", "sigmoid", "sigmoid_slope", "tanh", "normal_cdf", "normal_pdf")
 
 # The backends replace these names; here they let mypy and readers follow the formulas below.
 const: Any
 where: Any
+fma: Any  # a * b + c of three tensors, with one rounding where a backend can
 sigmoid: Any
 sigmoid_slope: Any  # sigmoid(z) * sigmoid(-z), the derivative: s * (1 - s) would cancel where s is near 1
 tanh: Any
@@ -57,6 +58,7 @@ def silu(z, beta):
 
 def silu_derivative(z, beta):
     u = beta * z
+    # No fma: where registers are few, NVIDIA's assembler makes the exponential of half of the elements twice for it.
     return sigmoid(u) + z * (beta * sigmoid_slope(u))  # slope first: 0 * (z * beta) is NaN where z * beta overflows
 
 
@@ -73,7 +75,8 @@ def gelu(z, unused):
 
 
 def gelu_derivative(z, unused):
-    return normal_cdf(z) + z * normal_pdf(z)
+    below = normal_cdf(z)
+    return fma(z, normal_pdf(z), below)
 
 
 # gelu_tanh is 0.5 z (1 + tanh(u)) = z sigmoid(2 u); 1 + tanh(u) would cancel below zero. The square of z is
@@ -86,7 +89,9 @@ def gelu_tanh(z, unused):
 def gelu_tanh_derivative(z, unused):
     square = where(z * z < const(1e4), z * z, const(1e4))
     u = z * (const(1.5957691216057308) + const(0.07135481627260025) * square)
-    return sigmoid(u) + z * sigmoid_slope(u) * (const(1.5957691216057308) + const(0.21406444881780075) * square)
+    inner = const(1.5957691216057308) + const(0.21406444881780075) * square
+    gate = sigmoid(u)
+    return fma(z * sigmoid_slope(u), inner, gate)
 
 
 def sigmoid_value(z, unused):

@@ -39,6 +39,7 @@ def _where(condition: Tensor, value: Tensor | float, other: Tensor | float) -> T
 PRIMITIVES: dict[str, Callable[..., Any]] = {
     "const": lambda value: value,
     "where": _where,
+    "fma": lambda a, b, c: a * b + c,
     "sigmoid": torch.sigmoid,
     "sigmoid_slope": lambda z: torch.sigmoid(z) * torch.sigmoid(-z),
     "tanh": torch.tanh,

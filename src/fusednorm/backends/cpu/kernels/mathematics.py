@@ -67,6 +67,11 @@ def where(condition, a, b):
     return a if condition else b
 
 
+@inlined
+def fma(a, b, c):
+    return a * b + c
+
+
 def _polynomial(coefficients, number):
     """A polynomial in Horner's form, highest power first.
 
@@ -245,6 +250,7 @@ def _primitives(dtype, derivative):
     return {
         "const": number,
         "where": where,
+        "fma": fma,
         "sigmoid": sigmoid if derivative else _sigmoid(decay, number),
         "sigmoid_slope": sigmoid_slope,
         "tanh": tanh,

@@ -57,7 +57,7 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, fitting))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
-    least = _row_of_units(seen, size, total, _padded(problem, seen))
+    least = _row_of_units(problem, seen, total)
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
@@ -144,7 +144,11 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     if total <= SMALL_HELD:
         return max(_small_thread(problem, seen, narrow), min(32, program // _most_small(problem, seen)))
     if seen.contiguous:
-        return thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+        thread = thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+        if seen.elements <= 32 and not problem.backward:
+            # A thread sums its units alone: (95, 320, 3, 3) in fp16 takes 2.5 us so, and 4.4 with 8 elements a thread.
+            thread = max(thread, 32)
+        return thread
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
     if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 2048 and total > 4 * SMALL_HELD:
@@ -181,14 +185,17 @@ def _uneven(seen: HeldUnits) -> bool:
     return seen.columns < power_of_two(seen.columns) <= 8
 
 
-def _row_of_units(seen: HeldUnits, size: int, total: int, padded: bool) -> int:
+def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     """The fewest units of a program whose rows lie side by side in memory. Short rows cost memory time, but a small
     problem has more programs with them."""
+    size = DTYPE_BYTES[problem.dtype]
     if not seen.contiguous:
-        return _row_of_groups(seen, size, padded)
+        return _row_of_groups(seen, size, _padded(problem, seen))
     if total <= FEW_CONTIGUOUS:
         return max(1, min(4, 1024 // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
+    if not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
+        least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         return max(1, min(4, SMALL_UNIT // seen.elements))
     return least

@@ -12,10 +12,16 @@ from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
 from fusednorm.problem import DTYPE_BYTES, Problem
 
-#: The elements of two rows at most that one program takes in one step, and those that many programs take in few steps.
-ONE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 20
+#: The elements of two rows at most that one program takes in one step, those that it does with 16 warps, and those that
+#: many programs take in few steps.
+ONE_PROGRAM, LARGE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 14, 1 << 20
+#: Bytes of a row that is long for one multiprocessor where others have none: layer_norm of (68, 8192) in fp32 with relu
+#: takes 8.3 us by columns, and 10.5 by rows.
+LONG_BYTES = 1 << 15
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
+#: Rows of LARGE_HELD elements from which on their backward is faster held.
+FEW_LONG = 8
 #: Bytes of the steps of all programs of a multiprocessor in a backward of short rows. Beyond these more programs leave
 #: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
 #: 528 and 72 with 1056, (40000, 512) in bf16 46 with 1056 and 52 with 2112.
@@ -28,9 +34,16 @@ PAIR_LOAD = 4
 STEPS_BYTES = 96 << 10
 #: Elements from which on a backward by columns has rows in flight.
 LARGE_ROWS = 1 << 24
-#: Programs of the pass by columns that steps of several rows leave at least: (150, 10000) in bf16 takes 11.2 us with
-#: 190 programs and 12.4 with 750, (36, 12288) in fp16 with gelu 7.6 with 54, and 10.2 with 216.
+#: Programs of the pass by columns that steps of several rows leave, and those steps: (50, 46293) in fp16 takes 16.5
+#: us with 4 steps, and 18.6 with 16, (64, 65536) in fp32 with silu 29 and 39, but (392, 56736) in fp16 with
+#: silu 81 with 16 steps, and more with fewer.
+COLUMN_PROGRAMS, MOST_STEPS = 600, 32
+#: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
+#: (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half.
 FEWEST_PROGRAMS = 200
+#: Steps of a program by columns from which on some are in flight: layer_norm of (68, 8192) in fp32 with relu takes 8.3
+#: us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with 16, and 61 with some in flight.
+FLYING_STEPS = 8
 
 
 def rows_forward_for(problem: Problem) -> RowsForwardConfig:
@@ -48,7 +61,8 @@ def rows_forward_for(problem: Problem) -> RowsForwardConfig:
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
         return RowsForwardConfig(8192 if problem.norm.has_mean else 16384, 16)
     if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
-        return RowsForwardConfig(8192, 16)  # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096
+        # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192.
+        return RowsForwardConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 else 16384, 16)
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     long = block > 16384 if problem.dtype == "float32" else block > 8192 and (problem.norm.has_mean or block == 16384)
     return RowsForwardConfig(4096, 16 if long else 8)
@@ -71,15 +85,20 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         elements = max(block, 2048)
         warps = min(16, elements // 256)
         return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
+    if _one_large_program(problem, block):
+        return RowsBackwardConfig(view.samples, 16, 1)
     if block > 8192:
         # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor
-        # do the longest, and those of narrow loads, without p: rms_norm of 8000 x 9914 takes 349 us, and 182 so.
-        many = problem.norm.has_mean or view.channels > LONG_ROW or load_bytes(problem) < WIDE_LOAD
+        # do the longest, and those of narrow loads, without p: rms_norm of 8000 x 9914 takes 349 us, and 182 so,
+        # but 300 x 9001 14.9, and 24.9.
+        narrow = load_bytes(problem) < WIDE_LOAD and view.samples > 4 * PROCESSORS
+        many = problem.norm.has_mean or view.channels > LONG_ROW or narrow
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=many and size == 2)
     if block >= 4096:
         full = 8 * view.channels > 7 * block
-        if view.channels <= 5 * block // 8 and block == 4096 and view.numel < FEW_ELEMENTS and size == 2:
-            return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
+        short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
+        if short and view.numel < FEW_ELEMENTS:
+            return RowsBackwardConfig(2 if view.samples > PROCESSORS else 1, 8, 2 * PROCESSORS)
         if block == 8192 and not full and PROCESSORS // 2 < view.samples <= 2 * PROCESSORS:
             # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program.
             return RowsBackwardConfig(2, 16, PROCESSORS)
@@ -90,14 +109,21 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
-            warps = 4
-        programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else 16 // warps)
+            warps = 2 if short else 4  # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4
+        programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else min(4, 16 // warps))
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.
         thread = max(block // MOST_SMALL, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
         return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
     wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
+    if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
+        # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
+        return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    if load_bytes(problem) == PAIR_LOAD and not few and size == 2 and 256 <= block <= 1024:
+        # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
+        rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
+        return RowsBackwardConfig(rows, warps, programs * PROCESSORS, stages=3)
     elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
@@ -109,7 +135,12 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if problem.norm.smooth else 1) // step)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
-    return RowsBackwardConfig(rows, warps, max(2 * PROCESSORS, min(programs, most)), stages=4 if step >= 2048 else 3)
+    return RowsBackwardConfig(
+        rows,
+        warps,
+        max(2 * PROCESSORS, min(programs, most)),
+        stages=4 if step >= 2048 and row_window(problem) == 1 else 3,
+    )
 
 
 def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
@@ -144,10 +175,21 @@ def _one_program(problem: Problem, block: int) -> bool:
     return problem.view.samples <= 2 and problem.view.samples * block <= ONE_PROGRAM
 
 
+def _one_large_program(problem: Problem, block: int) -> bool:
+    """Whether one program of 16 warps is faster than two launches: in bf16 (2, 4096) takes 2.6 us so, and 3.9 held, (2,
+    5120) 3.6, and 4.2 with a row to a program."""
+    few = problem.view.samples == 2 and problem.dtype != "float64"
+    return few and ONE_PROGRAM < problem.view.samples * block <= LARGE_PROGRAM
+
+
 def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a backward of rows is faster with partials of each row, which cost a large problem more than it gains:
     216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
+    if (
+        seen.elements == LARGE_HELD and seen.units < FEW_LONG
+    ):  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4
+        return False
     return small and not _one_program(problem, seen.elements)
 
 
@@ -172,11 +214,14 @@ def by_columns(problem: Problem) -> bool:
     for the multiprocessors, of narrow loads some more, without a mean less. layer_norm of (264, 12288) in fp16 takes 16
     us by columns, rms_norm of (400, 12288) in bf16 18.8, and 18.5 by rows, (527, 16384) 28.7 and 27.4.
     Rows that are loaded twice would compute a smooth activation's derivative with too few registers: 8220 x 10240 in
-    fp16 with gelu took 465 us by rows and 307 by columns, but in rms_norm 223 and 261, 4096 x 16384 181 and 213. So are
-    those of narrow loads: layer_norm of 24986 x 9914 in bf16 takes 796 us by columns, and 904 by rows.
+    fp16 with gelu took 465 us by rows and 307 by columns, but in rms_norm 223 and 261, 4096 x 16384 181 and 213, and
+    900 x 9669 in fp32 49 and 68. So are those of narrow loads: layer_norm of 24986 x 9914 in bf16 takes 796 us by
+    columns, and 904 by rows.
     """
     narrow, mean = load_bytes(problem) < WIDE_LOAD, problem.norm.has_mean
-    few = problem.view.samples <= (16 if narrow else 4 if mean else 2) * PROCESSORS
+    few = problem.view.samples <= (2 if not mean else 16 if narrow else 4) * PROCESSORS
+    if problem.view.samples <= PROCESSORS and problem.reduced * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
+        return True
     length = problem.reduced
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
@@ -190,22 +235,22 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     to a program where rows are few and so long that their columns have enough programs. Of 16 bits rows and columns are
     longer, unless large rows are in flight."""
     share, view = 4 if problem.dtype == "float64" else 1, problem.view
-    short, wide = DTYPE_BYTES[problem.dtype] == 2, load_bytes(problem) >= WIDE_LOAD
-    large = view.numel >= LARGE_ROWS
-    if short and load_bytes(problem) < PAIR_LOAD:
-        # Few elements a thread: (341, 59741) in bf16 with gelu takes 110 us so, and 182 with 2048 columns to a program
-        # and 32 steps, (2000, 17001) in fp16 with silu 199 and 256.
-        return ColumnsBackwardConfig(2048, 8, 2 * PROCESSORS, 512, 16, 4)
-    elements = 2048 if short and not (large and wide) else 1024 // share
-    row = (4096, 16) if short and wide and not large else (2048 // share, 8)
-    if view.samples <= 16 and view.channels > PROCESSORS * elements:
+    single = DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < PAIR_LOAD
+    # Few elements a thread of single loads: (341, 59741) in bf16 with gelu takes 110 us so, and 182 with 2048 columns
+    # to a program.
+    elements = 512 if single else 1024 // share
+    if not single and view.samples * -(-view.channels // elements) < 2 * PROCESSORS:
+        elements //= 2
+    blocks = -(-view.channels // elements)
+    if view.samples <= 16 and view.channels > 2 * PROCESSORS * elements:
         steps = view.samples
-    elif large:
-        steps = 32 if not wide else max(2, min(32, power_of_two((view.numel >> 19) + 1) // 2))
     else:
-        blocks = -(-view.channels // elements)
-        # (189, 65536) in fp32 with gelu takes 74 us with 16 steps, and 82 with 8.
-        steps = max(2, min(8 if short else 16, power_of_two(view.samples * blocks // FEWEST_PROGRAMS + 1) // 2))
-    return ColumnsBackwardConfig(
-        *row, 2 * PROCESSORS, elements, steps, elements // 256 * share, 3 if large and wide else 1
-    )
+        rows, most = view.samples * blocks, MOST_STEPS // (2 if single else 1)
+        least = 4 if rows // 4 >= FEWEST_PROGRAMS else 2
+        steps = max(least, min(most, power_of_two(rows // COLUMN_PROGRAMS + 1) // 2))
+    programs = PROCESSORS * (4 if view.samples < PROCESSORS else 2)
+    warps = max(1, elements * share // (128 if single else 256))
+    stages = 1 if single or steps < FLYING_STEPS else 3
+    few = DTYPE_BYTES[problem.dtype] == 2 and view.samples < PROCESSORS // 2 and not single
+    row = (4096, 16) if few else (2048 // share, 8)
+    return ColumnsBackwardConfig(*row, programs, elements, steps, warps, stages)

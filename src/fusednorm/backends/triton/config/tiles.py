@@ -31,12 +31,15 @@ TILE = 4096
 FULL, FULL_ENOUGH, SHORTEST_PIECE = 0.8, 0.07, 64
 #: From this size on a unit is read in tiles of twice the size, which keeps its partials few.
 LARGE_UNIT = 1 << 20
-#: The first pass of the backward reads dy and x in tiles of 2 KB, or of 8 KB where a plane has LARGE_PLANE positions,
-#: with PLANE_STAGES tiles on their way to shared memory. A program takes a whole plane, but no more of a large one than
-#: leaves PLANE_PROGRAMS programs; one pair of partials for a plane is what torch's backward has too. The second pass
-#: reads tiles of 4 KB, two to a program. One tile of 8 KB to a program took 30.7 us, not 27.3, on (2, 320, 128, 128),
-#: and 168, not 161, on (32, 512, 64, 64).
-LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 256, 3
+#: The first pass of the backward reads dy and x in tiles of 2 KB, with PLANE_STAGES of them on their way to shared
+#: memory. A program takes a whole plane, but no more of one of LARGE_PLANE positions than leaves PLANE_PROGRAMS
+#: programs, of one warp each, which hide each other's arithmetic: (1, 320, 440, 440) in bf16 with gelu_tanh reads in 70
+#: us so, and in 108 with 640 programs of two warps. One pair of partials for a plane is what torch's backward has too.
+#: The second pass reads tiles of 4 KB, two to a program. One tile of 8 KB to a program took 30.7 us, not 27.3, on
+#: (2, 320, 128, 128), and 168, not 161, on (32, 512, 64, 64).
+LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
+#: Odd planes of so many positions are read in tiles of twice the size, by ODD_PROGRAMS programs at least.
+LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
 #: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
@@ -52,12 +55,17 @@ MANY_WRITES, SMALL_WRITE = 2000, 1024
 #: the channels. Rows of 256 bytes of bf16 reach 93 % of a copy's speed and rows of 128 bytes 86 %, but a thread that
 #: sums keeps a mean and an M2, or p and q, of each of its channels.
 WRITE_CHANNELS = 128
-#: Tiles that a reading pass over channels_last has on their way to shared memory. With few warps and deep stages these
-#: passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on (2, 320, 128, 128).
-FORWARD_STAGES, BACKWARD_STAGES = 6, 4
-#: Tiles that one program of such a pass takes at most, and about how many programs there are: the backward of
-#: batch_norm of (39, 96, 112, 112) in bf16 takes 131 us with 112 tiles, 819 programs, and 141 with 56.
-MOST_TILES, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 128, 1000, 800
+#: Tiles that a reading pass over channels_last has on their way to shared memory, and the bytes of one. With few warps
+#: and deep stages these passes took 36 us against 44 with unrolled loads on (16, 320, 64, 64), and 20 against 25 on
+#: (2, 320, 128, 128). A backward's tiles are on two warps: (32, 512, 64, 64) in bf16 with silu takes 191 us so, and 214
+#: on one. Narrow loads are not ahead of their use.
+FORWARD_STAGES, BACKWARD_STAGES, TILE_BYTES, NARROW_STAGES = 4, 3, 2048, 6
+#: Bytes of a row of channels in a forward, whose next row then is on another page: batch_norm of (115, 2521, 256) in
+#: fp16, spread, takes 160 us in tiles of 256 bytes by 32 rows, and 125 where its output is in tiles of 1024 by 8.
+LONG_ROW_BYTES = 1 << 20
+#: Elements that one program of such a pass takes at least and at most, and about how many programs there are: the
+#: backward of (2, 307, 256, 363) in one group in fp16 with silu takes 190 us so, and 197 with twice as many.
+LEAST_SUMMED, MOST_SUMMED, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 800
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -67,9 +75,6 @@ SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
 #: Elements of an evaluation whose programs are short.
 SMALL_EVALUATION = 1 << 20
-#: Elements from which on programs of a backward in fp32 and channels_last have two tiles on their way: (2, 750, 239,
-#: 239) takes 455 us with two, and 489 with four.
-HUGE = 1 << 25
 #: Elements beyond which few programs of one warp do not keep memory busy.
 MANY = 1 << 20
 
@@ -170,17 +175,24 @@ def _for_moments(problem: Problem) -> PassConfig | None:
 def _planes_backward(problem: Problem) -> TilesConfig:
     view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
     large = view.spatial >= LARGE_PLANE
-    read = _planes_across(problem, (4096 if large else 1024) // wide)
+    read, warps = _planes_across(problem, 1024 // wide), 2
+    odd = load_bytes(problem) < WIDE_LOAD and wide == 1
     if wastes(problem, read.positions):
         read = _in_pieces(problem, 1024 // wide)
+    elif odd and view.spatial >= LONG_ODD_PLANE:
+        # Half as many windows that are not whole: (13, 33, 127, 127) in bf16 with silu takes 22 us so, and 25 in tiles
+        # of 1024.
+        read = _planes_across(problem, 2048)
+    elif large:
+        read, warps = replace(read, positions=1024), wide
     length = length_of_runs(problem)
     count = -(-length // read.positions)
-    tiles = shares(count, _programs(problem, read) // PLANE_PROGRAMS if large else count)
-    warps = 4 if large else 2
-    if large and problem.norm.smooth and read.positions == 4096:
-        # Half as long tiles, as many to a program: (10, 3, 1019, 1019) in bf16 with silu, scale and shift takes 90 us
-        # so, and 99 else, (7, 32, 392, 973) with gelu_tanh 258 and 265.
-        read, warps = replace(read, positions=2048), 2
+    programs = _programs(problem, read)
+    if odd:
+        tiles = shares(count, programs // ODD_PROGRAMS if large else count)
+        warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
+    else:
+        tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
@@ -188,6 +200,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         write = _planes_across(problem, 2048 // wide)
     if wastes(problem, write.positions):
         write = _written_in_pieces(problem, 2048 // wide)
+    elif odd and write.positions == 2048 < length:  # (25, 45, 71, 71) in bf16 with silu takes 19.6 us so, and 21.6
+        write = replace(write, positions=1024, warps=2)
     return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions else 1))
 
 
@@ -248,17 +262,15 @@ def _written_in_pieces(problem: Problem, elements: int) -> PassConfig:
 def _rows_of_channels(problem: Problem) -> TilesConfig:
     """channels_last: tiles of whole rows of many channels."""
     share, runs = 4 if problem.dtype == "float64" else 1, runs_of(problem, problem.view, layouts_of(problem))
-    view, wide = runs.view, runs.alignment * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD
-    read, write = _block_of_channels(view.channels, READ_CHANNELS), _block_of_channels(view.channels, WRITE_CHANNELS)
+    size = DTYPE_BYTES[problem.dtype]
+    view, wide = runs.view, runs.alignment * size == WIDEST_LOAD
+    read, write = _block_of_channels(view.channels, READ_CHANNELS), _written_channels(problem, view.channels)
     if _small_evaluation(problem):
         # Rows as long as they are: values of channels then lie in the threads that need them.
         elements = program_elements(view.numel, 1024)
         channels = min(power_of_two(view.channels), elements)
         return TilesConfig(PassConfig(read, 1), _few_a_thread(problem, PassConfig(channels, elements // channels)))
     moments = None if problem.backward else _for_moments(problem)
-    stages = BACKWARD_STAGES if problem.backward else FORWARD_STAGES
-    if problem.backward and problem.dtype == "float32" and view.numel >= HUGE:
-        stages = 2
     blocks = view.samples * -(-view.channels // read)
     # A program merges a unit's partials at 4000 a microsecond.
     most_chunks = max(1, MOST_PARTIALS // max(1, view.group_channels))
@@ -271,29 +283,54 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = _spread(view, PassConfig(write, max(1, elements // write), 2, 4))
         warps = 4 if count == 1 and not problem.backward else 2
+        stages = BACKWARD_STAGES if problem.backward else NARROW_STAGES
         return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
-    positions = max(1, 512 // share // read)
+    positions = max(1, (16 * READ_CHANNELS // share if problem.backward else TILE_BYTES // size) // read)
     count = -(-view.spatial // positions)
-    tiles = _tiles_of_a_program(count, blocks, BACKWARD_PROGRAMS if problem.backward else FORWARD_PROGRAMS)
+    programs = BACKWARD_PROGRAMS if problem.backward else FORWARD_PROGRAMS
+    tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))
-    reduction = PassConfig(read, positions, tiles, 1, stages)
+    if not problem.backward and view.channels * size >= LONG_ROW_BYTES:
+        reduction, output = PassConfig(256, 8, 4 if size == 2 else 2, 1, BACKWARD_STAGES), PassConfig(512, 8, 1, 4)
+        return _with_positions(problem, view, moments, reduction, output)
+    if problem.backward:
+        reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
+        return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
+    reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
-    if tiles < 32 and chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS:
+    if tiles * positions < 256 and chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 4 * PROCESSORS:
-        # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one, backward 14.4 and 17.7.
+        # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one.
         reduction = replace(reduction, warps=2)
-    elements = 2048 // share if write == WRITE_CHANNELS or not problem.backward else 1024 // share
-    warps = max(1, elements * share // (512 if problem.backward else 1024))
-    output = _spread(view, PassConfig(write, max(1, elements // write), 2, warps))
-    return _with_positions(problem, view, moments, reduction, output)
+    elements = 2048 // share
+    output = PassConfig(write, max(1, elements // write), 2, max(1, elements * share // 1024))
+    large = _written(view, output) > 8 * PROCESSORS and problem.direction != "inference"
+    if size == 2 and write == WRITE_CHANNELS and large:
+        # batch_norm of (61, 1024, 16, 17) in fp16 with gelu_tanh takes 30.8 us so, and 32.2 in half of it on half.
+        output = replace(output, positions=2 * output.positions, warps=2 * output.warps)
+    return _with_positions(problem, view, moments, reduction, _spread(view, output))
+
+
+def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:
+    """The pass of a backward that writes, with 32 elements a thread of 16 bits in one tile, and 16 of 32 bits in each
+    of two: (14, 320, 111, 111) in bf16 with silu takes 158 us so, and 171 in two tiles of half the size."""
+    if DTYPE_BYTES[problem.dtype] == 2:
+        elements = 2048 if write < WRITE_CHANNELS else 4096
+        return PassConfig(write, elements // write, 1, elements // 1024)
+    share = 4 if problem.dtype == "float64" else 1
+    return PassConfig(write, max(1, 1024 // share // write), 2, 2)
+
+
+def _written(view: View, tile: PassConfig) -> int:
+    """The programs of a pass that writes, with one such tile each."""
+    return view.samples * -(-view.channels // tile.channels) * -(-view.spatial // tile.positions)
 
 
 def _spread(view: View, tile: PassConfig) -> PassConfig:
     """The pass that writes with one tile to a program where there would be few programs."""
-    programs = view.samples * -(-view.channels // tile.channels) * -(-view.spatial // tile.positions)
-    return tile if programs > 4 * PROCESSORS else replace(tile, tiles=1)
+    return tile if _written(view, tile) > 4 * PROCESSORS else replace(tile, tiles=1)
 
 
 def _with_positions(
@@ -333,15 +370,28 @@ def _few_a_thread(problem: Problem, tile: PassConfig) -> PassConfig:
 def _block_of_channels(channels: int, most: int) -> int:
     """Channels of a tile, at most so many: a power of two that divides the channels, if it makes rows of some length.
     Else long rows, although a part of the last block is empty: 72 channels in blocks of 16 took 21 us to write, and 11
-    in blocks of 128, on (4, 72, 192, 192) in bf16."""
+    in blocks of 128, on (4, 72, 192, 192) in bf16, and 96 in blocks of 32 and of 128 took 145 and 127 us backward."""
     whole = channels & -channels
-    return min(whole if whole >= 32 else power_of_two(channels), most)
+    return min(whole if whole >= READ_CHANNELS else power_of_two(channels), most)
 
 
-def _tiles_of_a_program(count: int, columns: int, programs: int) -> int:
-    """Tiles to a program, where the pass has ``columns`` times ``count``: few enough for so many programs, which fill
-    the device, and at least 8, so that a program does more than wait for its first tiles; but at least 2 where there
-    would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us with 2 tiles to a program, and 5.6 with
-    8."""
-    least = max(2, min(8, columns * count // (2 * PROCESSORS)))
-    return shares(count, min(MOST_TILES, max(least, columns * count // programs)))
+def _written_channels(problem: Problem, channels: int) -> int:
+    """Channels of a tile of the pass that writes. Half as many where that leaves clearly fewer lanes of the last block
+    empty, 304 channels in fp16 take 26.8 us backward in blocks of 64, and 28.7 in blocks of 128, and in a backward of
+    32 bits, whose rows are then as long in bytes."""
+    block = _block_of_channels(channels, WRITE_CHANNELS)
+    if block < WRITE_CHANNELS:
+        return block
+    half = WRITE_CHANNELS // 2
+    lanes, fewer = -(-channels // block) * block, -(-channels // half) * half
+    narrow = problem.backward and DTYPE_BYTES[problem.dtype] == 4
+    return half if narrow or (channels > 2 * block and 8 * lanes > 9 * fewer) else block
+
+
+def _tiles_of_a_program(count: int, columns: int, elements: int, programs: int) -> int:
+    """Tiles of so many elements to a program, where the pass has ``columns`` times ``count``: few enough for so many
+    programs, which fill the device, and at least LEAST_SUMMED elements, so that a program does more than wait for its
+    first tiles; but at least 2 where there would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us
+    with 2 tiles to a program, and 5.6 with 8."""
+    least = max(2, min(LEAST_SUMMED // elements, columns * count // (2 * PROCESSORS)))
+    return shares(count, min(max(1, MOST_SUMMED // elements), max(least, columns * count // programs)))

@@ -49,9 +49,10 @@ def _fills(length: int, block: int) -> bool:
 
 def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     """Many short units: one warp, with 32 elements a thread of 16 bits and 16 of 32. Where units fill their lanes two
-    warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, in bf16 32768 x 256
-    takes 10.6 on two, 10.9 on one and 11.3 on four, 17826 x 512 12.1 on two with two rows, 13.4 on four with eight, but
-    18972 x 64 takes 2.6 on four with 16 rows, and 2.8 on two with 32.
+    warps have wider runs of memory. In fp32 22790 x 158 takes 10.3 us on one warp and 15.1 on four, 7650 x 158
+    4.3 with four units and 5.2 with two, in bf16 32768 x 256 takes 10.6 on two, 10.9 on one and 11.3 on four, 17826
+    x 512 12.1 on two with two rows, 13.4 on four with eight, but 18972 x 64 takes 2.6 on four with 16 rows, and 2.8
+    on two with 32.
     With a mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280
     on two."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
@@ -65,7 +66,7 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
         return WholeConfig(1024 // block, 2)
-    return WholeConfig((1024 if short or (block == 512 and not narrow) else SHORT_UNITS) // block, 1)
+    return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
 
 
 def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:

@@ -63,9 +63,20 @@ def polynomial(x, COEFFICIENTS: tl.constexpr):
 
 
 @triton.jit
+def fma(a, b, c):
+    return tl.fma(a, b, c)
+
+
+@triton.jit
 def decay(y):
     """exp(-y)."""
     return tl.exp(-y)
+
+
+@triton.jit
+def gaussian(z):
+    """exp(-z**2 / 2)."""
+    return tl.exp(-0.5 * (z * z))
 
 
 @triton.jit
@@ -74,9 +85,19 @@ def reciprocal(y):
 
 
 @triton.jit
-def decay_nvidia(y):
-    t = y * -1.4426950408889634
+def power_nvidia(t):
+    """2**t."""
     return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [t], dtype=tl.float32, is_pure=True, pack=1)
+
+
+@triton.jit
+def decay_nvidia(y):
+    return power_nvidia(y * -1.4426950408889634)
+
+
+@triton.jit
+def gaussian_nvidia(z):
+    return power_nvidia(z * (z * -0.7213475204444817))
 
 
 @triton.jit
@@ -124,25 +145,26 @@ def tanh(z):
 def normal_cdf(z):
     """The normal distribution function; the tail keeps its relative accuracy, where 1 + erf would cancel."""
     size = tl.abs(z)
-    gaussian = decay(0.5 * (z * z))
     if z.dtype == tl.float64:
         held = tl.where(size > 39.0, 39.0, size)
-        tail = gaussian * polynomial((held - 6.0) / (held + 6.0), _TAIL_64) / (held + 2.0)
+        tail = gaussian(z) * polynomial((held - 6.0) / (held + 6.0), _TAIL_64) / (held + 2.0)
     else:
-        t = reciprocal(1.0 + 0.21213203435596426 * size)
-        tail = 0.5 * gaussian * (t * polynomial(t, _TAIL_32))
+        one = tl.full((), 1.0, z.dtype)
+        t = reciprocal(tl.fma(size, one * 0.21213203435596426, one))
+        tail = gaussian(z) * (0.5 * t * polynomial(t, _TAIL_32))
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
 def normal_cdf_16(z):
     """normal_cdf for values of 16 bits, by a shorter polynomial."""
-    t = reciprocal(1.0 + 0.3747665940288702 * tl.abs(z))
-    tail = decay(0.5 * (z * z)) * (t * polynomial(t, _TAIL_16))
+    one = tl.full((), 1.0, z.dtype)
+    t = reciprocal(tl.fma(tl.abs(z), one * 0.3747665940288702, one))
+    tail = gaussian(z) * (t * polynomial(t, _TAIL_16))
     return tl.where(z < 0.0, tail, 1.0 - tail)
 
 
 def normal_pdf(z):
-    return 0.3989422804014327 * decay(0.5 * (z * z))
+    return 0.3989422804014327 * gaussian(z)
 
 
 def _compiled(function: FunctionType) -> Any:
@@ -157,6 +179,7 @@ def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
         "tl": tl,  # the interpreter looks for it in every function
         "polynomial": polynomial,
         "decay": decay_nvidia if nvidia else decay,
+        "gaussian": gaussian_nvidia if nvidia else gaussian,
         "reciprocal": reciprocal_nvidia if nvidia else reciprocal,
         "_TAIL_16": _TAIL_16,
         "_TAIL_32": _TAIL_32,
@@ -173,7 +196,7 @@ def _primitives(nvidia: bool, derivative: bool) -> dict[str, Any]:
         "normal_cdf_16": normal_cdf_16,
         "normal_pdf": normal_pdf,
     }
-    found = {"const": const, "where": where, "tl": tl}
+    found = {"const": const, "where": where, "fma": fma, "tl": tl}
     for name, function in primitives.items():
         scope = {"__builtins__": builtins, **names}
         found[name] = _compiled(FunctionType(function.__code__, scope, function.__name__))

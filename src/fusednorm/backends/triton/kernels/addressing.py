@@ -23,6 +23,12 @@ def aligned(value, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def wide_of(row):
+    """A number of rows in 64 bits, in which it may be multiplied by a stride."""
+    return tl.full((), 0, tl.int64) + row
+
+
+@triton.jit
 def no_wider(o, ALIGN: tl.constexpr):
     """Offsets, of which the compiler now knows no more than that ALIGN divides where they begin.
 
@@ -132,6 +138,30 @@ def mask_of_tile(
     else:
         window = aligned(o_s, WINDOW)[None, :]
         return (window >= low[:, None]) & (window + WINDOW <= high[:, None])
+
+
+@triton.jit
+def whole_steps(
+    first, low, high, C, S, tiles, STEP: tl.constexpr, EVEN: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr
+):
+    """The first step of a chunk of channels_last of which every row is whole, which is 0, or 1 where a sample begins
+    within its first row, and the one behind the last. Behind these no more than one step has rows."""
+    if EVEN:
+        return 0, tiles
+    else:
+        head = 0
+        if ACROSS:
+            head, end = ((first == 0) & (low > 0)).to(tl.int32), high // (C * REPEAT)
+        else:
+            end = wide_of(S) // REPEAT
+        whole = tl.minimum(tl.maximum((end - first) // STEP, 0), tiles).to(tl.int32)
+        return head, tl.maximum(whole, head)
+
+
+@triton.jit
+def lanes_of_whole_rows(o_lane, C, ALIGN: tl.constexpr, REPEAT: tl.constexpr):
+    """The mask of a tile of whole rows of channels."""
+    return (o_lane < aligned(C * REPEAT, ALIGN))[None, :]
 
 
 @triton.jit

@@ -20,11 +20,12 @@ def add_pair(a, b, c, d):
 
 @triton.jit
 def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
-    """The moments of two sets together; the first may be empty."""
-    # delta's square may be infinite. An empty first set has count 0, so delta is multiplied by that count first.
+    """The moments of two sets together; either may be empty."""
+    # delta's square, and its product with a count, may be infinite. An empty first set has count 0, so delta is
+    # multiplied by that count first.
     count = count_a + count_b
-    delta = mean_b - mean_a
-    step = delta * (count_b / count)
+    delta = tl.where(count_b > 0.0, mean_b - mean_a, 0.0)
+    step = delta * (count_b / tl.maximum(count, 1.0))
     mean = tl.where(count_a > 0.0, mean_a + step, mean_b)  # a quotient of equals may be off by a rounding
     return mean, m2_a + m2_b + (delta * count_a) * step, count
 
@@ -99,11 +100,10 @@ def with_ends(mean, m2, count, b_end, m_end, RMS: tl.constexpr):
         return mean, m2 + tl.sum(b_end * b_end, 0)
     else:
         count_end = tl.sum(m_end.to(mean.dtype), 0)
-        mean_end = tl.sum(b_end, 0) / tl.maximum(count_end, 1.0)
+        mean_end = tl.sum(b_end * (1.0 / tl.maximum(count_end, 1.0))[None, :], 0)  # of two, whose sum may be infinite
         deviation = tl.where(m_end, b_end - mean_end[None, :], 0.0)
-        delta = mean_end - mean
-        step = delta * (count_end / tl.maximum(count + count_end, 1.0))
-        return mean + step, m2 + tl.sum(deviation * deviation, 0) + (delta * count) * step
+        mean, m2, _ = chan(mean, m2, count, mean_end, tl.sum(deviation * deviation, 0), count_end)
+        return mean, m2
 
 
 @triton.jit
@@ -119,9 +119,9 @@ def merge(
     second M2.
     """
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
-    mean = tl.zeros(o_unit.shape, dtype)
-    m2 = tl.zeros(o_unit.shape, dtype)
-    count = tl.zeros(o_unit.shape, dtype)
+    mean = tl.zeros((BLOCK_R * BLOCK_D, o_unit.shape[0]), dtype)
+    m2 = tl.zeros((BLOCK_R * BLOCK_D, o_unit.shape[0]), dtype)
+    count = tl.zeros((BLOCK_R * BLOCK_D, o_unit.shape[0]), dtype)
     for row in range(0, partials.rows, BLOCK_R):
         for d in range(0, partials.groups.D, BLOCK_D):
             o_partial, mask, k, n, _ = partials_of(partials, o_unit, m_unit, row, d, PER_BATCH, LAST, BLOCK_R, BLOCK_D)
@@ -133,9 +133,11 @@ def merge(
             if ACROSS:
                 held = tl.maximum(held, 0) - (k < before).to(tl.int64)
             b_count = tl.where(mask, held, 0).to(dtype)
-            block_mean, block_m2 = merge_lanes(b_mean, b_m2, b_count, 0)
-            mean, m2, count = chan(mean, m2, count, block_mean, block_m2, tl.sum(b_count, 0))
-    return mean, m2, count
+            mean, m2, count = chan(
+                mean, m2, count, b_mean, b_m2, b_count
+            )  # of each lane; lanes wait for each other once
+    mean, m2 = merge_lanes(mean, m2, count, 0)
+    return mean, m2, tl.sum(count, 0)
 
 
 @triton.jit

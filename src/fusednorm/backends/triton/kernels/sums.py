@@ -134,7 +134,7 @@ def sum_moments_of_rows(
     p_x, p_partials, p_before, p_numbers, p_total, C, S, x_sample, x_channel, x_spatial,
     before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
-    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`rows_moments` of the sum before the norm."""
     added = Added(
@@ -142,7 +142,7 @@ def sum_moments_of_rows(
     )  # fmt: skip
     rows_moments(
         p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
-        total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, STAGES,
+        total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES,
     )  # fmt: skip
 
 
@@ -200,7 +200,8 @@ def sum_reduce(
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`reduce_tiles` with post_add."""
     reduce_tiles(
@@ -209,7 +210,7 @@ def sum_reduce(
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
         blocks, chunks, total, tiles, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        STAGES,
+        DEPTH, STAGES,
     )  # fmt: skip
 
 

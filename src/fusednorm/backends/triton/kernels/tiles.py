@@ -37,6 +37,7 @@ from fusednorm.backends.triton.kernels.addressing import (
     bounds_of,
     channels_of_lanes,
     ends_of,
+    lanes_of_whole_rows,
     locate,
     mask_of_tile,
     no_wider,
@@ -45,6 +46,8 @@ from fusednorm.backends.triton.kernels.addressing import (
     offsets_of_tile,
     steps_of,
     tile_of,
+    whole_steps,
+    wide_of,
 )
 from fusednorm.backends.triton.kernels.aggregates import (
     Added,
@@ -208,35 +211,76 @@ def moments_of_planes(
 
 
 @triton.jit
+def welford_rows(
+    mean, m2, p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, late, tile,
+    o_lane, o_s, first, low, high, C, S, EVICTION: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr,
+    ALIGN: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
+):  # fmt: skip
+    """The moments of lanes with the rows of a step, some of which, or parts of some, are not there: Welford's updates,
+    a row at a time."""
+    dtype: tl.constexpr = m2.dtype
+    BLOCK_S: tl.constexpr = o_s.shape[0]
+    for u in tl.static_range(DEPTH):
+        row = tile * DEPTH + u
+        mask = mask_of_tile(o_lane, o_s + row * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
+        step = wide_of(row * BLOCK_S)
+        b_before = None if p_before is None else p_before + step * before_spatial
+        b_s = load_sum(p_tile + step * x_spatial, b_before, b_numbers, mask, EVICTION, dtype)
+        if p_out is not None:
+            tl.store(p_out + step * s_spatial, b_s, mask)
+        b_x = b_s.to(dtype)
+        if RMS:
+            m2 = tl.fma(b_x, b_x, m2)
+        else:
+            delta = tl.where(mask, b_x - mean, 0.0)
+            share = tl.full((), 1.0, dtype) / (row + 1)
+            if ACROSS:
+                share = tl.where(late, tl.full((), 1.0, dtype) / tl.maximum(row, 1), share)
+            mean = tl.fma(delta, share, mean)
+            m2 = tl.fma(delta, b_x - mean, m2)
+    return mean, m2
+
+
+@triton.jit
 def rows_moments(
     p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
     tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
-    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """mean and M2 of each channel over one chunk, by Welford's updates down the rows of channels; with pre_add those of
-    s, as in :func:`planes_moments`."""
+    """mean and M2 of each channel over one chunk, down the rows of channels, DEPTH times BLOCK_S in a step; with
+    pre_add those of s, as in :func:`planes_moments`.
+
+    A lane's mean begins as its first element. A step sums a lane's deviations d from its mean so far, of n elements:
+    the mean moves by sum d / (n + DEPTH), and M2 grows by sum d**2 - (sum d)**2 / (n + DEPTH). The difference is an
+    eighth of sum d**2 at least in a first step of 8, where one deviation is 0, and half of it later.
+    """
     EVICTION: tl.constexpr = "" if added.total is None else "evict_first"
     dtype: tl.constexpr = p_partials.dtype.element_ty
+    LARGEST: tl.constexpr = 1.7e308 if dtype == tl.float64 else 3.4e38
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
     n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
     n = n.to(tl.int64)
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
-    first = chunk.to(tl.int64) * (BLOCK_S * tiles)
+    first = chunk.to(tl.int64) * (BLOCK_S * DEPTH * tiles)
     p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, S, x_steps, 1, REPEAT, ACROSS, True)
     low, high = bounds_of(n, o_lane, first, 0, C, S, x_steps, 1, REPEAT, ACROSS)
-    p_before, p_before_end, b_numbers = None, None, None
+    p_before, p_before_end, p_out, b_numbers = None, None, None, None
+    before_spatial, sum_spatial = 0, 0
     if added.gate is not None:
         o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
         b_numbers = numbers_of_tile(added, n * C, o_c, m_c, o_s, ALIGN, True, dtype)
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, True)
         p_before = added.before + offsets_of_tile(n, o_lane, o_s, first, S, before_steps, 1, REPEAT, ACROSS, True)
+        before_spatial = before_steps.spatial
     if added.total is not None:
         s_steps = steps_of(s_sample, s_channel, s_spatial, ALIGN, True)
         p_out = added.total + offsets_of_tile(n, o_lane, o_s, first, S, s_steps, 1, REPEAT, ACROSS, True)
+        sum_spatial = s_steps.spatial
+    late = None
     if ACROSS:
-        o_end, m_end = ends_of(o_lane, first, BLOCK_S * tiles, low, high, C, ALIGN, 1, REPEAT, True)
+        o_end, m_end = ends_of(o_lane, first, BLOCK_S * DEPTH * tiles, low, high, C, ALIGN, 1, REPEAT, True)
         if added.before is not None:
             o_before = offsets_of_ends(n, o_lane, o_end, first, S, before_steps, 1, REPEAT, True)
             p_before_end = added.before + o_before
@@ -251,32 +295,58 @@ def rows_moments(
         gdc_launch_dependents()
     mean = tl.zeros((BLOCK_S, BLOCK_C), dtype)
     m2 = tl.zeros((BLOCK_S, BLOCK_C), dtype)
-    for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
-        b_s = load_sum(p_tile, p_before, b_numbers, mask, EVICTION, dtype)
-        if added.total is not None:
-            tl.store(p_out, b_s, mask)
-            p_out += BLOCK_S * s_steps.spatial
-        b_x = b_s.to(dtype)
-        if RMS:
-            m2 = tl.fma(b_x, b_x, m2)
-        else:
-            delta = tl.where(mask, b_x - mean, 0.0)
-            share = tl.full((), 1.0, dtype) / (tile + 1)
+    if not RMS:
+        mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
+        begin = 0
+        if ACROSS:
+            below = mask_of_tile(o_lane, o_s + BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
+            mask, begin = tl.where(late, below, mask), tl.where(late, BLOCK_S, 0)
+        p_first_before = None if p_before is None else p_before + begin * before_spatial
+        mean += load_sum(p_tile + begin * x_steps.spatial, p_first_before, b_numbers, mask, EVICTION, dtype).to(dtype)
+    head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
+    m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
+    if ACROSS:  # noqa: SIM102 (one is known when compiling, the other is not)
+        if head > 0:
+            mean, m2 = welford_rows(
+                mean, m2, p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, late,
+                head - 1, o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
+            )  # fmt: skip
+    for tile in tl.range(head, whole, num_stages=STAGES):
+        total_d = tl.zeros((BLOCK_S, BLOCK_C), dtype)
+        for u in tl.static_range(DEPTH):
+            row = wide_of((tile * DEPTH + u) * BLOCK_S)
+            p_row_before = None if p_before is None else p_before + row * before_spatial
+            b_s = load_sum(p_tile + row * x_steps.spatial, p_row_before, b_numbers, m_row, EVICTION, dtype)
+            if added.total is not None:
+                tl.store(p_out + row * sum_spatial, b_s, m_row)
+            b_x = b_s.to(dtype)
+            if RMS:
+                m2 = tl.fma(b_x, b_x, m2)
+            else:
+                deviation = b_x - mean
+                total_d += deviation
+                m2 = tl.fma(deviation, deviation, m2)
+        if not RMS:
+            count = (tile + 1) * DEPTH
+            share = tl.full((), 1.0, dtype) / count
             if ACROSS:
-                share = tl.where(late, tl.full((), 1.0, dtype) / tl.maximum(tile, 1), share)
-            mean = tl.fma(delta, share, mean)
-            m2 = tl.fma(delta, b_x - mean, m2)
-        p_tile += BLOCK_S * x_steps.spatial
-        if added.before is not None:
-            p_before += BLOCK_S * before_steps.spatial
+                share = tl.where(late, tl.full((), 1.0, dtype) / tl.maximum(count - 1, 1), share)
+            step = total_d * share
+            mean += step
+            m2 -= tl.minimum(total_d * step, LARGEST)  # of infinite squares M2 stays infinite
+    if not EVEN:  # noqa: SIM102
+        if whole < tiles:
+            mean, m2 = welford_rows(
+                mean, m2, p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, late, whole,
+                o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
+            )  # fmt: skip
     rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
     if ACROSS:
         rows = (high - window - ALIGN + C * REPEAT) // (C * REPEAT)
     elif REPEAT > 1:
         rows = (rows * C - o_lane + C * REPEAT - 1) // (C * REPEAT)
     held = (rows[None, :] - (first + o_s)[:, None] + BLOCK_S - 1) // BLOCK_S
-    held = tl.minimum(tl.maximum(held, 0), tiles)
+    held = tl.minimum(tl.maximum(held, 0), tiles * DEPTH)
     if ACROSS:
         held -= (late & (held > 0)).to(held.dtype)
     count = held.to(dtype)
@@ -293,12 +363,13 @@ def rows_moments(
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
-    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`rows_moments` with nothing before the norm."""
     rows_moments(
         p_x, p_partials, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel, x_spatial,
-        1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, STAGES,
+        1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH,
+        STAGES,
     )  # fmt: skip
 
 

@@ -9,12 +9,15 @@ from fusednorm.backends.triton.kernels.addressing import (
     bounds_of,
     channels_of_lanes,
     ends_of,
+    lanes_of_whole_rows,
     locate,
     mask_of_tile,
     offsets_of_ends,
     offsets_of_tile,
     steps_of,
     tile_of,
+    whole_steps,
+    wide_of,
 )
 from fusednorm.backends.triton.kernels.aggregates import (
     AddedGradients,
@@ -46,16 +49,33 @@ def behind_tile(
 
 
 @triton.jit
+def sum_rows(
+    p, q, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
+    mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr,
+):  # fmt: skip
+    """p and q of lanes with a tile that begins ``row`` positions behind the pointers."""
+    wide = wide_of(row)
+    b_dy = tl.load(p_grad + wide * dy_steps.spatial, mask, 0.0)
+    b_x = tl.load(p_in + wide * x_steps.spatial, mask, 0.0)
+    b_behind = None if p_behind is None else tl.load(p_behind + wide * behind_steps.spatial, mask, 0.0)
+    dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
+    if p_dz is not None:
+        tl.store(p_dz + wide * dx_steps.spatial, dz.to(b_dy.dtype), mask)
+    return p + dz, tl.fma(dz, xhat, q)
+
+
+@triton.jit
 def reduce_tiles(
     p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     blocks, chunks, total, tiles, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """p = sum dz and q = sum dz xhat of each channel over one chunk. dz is stored where it is wanted, as the gradient
-    of post_add, with the strides of dx."""
+    """p = sum dz and q = sum dz xhat of each channel over one chunk, in steps of DEPTH times BLOCK_S positions. dz is
+    stored where it is wanted, as the gradient of post_add, with the strides of dx."""
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -63,13 +83,14 @@ def reduce_tiles(
     groups = Groups(G, D, C)
     dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
-    span = BLOCK_S * tiles - WINDOW + 1
+    span = BLOCK_S * DEPTH * tiles - WINDOW + 1
     first = chunk.to(tl.int64) * span
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
     wide = n.to(tl.int64)
     p_grad = p_dy + offsets_of_tile(wide, o_lane, o_s, first, S, dy_steps, WINDOW, REPEAT, ACROSS, LAST)
     p_in = p_x + offsets_of_tile(wide, o_lane, o_s, first, S, x_steps, WINDOW, REPEAT, ACROSS, LAST)
+    p_behind, p_dz, behind_steps, dx_steps = None, None, x_steps, x_steps
     if added.behind is not None:
         behind_steps, p_behind = behind_tile(added, wide, o_lane, o_s, first, S, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     if added.grad_behind is not None:
@@ -97,24 +118,29 @@ def reduce_tiles(
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
-    for tile in tl.range(0, tiles, num_stages=STAGES):
-        mask = mask_of_tile(
-            o_lane, o_s + tile * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
-        )
-        b_dy, b_x = tl.load(p_grad, mask, 0.0), tl.load(p_in, mask, 0.0)
-        b_behind = None
-        if added.behind is not None:
-            b_behind = tl.load(p_behind, mask, 0.0)
-        dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
-        if added.grad_behind is not None:
-            tl.store(p_dz, dz.to(p_dy.dtype.element_ty), mask)
-            p_dz += BLOCK_S * dx_steps.spatial
-        p += dz
-        q = tl.fma(dz, xhat, q)
-        p_grad += BLOCK_S * dy_steps.spatial
-        p_in += BLOCK_S * x_steps.spatial
-        if added.behind is not None:
-            p_behind += BLOCK_S * behind_steps.spatial
+    head, whole = 0, 0
+    if LAST:
+        head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
+        m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
+        for tile in tl.range(head, whole, num_stages=STAGES):
+            for u in tl.static_range(DEPTH):
+                row = (tile * DEPTH + u) * BLOCK_S
+                p, q = sum_rows(
+                    p, q, p_grad, p_in, p_behind, p_dz, m_row, row, dy_steps, x_steps, behind_steps, dx_steps,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE,
+                )  # fmt: skip
+    if not (LAST and EVEN):
+        for index in tl.range(0, tiles - (whole - head), num_stages=STAGES):
+            tile = tl.where(index < head, index, index + (whole - head))
+            for u in tl.static_range(DEPTH):
+                row = (tile * DEPTH + u) * BLOCK_S
+                mask = mask_of_tile(
+                    o_lane, o_s + row, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
+                )
+                p, q = sum_rows(
+                    p, q, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE,
+                )  # fmt: skip
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
         dz, xhat = gradient_of(b_dy_end, b_x_end, b_behind_end, mean, inverse, gain, offset, alpha, DERIVATIVE)
@@ -140,7 +166,8 @@ def reduce(
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
+    REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`reduce_tiles` with nothing behind the norm."""
     reduce_tiles(
@@ -149,7 +176,7 @@ def reduce(
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, 1, 1, 1, blocks, chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        STAGES,
+        DEPTH, STAGES,
     )  # fmt: skip
 
 
@@ -160,8 +187,8 @@ def unit_totals(
 ):  # fmt: skip
     """P = sum A p and Q = sum A q of units."""
     dtype: tl.constexpr = partials.pointer.dtype.element_ty
-    total_p = tl.zeros(o_unit.shape, dtype)
-    total_q = tl.zeros(o_unit.shape, dtype)
+    total_p = tl.zeros((BLOCK_R * BLOCK_D, o_unit.shape[0]), dtype)
+    total_q = tl.zeros((BLOCK_R * BLOCK_D, o_unit.shape[0]), dtype)
     for row in range(0, partials.rows, BLOCK_R):
         for d in range(0, partials.groups.D, BLOCK_D):
             o_partial, mask, _, n, o_c = partials_of(
@@ -177,10 +204,9 @@ def unit_totals(
                 factor = 1.0 + tl.load(parameters.scale + n * partials.groups.C + o_c, mask, 0.0).to(dtype)
                 b_p *= factor
                 b_q *= factor
-            block_p, block_q = tl.reduce((b_p, b_q), 0, add_pair)
-            total_p += block_p
-            total_q += block_q
-    return total_p, total_q
+            total_p += b_p
+            total_q += b_q
+    return tl.reduce((total_p, total_q), 0, add_pair)
 
 
 @triton.jit

@@ -41,6 +41,8 @@ MOST_SUMMED, FOLDED = 2048, 512
 MODULATED = 1024
 #: Programs that the parameters' gradients take about at most.
 SUM_PROGRAMS = 1024
+#: Rows of channels_last that a thread sums in one step, at most: loads that are in flight together.
+MOST_DEPTH = 8
 #: An argument, and constants, that a kernel does not use: the same for all problems, so that they share the kernel.
 UNUSED, NO_BLOCK = (1,), {"BLOCK_R": 1, "BLOCK_D": 1}
 #: The kernel that makes a forward's moments: by rows of channels or by planes, with sums before the norm or without.
@@ -56,14 +58,28 @@ def _sizes(view: View) -> tuple[int, int, int, int]:
     return view.groups, view.group_channels, view.channels, view.spatial
 
 
+def _depth(config: PassConfig, vector: int) -> int:
+    """How many rows of channels a thread has in a step, where a load has so many elements of a row."""
+    together = max(1, 32 * config.warps * vector // config.channels)
+    return max(1, min(MOST_DEPTH, config.positions // together))
+
+
 class Pass:
     """One pass over a view: its programs, and the integers and constants by which they find their tiles.
 
-    ``layouts`` are those of the tensors that it reads and writes.
+    ``layouts`` are those of the tensors that it reads and writes. A pass that only ``reads`` channels_last takes DEPTH
+    times BLOCK_S rows in a step.
     """
 
     def __init__(
-        self, problem: Problem, view: View, config: PassConfig, layouts: Sequence[Layout], *, across: bool = True
+        self,
+        problem: Problem,
+        view: View,
+        config: PassConfig,
+        layouts: Sequence[Layout],
+        *,
+        across: bool = True,
+        reads: bool = False,
     ) -> None:
         self.last = problem.layout.order == "channels_last"
         runs = runs_of(problem, view, layouts, across=across)
@@ -75,12 +91,14 @@ class Pass:
         #: The partials that the pass leaves for each channel of a sample, where it leaves any.
         self.partials = self.chunks * self.repeat
         self.warps = config.warps
+        depth = _depth(config, runs.alignment) if reads and self.last else 1
         self.tile = {
             "EVEN": window == self.repeat == 1 and view.spatial % self.span == 0,
             "ALIGN": runs.alignment,
             "BLOCK_C": config.channels,
-            "BLOCK_S": config.positions,
+            "BLOCK_S": config.positions // depth,
         }
+        self.depth = {"DEPTH": depth}
         self.window = {"WINDOW": window}
         self.tiles = config.tiles
         self.staged = {"STAGES": stages(config.stages)}
@@ -183,7 +201,7 @@ class TilesForward(ForwardPlan):
         super().__init__(made_for)
         source = for_moments(problem)
         view, seen = problem.view, source.view
-        reduction = Pass(source, seen, config.reduction, read_layouts(source))
+        reduction = Pass(source, seen, config.reduction, read_layouts(source), reads=True)
         output = self.writing(problem, config.output)
         rows = reduction.last
         self.partials = partials = PartialsShape(
@@ -195,7 +213,7 @@ class TilesForward(ForwardPlan):
         self.merges = self.may_merge and not self.given and within and partials.count <= merged(problem)
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
-        extra = {**reduction.repeats, **reduction.staged} if rows else reduction.window
+        extra = {**reduction.repeats, **reduction.depth, **reduction.staged} if rows else reduction.window
         self.moments = prepared(
             MOMENTS[rows, adds_before(problem)],
             reduction.programs,
@@ -288,7 +306,7 @@ class TilesBackward(BackwardPlan):
         super().__init__(made_for)
         view, shared = problem.view, shares_parameters(made_for, problem)
         self.stores_dz = stores_dz(problem)
-        reduction = Pass(problem, view, config.reduction, summed_layouts(problem))
+        reduction = Pass(problem, view, config.reduction, summed_layouts(problem), reads=True)
         output = Pass(problem, view, config.output, gradient_layouts(problem))
         self.kernel = backward_kernels.gradients if problem.added is None else sum_kernels.sum_gradients
         per_batch = problem.norm.per_batch
@@ -306,7 +324,7 @@ class TilesBackward(BackwardPlan):
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
-                **reduction.tile, **reduction.window, **reduction.repeats, **reduction.staged,
+                **reduction.tile, **reduction.window, **reduction.repeats, **reduction.depth, **reduction.staged,
             },
             reduction.warps,
         )  # fmt: skip
