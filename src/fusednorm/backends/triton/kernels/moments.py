@@ -133,9 +133,10 @@ def merge(
             if ACROSS:
                 held = tl.maximum(held, 0) - (k < before).to(tl.int64)
             b_count = tl.where(mask, held, 0).to(dtype)
-            mean, m2, count = chan(
-                mean, m2, count, b_mean, b_m2, b_count
-            )  # of each lane; lanes wait for each other once
+            if row + d == 0:
+                mean, m2, count = b_mean, b_m2, b_count
+            else:  # of each lane, so that lanes wait for each other once
+                mean, m2, count = chan(mean, m2, count, b_mean, b_m2, b_count)
     mean, m2 = merge_lanes(mean, m2, count, 0)
     return mean, m2, tl.sum(count, 0)
 
