@@ -380,6 +380,12 @@ def test_a_process_that_dies_ends_no_suite(two_processes: None) -> None:
     precompile.precompile(os._exit, [3, 3, 3])
 
 
+def test_compiling_ahead_ends_when_its_time_is_over(tmp_path: Path) -> None:
+    paths = [tmp_path / str(n) for n in range(5000)]
+    precompile.precompile(Path.touch, paths, processes=2, seconds=0.0)
+    assert 1 <= sum(path.exists() for path in paths) < 5000
+
+
 @pytest.mark.parametrize(("tasks", "cores", "processes"), [(7, 16, 0), (16, 16, 2), (1000, 16, 15), (1000, 1, 0)])
 def test_processes_leave_a_core_and_have_tasks(
     monkeypatch: pytest.MonkeyPatch, tasks: int, cores: int, processes: int

@@ -6,7 +6,9 @@ suite of many shapes waits for compilers most of its time; here every core has o
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -29,12 +31,18 @@ def processes_for(tasks: int) -> int:
 
 
 def precompile(
-    run: Callable[[T], None], tasks: Sequence[T], progress: Progress = silent, processes: int | None = None
+    run: Callable[[T], None],
+    tasks: Sequence[T],
+    progress: Progress = silent,
+    processes: int | None = None,
+    seconds: float | None = None,
 ) -> None:
     """Call ``run``, a picklable function, on each task in other processes, by default in :func:`processes_for`.
 
-    A task that raises is passed over, since its timing will raise again; so are all that are left where a process dies.
+    A task that raises is passed over, since its timing will raise again; so are all that are left where a process dies,
+    and those that none has begun after so many seconds.
     """
+    last = math.inf if seconds is None else time.monotonic() + seconds
     if processes is None:
         processes = processes_for(len(tasks))
         if processes < 2:
@@ -45,6 +53,9 @@ def precompile(
         futures = [pool.submit(_attempt, run, task) for task in tasks]
         for done, _ in enumerate(as_completed(futures), 1):
             progress(f"compiling: {done} of {len(tasks)}")
+            if time.monotonic() > last:
+                pool.shutdown(cancel_futures=True)
+                break
 
 
 def _limit_threads(compilers: int) -> None:

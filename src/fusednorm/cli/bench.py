@@ -89,7 +89,7 @@ def bench(
     limit: Annotated[
         float | None,
         typer.Option(
-            help="Start no measurement after so many seconds, in which kernels are compiled too.",
+            help="Start no measurement after so many seconds, half of which kernels are compiled ahead at most.",
             show_default=False,
             min=0,
         ),
@@ -273,7 +273,8 @@ def _run(
     with output.progress(len(jobs)) as show:
         if device != "cpu":
             names = [one.name for one in chosen]
-            precompile(partial(call_once, names=names, device=device), jobs, show)
+            seconds_ahead = None if limit is None else limit / 2
+            precompile(partial(call_once, names=names, device=device), jobs, show, seconds=seconds_ahead)
         if against_tuned:
             compile_ahead([(one, job[0]) for job in jobs if (one := _operation(*job)) is not None], device, show)
         for workload, asked in jobs:

@@ -50,8 +50,8 @@ def flat_pays(problem: Problem) -> bool:
     and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6. In large ones
     where a vector has one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, (30000, 500) with scale
     and shift 40 and 43, but (32, 512, 28, 28) in channels_last with gelu 24 and 20. Or where vectors have few elements:
-    (20, 300, 45, 45) in fp32 takes 34 us, and 40 in tiles, (17, 2414, 27) with
-    scale and shift 4.9 and 7.3, but (100, 2048, 7, 7) in bf16 24 and 16."""
+    (20, 300, 45, 45) in fp32 takes 34 us, and 40 in tiles, (17, 2414, 27) with scale and shift 4.9 and 7.3, but (100,
+    2048, 7, 7) in bf16 24 and 16."""
     view, one_channel = problem.view, one_channel_width(problem) > 1
     if view.numel <= (MOST_SMALL if one_channel else MOST_SMALL // 2):
         return True
