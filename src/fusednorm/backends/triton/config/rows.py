@@ -109,7 +109,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
-            warps = 2 if short else 4  # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4
+            # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
+            warps = 2 if short and problem.norm.activation is None else 4
         programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else min(4, 16 // warps))
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
