@@ -158,15 +158,17 @@ def test_every_trial_can_be_tried_in_another_process(workload: Workload) -> None
 
 
 def test_kernels_are_compiled_ahead_for_a_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Any, Any]] = []
-    monkeypatch.setattr(autotune, "precompile", lambda run, tasks, progress: seen.append((run, tasks)))
+    seen: list[tuple[Any, Any, float | None]] = []
+    monkeypatch.setattr(
+        autotune, "precompile", lambda run, tasks, progress, seconds: seen.append((run, tasks, seconds))
+    )
     trials = trials_of(FORWARD, WORKLOAD, "cpu")
     monkeypatch.setattr(autotune, "trials_of", lambda operation, workload, device: trials)
     autotune.compile_ahead([(FORWARD, WORKLOAD)], "cpu")
     assert seen == []
-    autotune.compile_ahead([(FORWARD, WORKLOAD)] * 2, "cuda")
-    ((run_trial, tasks),) = seen
-    assert tasks == trials * 2
+    autotune.compile_ahead([(FORWARD, WORKLOAD)] * 2, "cuda", seconds=7.0)
+    ((run_trial, tasks, seconds),) = seen
+    assert (tasks, seconds) == (trials * 2, 7.0)
     assert (run_trial.func, run_trial.keywords) == (run_once, {"device": "cuda"})
 
 

@@ -26,6 +26,7 @@ from fusednorm.bench.provenance import Machine, this_machine
 from fusednorm.bench.results import Report, Row
 from fusednorm.bench.runner import call_once, run_workload
 from fusednorm.bench.workloads import EPS, SUITES, Inputs, Workload, draw, select
+from fusednorm.cli.output import TimeLimit
 from fusednorm.machine import limits
 from fusednorm.machine.timing import Call, Calls, CpuTimer, Timing
 from fusednorm.tolerance import PEER
@@ -378,6 +379,14 @@ def test_every_task_is_called_ahead_though_some_raise(tmp_path: Path, two_proces
 
 def test_a_process_that_dies_ends_no_suite(two_processes: None) -> None:
     precompile.precompile(os._exit, [3, 3, 3])
+
+
+def test_compiling_ahead_may_take_half_of_what_is_left() -> None:
+    assert TimeLimit(None).half_left() is None
+    assert TimeLimit(0.0).half_left() == 0.0
+    half = TimeLimit(100.0).half_left()
+    assert half is not None
+    assert 45.0 < half <= 50.0
 
 
 def test_compiling_ahead_ends_when_its_time_is_over(tmp_path: Path) -> None:

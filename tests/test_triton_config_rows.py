@@ -250,6 +250,22 @@ def test_the_rows_of_a_backward_s_program(
     assert (config.rows, config.warps, config.programs) == (together, warps, programs)
 
 
+def test_an_activation_has_twice_the_warps_of_a_row_that_fills_half_of_its_lanes() -> None:
+    x = torch.empty(3000, 2070, dtype=torch.float16, device="meta")
+    norm = norm_of("layer_norm", 1, activation=resolve("relu"))
+    assert rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x))).warps == 4
+
+
+def test_long_rows_of_32_bits_without_a_mean_go_in_longer_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    for length, name in ((28672, "triton.rows"), (32768, "triton.whole"), (24000, "triton.whole")):
+        x = torch.empty(1050, length, device="meta")
+        problem = forward_problem(norm_of("rms_norm", 1), Operands(x))
+        assert instances.choose(problem).name == name
+        if name == "triton.rows":
+            assert rows_forward_for(problem) == RowsForwardConfig(16384, 16)
+
+
 def test_few_rows_are_read_once() -> None:
     for rows, reload in ((300, False), (8000, True)):
         x = torch.empty(rows, 9001, dtype=torch.bfloat16, device="meta")

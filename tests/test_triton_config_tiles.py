@@ -391,6 +391,24 @@ def test_the_programs_of_a_backward_that_read_large_planes(
     assert (reduction.positions, reduction.tiles, reduction.warps) == (positions, tiles, warps)
 
 
+@pytest.mark.parametrize(
+    ("channels", "dtype", "read", "write"),
+    [
+        (320, torch.bfloat16, (64, 16, 2, 3), (64, 32, 1, 2)),
+        (512, torch.bfloat16, (64, 16, 2, 3), (128, 32, 1, 4)),
+        (512, torch.float32, (64, 16, 2, 3), (64, 16, 2, 2)),
+    ],
+)
+def test_the_passes_of_a_backward_of_channels_last(
+    channels: int, dtype: torch.dtype, read: tuple[int, ...], write: tuple[int, ...]
+) -> None:
+    problem = problems_of("instance_norm", 0, (16, channels, 64, 64), last=True, dtype=dtype)[1]
+    passes = passes_for(problem)
+    reduction, output = passes.reduction, passes.output
+    assert (reduction.channels, reduction.positions, reduction.warps, reduction.stages) == read
+    assert (output.channels, output.positions, output.tiles, output.warps) == write
+
+
 @pytest.mark.parametrize(("shape", "channels", "positions"), [((115, 2521, 256), 512, 8), ((128, 640, 144), 128, 32)])
 def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
     shape: tuple[int, ...], channels: int, positions: int

@@ -234,6 +234,32 @@ def test_the_backward_of_small_units_of_channels_last(
 
 
 @pytest.mark.parametrize(
+    ("shape", "dtype", "config"),
+    [
+        ((95, 320, 3, 3), torch.float16, HeldConfig(64, 1)),  # a thread sums its units alone
+        ((92, 690, 32, 8), torch.float32, HeldConfig(32, 8)),  # 128 bytes of each row
+    ],
+)
+def test_the_forward_of_many_units_of_channels_last(
+    shape: tuple[int, ...], dtype: torch.dtype, config: HeldConfig
+) -> None:
+    problem, _ = problems_of("instance_norm", 0, shape, True, dtype)
+    seen = held_units(problem)
+    assert seen is not None
+    assert held_for(problem, seen) == config
+
+
+@pytest.mark.parametrize(("activation", "held"), [("relu", True), ("silu", False)])
+def test_the_backward_of_odd_planes_with_a_smooth_activation_goes_in_tiles(activation: str, held: bool) -> None:
+    x = torch.empty(25, 45, 71, 71, dtype=torch.bfloat16, device="meta")
+    norm = norm_of("instance_norm", activation=resolve(activation))
+    problem = backward_problem(norm, BackwardOperands(x, x, x, x))
+    seen = held_units(problem)
+    assert seen is not None
+    assert holding_pays(problem, seen) == held
+
+
+@pytest.mark.parametrize(
     ("shape", "config"), [((1, 1607, 11), HeldConfig(16, 4)), ((1, 400, 11, 11), HeldConfig(1, 1))]
 )
 def test_the_backward_of_small_units_of_one_sample(shape: tuple[int, ...], config: HeldConfig) -> None:

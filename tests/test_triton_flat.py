@@ -58,6 +58,8 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((64, 77), modulated=True), True),
         (evaluation((2000, 999)), False),
         (evaluation((30000, 500), modulated=True), True),
+        (evaluation((17, 2414, 27), FP32, modulated=True), True),
+        (evaluation((17, 2414, 81), FP32, modulated=True), False),
         (evaluation((30000, 500)), False),
         (evaluation((65, 118, 112, 112), FP32, last=True), True),
         (evaluation((16, 256, 56, 56)), True),

@@ -62,15 +62,18 @@ class Tuned:
         return TunedChoice(self.best.instance, self.best.config, self.best.ms, self.default.ms)
 
 
-def compile_ahead(jobs: Iterable[tuple[Operation, Workload]], device: str, progress: Progress = silent) -> None:
-    """Compile the kernels of all configurations in several processes, where the device has kernels to compile for."""
+def compile_ahead(
+    jobs: Iterable[tuple[Operation, Workload]], device: str, progress: Progress = silent, seconds: float | None = None
+) -> None:
+    """Compile the kernels of all configurations in several processes, where the device has kernels to compile for, or
+    as many as are begun within so many seconds."""
     if device == "cpu":
         return
     trials: list[Trial] = []
     for operation, workload in jobs:
         with suppress(NotEnoughMemoryError):  # tuning it says so
             trials += trials_of(operation, workload, device)
-    precompile(partial(run_once, device=device), trials, progress)
+    precompile(partial(run_once, device=device), trials, progress, seconds=seconds)
 
 
 def tune(

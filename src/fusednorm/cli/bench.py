@@ -89,7 +89,7 @@ def bench(
     limit: Annotated[
         float | None,
         typer.Option(
-            help="Start no measurement after so many seconds, half of which kernels are compiled ahead at most.",
+            help="Start no measurement after so many seconds; compiling ahead takes half of what is left.",
             show_default=False,
             min=0,
         ),
@@ -273,10 +273,11 @@ def _run(
     with output.progress(len(jobs)) as show:
         if device != "cpu":
             names = [one.name for one in chosen]
-            seconds_ahead = None if limit is None else limit / 2
-            precompile(partial(call_once, names=names, device=device), jobs, show, seconds=seconds_ahead)
+            run = partial(call_once, names=names, device=device)
+            precompile(run, jobs, show, seconds=time_limit.half_left())
         if against_tuned:
-            compile_ahead([(one, job[0]) for job in jobs if (one := _operation(*job)) is not None], device, show)
+            kept = [(one, job[0]) for job in jobs if (one := _operation(*job)) is not None]
+            compile_ahead(kept, device, show, time_limit.half_left())
         for workload, asked in jobs:
             if time_limit.leaves_out(f"{workload.key} {asked}"):
                 continue

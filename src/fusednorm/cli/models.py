@@ -92,7 +92,7 @@ def _measured(
     time_limit = output.TimeLimit(limit)
     with output.progress(len(jobs) * len(modes)) as show:
         if compile_jobs:
-            compile_ahead(jobs, modes, compile_jobs, device, show)
+            compile_ahead(jobs, modes, compile_jobs, device, show, time_limit.half_left())
         if any(mode != "eager" for mode in modes):
             show("warming the compiler")
             warm_compiler(device, jobs[0].dtype)

@@ -171,6 +171,10 @@ class TimeLimit:
         self._seconds = seconds
         self._last = math.inf if seconds is None else time.monotonic() + seconds
 
+    def half_left(self) -> float | None:
+        """Half of the seconds that are left, which compiling ahead may take."""
+        return None if self._seconds is None else max(0.0, self._last - time.monotonic()) / 2
+
     def leaves_out(self, job: str) -> bool:
         over = time.monotonic() > self._last
         if over:

@@ -103,11 +103,19 @@ def compile_step(task: tuple[Job, Mode, str], device: str, threads: int) -> None
     step.results()
 
 
-def compile_ahead(jobs: Sequence[Job], modes: Sequence[Mode], processes: int, device: str, progress: Progress) -> None:
-    """Compiles every job in every mode, in so many processes at once."""
+def compile_ahead(
+    jobs: Sequence[Job],
+    modes: Sequence[Mode],
+    processes: int,
+    device: str,
+    progress: Progress,
+    seconds: float | None = None,
+) -> None:
+    """Compiles every job in every mode, in so many processes at once, or those begun within so many seconds."""
     steps = [(job, mode, name) for job in jobs for mode in modes for name in CONTENDERS]
     tasks = [step for step in steps if step[1:] != ("eager", TORCH)]
-    precompile(partial(compile_step, device=device, threads=torch.get_num_threads()), tasks, progress, processes)
+    run = partial(compile_step, device=device, threads=torch.get_num_threads())
+    precompile(run, tasks, progress, processes, seconds)
 
 
 def release(device: str) -> None:

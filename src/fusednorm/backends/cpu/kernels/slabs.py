@@ -480,10 +480,21 @@ def _sample_coefficients(element: Element):
 
 
 @cache
-def _apply_slab(element: Element, value):
-    load, read, store, T = element.load, element.read, element.store, element.compute
+def three_reader(element: Element):
+    """read_three(coefficients, i, plane): the numbers of one element in three neighbouring planes, from place i on."""
+    read = element.read
 
-    four = cheap(value)
+    @exact
+    def read_three(coefficients, i, plane):
+        return read(coefficients, i), read(coefficients, i + plane), read(coefficients, i + 2 * plane)
+
+    return read_three
+
+
+@cache
+def _apply_slab(element: Element, value):
+    load, store, T = element.load, element.store, element.compute
+    read_three, four = three_reader(element), cheap(value)
 
     @exact
     def put(x, i, y, j, centre, a, b, alpha):
@@ -494,11 +505,7 @@ def _apply_slab(element: Element, value):
         for part in range(2):
             start, stop = span(part, width)
             for c in range(start, stop):
-                centre, a, b = (
-                    read(coefficients, k + c),
-                    read(coefficients, k + plane + c),
-                    read(coefficients, k + 2 * plane + c),
-                )
+                centre, a, b = read_three(coefficients, k + c, plane)
                 put(x, i + c, y, j + c, centre, a, b, alpha)
 
     @exact
@@ -509,11 +516,7 @@ def _apply_slab(element: Element, value):
         for part in range(2):
             start, stop = span(part, width)
             for c in range(start, stop):
-                centre, a, b = (
-                    read(coefficients, k + c),
-                    read(coefficients, k + plane + c),
-                    read(coefficients, k + 2 * plane + c),
-                )
+                centre, a, b = read_three(coefficients, k + c, plane)
                 put(x, i + c, y, j + c, centre, a, b, alpha)
                 put(x, i1 + c, y, j1 + c, centre, a, b, alpha)
                 put(x, i2 + c, y, j2 + c, centre, a, b, alpha)

@@ -44,6 +44,7 @@ from fusednorm.backends.cpu.kernels.slabs import (
     next_group,
     row_width,
     rows_of,
+    three_reader,
 )
 
 
@@ -52,7 +53,7 @@ def _slab_sums(element: Element, pullback):
     """p and q per channel of one slab, written to the slab's place in the partials."""
     load, read, T = element.load, element.read, element.compute
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
-    four, wide_scratch = cheap(pullback), accesses("float64").scratch
+    read_three, four, wide_scratch = three_reader(element), cheap(pullback), accesses("float64").scratch
 
     @exact
     def terms(grad, g, x, i, centre, a, b, rstd, alpha):
@@ -64,8 +65,8 @@ def _slab_sums(element: Element, pullback):
     @reassociated
     def add_row(grad, g, x, i, coefficients, k, plane, n, alpha, first, second):
         for c in range(n):
-            centre, rstd = read(coefficients, k + c), read(coefficients, k + 3 * plane + c)
-            a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
+            centre, a, b = read_three(coefficients, k + c, plane)
+            rstd = read(coefficients, k + 3 * plane + c)
             p, q = terms(grad, g + c, x, i + c, centre, a, b, rstd, alpha)
             add_first(first, c, p)
             add_second(second, c, q)
@@ -76,8 +77,8 @@ def _slab_sums(element: Element, pullback):
         g1, g2, g3 = g + grad_step, g + 2 * grad_step, g + 3 * grad_step
         i1, i2, i3 = i + step, i + 2 * step, i + 3 * step
         for c in range(n):
-            centre, rstd = read(coefficients, k + c), read(coefficients, k + 3 * plane + c)
-            a, b = read(coefficients, k + plane + c), read(coefficients, k + 2 * plane + c)
+            centre, a, b = read_three(coefficients, k + c, plane)
+            rstd = read(coefficients, k + 3 * plane + c)
             p0, q0 = terms(grad, g + c, x, i + c, centre, a, b, rstd, alpha)
             p1, q1 = terms(grad, g1 + c, x, i1 + c, centre, a, b, rstd, alpha)
             p2, q2 = terms(grad, g2 + c, x, i2 + c, centre, a, b, rstd, alpha)
@@ -204,9 +205,8 @@ def gradient_slab(
 ):
     """dx of one slab. ``sample`` and ``step`` are the fields of the geometry that say where the gradient's samples and
     positions lie. With ``adds_gradient`` dx gets the gradient of x itself, which lies as x does."""
-    load, read, store, T = element.load, element.read, element.store, element.compute
-
-    four = cheap(pullback)
+    load, store, T = element.load, element.store, element.compute
+    read_three, four = three_reader(element), cheap(pullback)
 
     @exact
     def put(grad, g, x, i, dx, o, grad_total, centre, a, b, rstd, c2, c3, training, alpha):
@@ -223,16 +223,8 @@ def gradient_slab(
         for part in range(2):
             start, stop = span(part, width)
             for c in range(start, stop):
-                centre, a, b = (
-                    read(coefficients, k + c),
-                    read(coefficients, k + plane + c),
-                    read(coefficients, k + 2 * plane + c),
-                )
-                rstd, c2, c3 = (
-                    read(coefficients, k + 3 * plane + c),
-                    read(coefficients, k + 4 * plane + c),
-                    read(coefficients, k + 5 * plane + c),
-                )
+                centre, a, b = read_three(coefficients, k + c, plane)
+                rstd, c2, c3 = read_three(coefficients, k + 3 * plane + c, plane)
                 put(grad, g + c, x, i + c, dx, o + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
 
     @exact
@@ -245,16 +237,8 @@ def gradient_slab(
         for part in range(2):
             start, stop = span(part, width)
             for c in range(start, stop):
-                centre, a, b = (
-                    read(coefficients, k + c),
-                    read(coefficients, k + plane + c),
-                    read(coefficients, k + 2 * plane + c),
-                )
-                rstd, c2, c3 = (
-                    read(coefficients, k + 3 * plane + c),
-                    read(coefficients, k + 4 * plane + c),
-                    read(coefficients, k + 5 * plane + c),
-                )
+                centre, a, b = read_three(coefficients, k + c, plane)
+                rstd, c2, c3 = read_three(coefficients, k + 3 * plane + c, plane)
                 put(grad, g + c, x, i + c, dx, o + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
                 put(grad, g1 + c, x, i1 + c, dx, o1 + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)
                 put(grad, g2 + c, x, i2 + c, dx, o2 + c, grad_total, centre, a, b, rstd, c2, c3, training, alpha)

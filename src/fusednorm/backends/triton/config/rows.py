@@ -32,8 +32,6 @@ LEAST_SUMMED = 24
 PAIR_LOAD = 4
 #: Bytes of the steps in flight of a program with sums around the norm, in shared memory.
 STEPS_BYTES = 96 << 10
-#: Elements from which on a backward by columns has rows in flight.
-LARGE_ROWS = 1 << 24
 #: Programs of the pass by columns that steps of several rows leave, and those steps: (50, 46293) in fp16 takes 16.5
 #: us with 4 steps, and 18.6 with 16, (64, 65536) in fp32 with silu 29 and 39, but (392, 56736) in fp16 with
 #: silu 81 with 16 steps, and more with fewer.

@@ -65,7 +65,7 @@ FORWARD_STAGES, BACKWARD_STAGES, TILE_BYTES, NARROW_STAGES = 4, 3, 2048, 6
 LONG_ROW_BYTES = 1 << 20
 #: Elements that one program of such a pass takes at least and at most, and about how many programs there are: the
 #: backward of (2, 307, 256, 363) in one group in fp16 with silu takes 190 us so, and 197 with twice as many.
-LEAST_SUMMED, MOST_SUMMED, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 800
+FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 800
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -390,8 +390,8 @@ def _written_channels(problem: Problem, channels: int) -> int:
 
 def _tiles_of_a_program(count: int, columns: int, elements: int, programs: int) -> int:
     """Tiles of so many elements to a program, where the pass has ``columns`` times ``count``: few enough for so many
-    programs, which fill the device, and at least LEAST_SUMMED elements, so that a program does more than wait for its
+    programs, which fill the device, and at least FEWEST_READ elements, so that a program does more than wait for its
     first tiles; but at least 2 where there would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us
     with 2 tiles to a program, and 5.6 with 8."""
-    least = max(2, min(LEAST_SUMMED // elements, columns * count // (2 * PROCESSORS)))
-    return shares(count, min(max(1, MOST_SUMMED // elements), max(least, columns * count // programs)))
+    least = max(2, min(FEWEST_READ // elements, columns * count // (2 * PROCESSORS)))
+    return shares(count, min(max(1, MOST_READ // elements), max(least, columns * count // programs)))

@@ -211,6 +211,20 @@ def moments_of_planes(
 
 
 @triton.jit
+def sum_at(
+    p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, mask, row, EVICTION: tl.constexpr,
+    dtype: tl.constexpr,
+):  # fmt: skip
+    """s of a tile that begins ``row`` positions behind the pointers, which is stored where somebody wants it."""
+    wide = wide_of(row)
+    p_added = None if p_before is None else p_before + wide * before_spatial
+    b_s = load_sum(p_tile + wide * x_spatial, p_added, b_numbers, mask, EVICTION, dtype)
+    if p_out is not None:
+        tl.store(p_out + wide * s_spatial, b_s, mask)
+    return b_s.to(dtype)
+
+
+@triton.jit
 def welford_rows(
     mean, m2, p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, late, tile,
     o_lane, o_s, first, low, high, C, S, EVICTION: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr,
@@ -223,12 +237,10 @@ def welford_rows(
     for u in tl.static_range(DEPTH):
         row = tile * DEPTH + u
         mask = mask_of_tile(o_lane, o_s + row * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
-        step = wide_of(row * BLOCK_S)
-        b_before = None if p_before is None else p_before + step * before_spatial
-        b_s = load_sum(p_tile + step * x_spatial, b_before, b_numbers, mask, EVICTION, dtype)
-        if p_out is not None:
-            tl.store(p_out + step * s_spatial, b_s, mask)
-        b_x = b_s.to(dtype)
+        b_x = sum_at(
+            p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, mask, row * BLOCK_S, EVICTION,
+            dtype,
+        )  # fmt: skip
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
         else:
@@ -301,8 +313,19 @@ def rows_moments(
         if ACROSS:
             below = mask_of_tile(o_lane, o_s + BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
             mask, begin = tl.where(late, below, mask), tl.where(late, BLOCK_S, 0)
-        p_first_before = None if p_before is None else p_before + begin * before_spatial
-        mean += load_sum(p_tile + begin * x_steps.spatial, p_first_before, b_numbers, mask, EVICTION, dtype).to(dtype)
+        mean += sum_at(
+            p_tile,
+            p_before,
+            None,
+            b_numbers,
+            x_steps.spatial,
+            before_spatial,
+            sum_spatial,
+            mask,
+            begin,
+            EVICTION,
+            dtype,
+        )
     head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
     m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
     if ACROSS:  # noqa: SIM102 (one is known when compiling, the other is not)
@@ -314,12 +337,10 @@ def rows_moments(
     for tile in tl.range(head, whole, num_stages=STAGES):
         total_d = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         for u in tl.static_range(DEPTH):
-            row = wide_of((tile * DEPTH + u) * BLOCK_S)
-            p_row_before = None if p_before is None else p_before + row * before_spatial
-            b_s = load_sum(p_tile + row * x_steps.spatial, p_row_before, b_numbers, m_row, EVICTION, dtype)
-            if added.total is not None:
-                tl.store(p_out + row * sum_spatial, b_s, m_row)
-            b_x = b_s.to(dtype)
+            b_x = sum_at(
+                p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, m_row,
+                (tile * DEPTH + u) * BLOCK_S, EVICTION, dtype,
+            )  # fmt: skip
             if RMS:
                 m2 = tl.fma(b_x, b_x, m2)
             else:
