@@ -364,6 +364,15 @@ def test_no_job_starts_after_the_limit(tmp_path: Path) -> None:
     assert ModelReport.from_json(path.read_text()).rows == ()
 
 
+@pytest.mark.usefixtures("tiny_suite")
+def test_compiling_ahead_ends_before_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(cli.models, "compile_ahead", lambda *arguments: seen.append(arguments[-1]))
+    for limit, most in (("100", 50.0), ("0", 0.0)):
+        assert run(*BENCH, "--mode", "eager", "--limit", limit, "--compile-jobs", "2").exit_code == 0
+        assert seen.pop() <= most
+
+
 def test_what_is_compiled_ahead_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of a size that hardly any earlier run had, in the caches of this user: empty ones cost a minute."""
     tasks: list[tuple[Job, Mode, str]] = []

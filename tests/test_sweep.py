@@ -286,6 +286,19 @@ def test_no_workload_starts_after_the_limit(suite: tuple[str, ...]) -> None:
     assert Report.from_json(result.stdout).rows == ()
 
 
+@pytest.mark.parametrize(("limit", "most"), [(None, None), (100.0, 50.0), (0.0, 0.0)])
+def test_compiling_ahead_ends_before_the_limit(
+    limit: float | None, most: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float | None] = []
+    monkeypatch.setattr(cli.bench, "timer_for", lambda device, seconds, quick: None)
+    monkeypatch.setattr(cli.bench, "precompile", lambda run, jobs, show, seconds: seen.append(seconds))
+    monkeypatch.setattr(cli.bench, "compile_ahead", lambda jobs, device, show, seconds: seen.append(seconds))
+    assert cli.bench._run([], [], "normal", "cuda", 0.0, limit, True, False, True) == ([], [])
+    assert len(seen) == 2
+    assert all(one is None if most is None else one is not None and one <= most for one in seen)
+
+
 def test_a_sweep_is_narrowed_after_it_is_drawn() -> None:
     halves = narrowed(MANY, ["bfloat16"], ["nhwc"])
     assert {one.dtype for one in halves} == {"bfloat16"}

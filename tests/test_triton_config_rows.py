@@ -233,6 +233,7 @@ def test_the_steps_of_few_long_rows_leave_programs_for_the_device(
     x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
     config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
     assert (config.elements, config.steps, config.stages) == (elements, steps, stages)
+    assert (config.row_elements, config.row_warps) == ((4096, 16) if rows < 66 else (2048, 8))
 
 
 @pytest.mark.parametrize(

@@ -391,6 +391,12 @@ def test_the_programs_of_a_backward_that_read_large_planes(
     assert (reduction.positions, reduction.tiles, reduction.warps) == (positions, tiles, warps)
 
 
+def test_odd_planes_are_written_in_short_tiles() -> None:
+    for width, tile in ((71, (1024, 2)), (72, (2048, 4))):
+        output = passes_for(problems_of("instance_norm", 0, (25, 45, 71, width))[1]).output
+        assert (output.positions, output.warps) == tile
+
+
 @pytest.mark.parametrize(
     ("channels", "dtype", "read", "write"),
     [

@@ -85,12 +85,15 @@ import json, warnings
 warnings.simplefilter("ignore")
 import torch
 from fusednorm.backends.triton import instances, runs
+from fusednorm.backends.triton.plans import tiles
 from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.activations import resolve
 from fusednorm.norm import norm_of
-from fusednorm.operands import Operands
-from fusednorm.problems import forward_problem
+from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.problems import backward_problem, forward_problem
 
 runs.REPEATED = 0, 0  # elements from which on rows are of several positions
+tiles.MERGE_BLOCK = 4  # partials of a step of a merge, which then takes several
 
 def drawn(kind, shape):
     x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
@@ -110,9 +113,9 @@ def drawn(kind, shape):
     return x.contiguous(memory_format=torch.channels_last)
 
 found = []
-for family, shape in {shapes}:
+for family, shape, dtype in {shapes}:
     for kind in ("normal", "equal", "equal and huge", "one differs", "outlier", "trend", "infinite"):
-        x = drawn(kind, shape)
+        x = drawn(kind, shape).to(getattr(torch, dtype))
         problem = forward_problem(norm_of(family), Operands(x))
         output = instances.TILES.configs(problem)[0].output
         config = TilesConfig(PassConfig(64, 32, 2, 1), output)
@@ -127,19 +130,40 @@ for family, shape in {shapes}:
         constants = plan.moments.constants
         how = [constants["DEPTH"] > 1, constants["REPEAT"] > 1, constants["ACROSS"]]
         found.append((kind, how, of_mean.max().item(), of_rstd.max().item()))
-print(json.dumps(found))
+
+norm, weight = norm_of("group_norm", 2, activation=resolve("silu")), torch.linspace(0.5, 2, 6)
+x, dy = (drawn("normal", (2, 6, 5, 7)) + shift for shift in (0, 1))
+wide = x.double().requires_grad_()
+groups = wide.contiguous().view(2, 2, -1)
+mean, variance = groups.mean(2, keepdim=True), groups.var(2, keepdim=True, correction=0)
+z = ((groups - mean) * (variance + 1e-5).rsqrt()).view(wide.shape) * weight.view(6, 1, 1)
+(expected,) = torch.autograd.grad(torch.nn.functional.silu(z), wide, dy.double())
+saved = mean.detach().float()[..., 0], (variance + 1e-5).rsqrt().detach().float()[..., 0]
+problem = backward_problem(norm, BackwardOperands(dy, x, *saved, weight))
+config = TilesConfig(PassConfig(64, 8, 1, 1), instances.TILES.configs(problem)[0].output)
+plan = instances.TILES.plan(problem, config)
+partials = [plan.partials.rows, plan.partials.block["BLOCK_R"]]
+gradient = plan(BackwardOperands(dy, x, *saved, weight), (True, False, False, False, False)).input
+print(json.dumps([found, partials, (gradient - expected).abs().max().item()]))
 """
 
-# Rows of one position, of several positions, and of several that lie across samples.
-SHAPES = [("instance_norm", (2, 64, 9, 9)), ("batch_norm", (1, 3, 64, 65)), ("instance_norm", (3, 3, 31, 67))]
-HOW = [[True, False, False], [True, True, False], [True, True, True]]
+# Rows of one position, of several positions, and of several that lie across samples: with two ends in one lane, too.
+SHAPES = [
+    ("instance_norm", (2, 64, 9, 9), "float32"),
+    ("batch_norm", (1, 3, 64, 65), "float32"),
+    ("instance_norm", (3, 3, 31, 67), "float32"),
+    ("instance_norm", (3, 3, 1, 65), "bfloat16"),
+]
+HOW = [[True, False, False], [True, True, False], [True, True, True], [True, True, True]]
 
 
 def test_the_moments_of_steps(tmp_path: Path) -> None:
     """Deviations from the mean so far cancel by an eighth at most, whatever the first numbers are."""
     script = tmp_path / "steps.py"
     script.write_text(STEPS.replace("{shapes}", repr(SHAPES)))
-    found = interpreted(f"import runpy; runpy.run_path({str(script)!r})")
+    found, (partials, step), error = interpreted(f"import runpy; runpy.run_path({str(script)!r})")
+    assert partials > step
+    assert error < 3e-6
     assert [how for _, how, *_ in found] == [how for how in HOW for _ in range(7)]
     for kind, _, of_mean, of_rstd in found:
         assert of_mean <= (0.0 if "equal" in kind else 2e-7), kind
