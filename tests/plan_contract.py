@@ -45,9 +45,8 @@ class Subject:
 
     @property
     def evaluates(self) -> bool:
-        """Whether the instance takes given statistics: those that hold units in one place until their output do not,
-        and these take no modulation either."""
-        return self.norm.per_batch and self.modulated
+        """Whether the instance takes given statistics: those that hold units in one place until their output do not."""
+        return self.norm.per_batch and self.modulated and self.instance != "triton.held"
 
 
 SUBJECTS = (
@@ -68,6 +67,8 @@ SUBJECTS = (
     Subject("triton.held", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.held", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("triton.held", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
+    Subject("triton.held", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
+    Subject("triton.rows", norm_of("instance_norm", eps=1e-3), (3, 8, 5, 7)),
     Subject("triton.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.rows", norm_of("rms_norm", 1, eps=1e-3), (9, 24)),
     Subject("triton.rows", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 7), last=True),

@@ -18,7 +18,13 @@ from fusednorm.backends.triton.config.flat import flat_for
 from fusednorm.backends.triton.config.held import held_for
 from fusednorm.backends.triton.config.kinds import PassConfig, RowsBackwardConfig, TilesConfig
 from fusednorm.backends.triton.config.lists import MOST_CONFIGS, MOST_ELEMENTS, SHARED_BYTES, passes, rows_backwards
-from fusednorm.backends.triton.config.rows import by_columns, columns_backward_for, rows_backward_for, rows_forward_for
+from fusednorm.backends.triton.config.rows import (
+    by_columns,
+    columns_backward_for,
+    plane_rows_backward_for,
+    rows_backward_for,
+    rows_forward_for,
+)
 from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for
@@ -82,6 +88,8 @@ def test_lists_begin_with_the_choice_of_the_heuristics_and_are_short(listed: lis
             "triton.rows": (
                 rows_forward_for
                 if not problem.backward
+                else plane_rows_backward_for
+                if problem.view.spatial > 1
                 else columns_backward_for if by_columns(problem) else rows_backward_for
             ),
         }  # fmt: skip

@@ -482,7 +482,7 @@ import json
 import torch
 from test_modulated_rows import EPS, PARAMETERS, faults, given
 from fusednorm.backends.triton.config.kinds import (
-    ColumnsBackwardConfig, PositionsConfig, RowsBackwardConfig, RowsForwardConfig
+    ColumnsBackwardConfig, PositionsConfig, RowsBackwardConfig, StepsConfig
 )
 from fusednorm.backends.triton.instances import ROWS, choose
 from fusednorm.norm import norm_of
@@ -518,7 +518,7 @@ for memory in ("dense", "sliced", "first"):
         check("layer_norm", (2, 5, 12), torch.float32, "silu", memory, modulated)
         check("rms_norm", (3, 4, 33), torch.float16, None, memory, modulated)
 for memory, modulated in (("dense", True), ("sliced", True), ("sliced", False)):
-    shape, step = (2, 7, 12), RowsForwardConfig(8, 1)
+    shape, step = (2, 7, 12), StepsConfig(8, 1)
     for backward in (
         RowsBackwardConfig(2, 1, 4), RowsBackwardConfig(1, 1, 3, reload=True), ColumnsBackwardConfig(8, 1, 4, 8, 3, 1)
     ):

@@ -15,10 +15,10 @@ import torch
 
 import fusednorm
 from fusednorm.backends.triton import instances
-from fusednorm.backends.triton.config.kinds import RowsForwardConfig
+from fusednorm.backends.triton.config.kinds import StepsConfig
 from quantization_support import OUT_DTYPES, drawn, error_of_float32, faults, wide
 
-instances.rows_forward_for = lambda problem: RowsForwardConfig(32, 4)  # several steps to a row
+instances.rows_forward_for = lambda problem: StepsConfig(32, 4)  # several steps to a row
 found = []
 cases = [
     ("rms_norm", torch.float16, 33, 0), ("layer_norm", torch.float32, 100, 1), ("rms_norm", torch.float64, 1, 2),

@@ -26,7 +26,7 @@ from fusednorm.backends import reference
 from fusednorm.backends.triton import instances, runs
 from fusednorm.backends.triton.config import rows, tiles as tiled_passes
 from fusednorm.backends.triton.config.kinds import (
-    ColumnsBackwardConfig, HeldConfig, PassConfig, RowsBackwardConfig, RowsForwardConfig, TilesConfig,
+    ColumnsBackwardConfig, HeldConfig, PassConfig, RowsBackwardConfig, StepsConfig, TilesConfig,
 )
 from fusednorm.backends.triton.config.tiles import tiled
 from fusednorm.backends.triton.plans import tiles
@@ -34,11 +34,15 @@ from fusednorm.bench.workloads import Workload, draw
 
 # Small steps and few programs, so that short rows need several steps, and a program several rows: the interpreter takes
 # seconds for long ones. `chosen` is what the heuristic chooses.
-choices = ("held_for", "rows_forward_for", "rows_backward_for", "columns_backward_for", "passes_for")
+choices = (
+    "held_for", "rows_forward_for", "plane_rows_backward_for", "rows_backward_for", "columns_backward_for",
+    "passes_for",
+)
 chosen = {name: getattr(instances, name) for name in choices}
 small = {
     **chosen,
-    "rows_forward_for": lambda problem: RowsForwardConfig(32, 4),
+    "rows_forward_for": lambda problem: StepsConfig(32, 4),
+    "plane_rows_backward_for": lambda problem: StepsConfig(32, 4),
     "rows_backward_for": lambda problem: RowsBackwardConfig(2, 4, 2),
     "columns_backward_for": lambda problem: ColumnsBackwardConfig(64, 4, 12, 32, 2, 4),
 }
@@ -112,6 +116,9 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.held", "group_norm", (60, 12), 3, "float32", "nchw", None, False, chosen),
     ("triton.held", "batch_norm", (3, 5, 4, 4), 0, "float64", "nchw", "gelu_tanh", False, chosen),
     ("triton.held", "batch_norm", (3, 20, 3, 4), 0, "float32", "nhwc", "tanh", False, chosen),
+    ("triton.held", "batch_norm", (3, 20, 3, 4), 0, "float32", "nhwc", "silu", True, chosen),
+    ("triton.held", "batch_norm", (5, 7, 3, 3), 0, "float16", "nhwc", None, True, chosen),
+    ("triton.held", "batch_norm", (2, 1, 5, 2), 0, "float64", "nhwc", "silu", True, chosen),
     ("triton.held", "instance_norm", (3, 40, 5, 3), 0, "float32", "nhwc", "silu", True, chosen),
     ("triton.held", "rms_norm", (5, 24), 1, "float16", "rows", None, False, chosen),
     ("triton.rows", "layer_norm", (5, 24), 1, "float32", "rows", "hardswish", False, chosen),
@@ -127,6 +134,8 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     ("triton.rows", "instance_norm", (3, 5, 10, 10), 0, "float32", "nchw", "silu", True, small),
     ("triton.rows", "instance_norm", (2, 3, 7, 9), 0, "float16", "nchw", None, False, small),
     ("triton.rows", "group_norm", (2, 4, 8, 8), 4, "float64", "nchw", "gelu", False, small),
+    ("triton.rows", "instance_norm", (1, 5, 9, 9), 0, "float32", "nchw", "silu", True, small),
+    ("triton.rows", "instance_norm", (4, 2, 3, 7), 0, "float16", "nchw", "leaky_relu", False, small),
     ("triton.whole", "layer_norm", (5, 100), 1, "float32", "rows", "hardswish", False, chosen),
     ("triton.whole", "rms_norm", (5, 24), 1, "float16", "rows", None, False, chosen),
     ("triton.whole", "group_norm", (2, 12, 3, 3), 4, "float32", "nchw", "silu", True, chosen),
@@ -139,7 +148,7 @@ for instance, family, shape, groups, dtype, layout, activation, modulated, confi
     workload = Workload(family, shape, groups, dtype=dtype, layout=layout, activation=activation, modulated=modulated)
     inputs = draw(workload)
     results = forward(workload, inputs, instance)
-    back = "reference" if instance == "triton.whole" or (instance, layout) == ("triton.rows", "nchw") else instance
+    back = "reference" if instance == "triton.whole" else instance
     results |= backward(workload, inputs, results["mean"], results["rstd"], back)
     found += [(instance, workload.key, fault) for fault in faults(workload, inputs, results)]
 

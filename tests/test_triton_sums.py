@@ -275,6 +275,7 @@ for form, shape, dtype, activation, order, names in [
     ("instance_norm", (3, 5, 3, 7), single, "silu", channels_last, ("pre_add", "pre_gate", "post_add")),
     ("batch_norm", (3, 5, 4, 3), single, "relu", contiguous, ("small_add", "post_add")),
     ("batch_norm", (6, 7), half, None, contiguous, ("pre_add", "pre_gate")),
+    ("batch_norm", (3, 20, 3, 4), single, "tanh", channels_last, ("small_add", "post_add")),
 ]:
     one = fused(case(form, shape, dtype, *names, activation=activation, order=order), order)
     results, kinds = run("triton.held", one)

@@ -49,7 +49,7 @@ KERNELS = {
     "sum_moments_of_rows", "positions_sum_forward", "positions_sum_backward", "pack_moments", "merge_ranks",
     "sum_ranks", "pack_sums", "pack_group_moments", "pack_group_sums", "spread_groups", "row_moments", "row_results",
     "row_sums", "row_gradients", "points_apply", "points_reduce", "points_gradients",
-    "held_samples_backward", "flat_forward",
+    "held_samples_backward", "flat_forward", "plane_rows_backward",
 }  # fmt: skip
 
 
@@ -111,6 +111,8 @@ CASES: tuple[Case, ...] = (
     Case("group_norm", 32, (8, 768, 7, 7), FP32, "gelu", last=True, modulated=True, instance=HELD),
     Case("batch_norm", 0, (32, 256, 12, 12), activation="relu", instance=HELD),
     Case("batch_norm", 0, (8, 32, 5, 5), FP64, last=True, instance=HELD),
+    Case("batch_norm", 0, (8, 512, 7, 7), FP16, "silu", last=True, modulated=True, instance=HELD),
+    Case("batch_norm", 0, (3, 50, 3, 3), FP64, last=True, modulated=True, instance=HELD),
     Case("instance_norm", 0, (4, 384, 7, 7), FP16, last=True, instance=HELD),
     Case("instance_norm", 0, (300, 384, 7, 7), FP16, last=True, instance=HELD),
     Case("group_norm", 4, (5, 24, 6, 6), last=True, modulated=True, instance=HELD),
@@ -127,6 +129,8 @@ CASES: tuple[Case, ...] = (
     Case("layer_norm", 1, (4096, 20000), activation="silu", instance=ROWS),
     Case("instance_norm", 0, (4, 2030, 64, 133), modulated=True),
     Case("instance_norm", 0, (25, 64, 160, 160), FP16, "relu"),
+    Case("instance_norm", 0, (9, 43, 20049), FP32, "silu", modulated=True, instance=ROWS),
+    Case("instance_norm", 0, (1, 300, 81, 64), FP64, instance=ROWS),
     Case("rms_norm", 1, (32, 200704), FP64, instance=ROWS),
     Case("rms_norm", 1, (65536, 96), FP64, "tanh", instance=ROWS),
     Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", instance=COLUMNS),
@@ -167,6 +171,7 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, training=False, instance=TILES, sums=("pre_add",)),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, instance=TILES, sums=("small_add", "post_add")),
     Case("batch_norm", 0, (32, 256, 12, 12), instance=HELD, sums=("small_add",)),
+    Case("batch_norm", 0, (8, 64, 5, 5), last=True, instance=HELD, sums=("small_add", "post_add")),
     Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", instance=COLUMNS, sums=("pre_add", "post_add")),
     Case("layer_norm", 0, (4, 2048, 7, 7), FP16, instance=COLUMNS, sums=("small_add",)),
     Case("rms_norm", 0, (2, 768, 31, 33), FP64, "silu", instance=COLUMNS, sums=("pre_add", "pre_gate", "post_add")),

@@ -308,7 +308,8 @@ def choose(problem: Problem) -> Instance | None:
         return ROWS if _suits_rows(problem) else None
     if problem.view.numel * DTYPE_BYTES.get(problem.dtype, 0) < LEAST_BYTES:
         return None
-    if triton.choose(replace(problem, added=None)) is not triton.TILES:
+    chosen = triton.choose(replace(problem, added=None))
+    if chosen is not triton.TILES and not (problem.backward and chosen is triton.ROWS):
         return None
     if SLABS.supports(problem) is None:
         return SLABS if _suits_slabs(problem) else None

@@ -54,6 +54,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "gradients": ("p_dx", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
     "held_samples_backward": ("p_dx", "p_partials", "p_grad_scale", "p_grad_shift"),
     "held_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
+    "plane_rows_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
     "rows_backward": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
     "row_totals": ("p_totals",),
     "positions_forward": ("p_y", "p_mean", "p_rstd"),

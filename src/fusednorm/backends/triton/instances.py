@@ -36,7 +36,7 @@ from fusednorm.backends.triton.config.lists import (
     passes,
     positions_configs,
     rows_backwards,
-    rows_forwards,
+    steps_configs,
     whole_forwards,
 )
 from fusednorm.backends.triton.config.rows import (
@@ -46,13 +46,14 @@ from fusednorm.backends.triton.config.rows import (
     holding_rows_pays,
     most_row,
     most_summed_row,
+    plane_rows_backward_for,
     rows_backward_for,
     rows_forward_for,
     rows_gated_backward_for,
     rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, tiled
-from fusednorm.backends.triton.config.units import HeldUnits, held_units
+from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
@@ -74,6 +75,8 @@ LONGEST_OF_PAIRS = 32768
 #: Elements of 16-bit rows of single loads with a mean and a smooth activation beyond which steps are faster than
 #: registers: (5215, 13093) in fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61.
 LONGEST_SMOOTH = 12288
+#: Elements of a plane from which on a program has work for several steps.
+LEAST_PLANE = 2048
 #: Rows that share a gate, at least, where parameters have gradients: of 4 rows three sums take 12 bytes an element.
 LEAST_GATED = 4
 SINGLE = "each position has statistics of its own"
@@ -225,23 +228,19 @@ class HeldInstance:
         if problem.norm.per_position:
             return SINGLE
         seen = held_units(problem)
-        if seen is None:
-            return (
-                "takes batch_norm of channels_last whose samples follow one another in memory, with nothing by sample"
-            )
         most = MOST_HELD // 2 if problem.dtype == "float64" else MOST_HELD
         if seen.elements > most:
             return f"holds units of {most} elements, these take {seen.elements} of a tile"
         return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[HeldConfig]:
-        seen = _seen(problem)
+        seen = held_units(problem)
         return held(problem, seen, held_for(problem, seen))
 
     def plan(self, problem: Problem, config: HeldConfig | None = None) -> Plan:
         from fusednorm.backends.triton.plans import held as plans
 
-        seen = _seen(problem)
+        seen = held_units(problem)
         config = config or held_for(problem, seen)
         make: Any
         if problem.added is not None:
@@ -253,17 +252,11 @@ class HeldInstance:
         return make(problem, seen, config)
 
 
-def _seen(problem: Problem) -> HeldUnits:
-    seen = held_units(problem)
-    assert seen is not None
-    return seen
-
-
 @dataclass(frozen=True, slots=True)
 class RowsInstance:
-    """Rows: the forward in steps, one program a row, or a channel of a sample; the backward with the sums of a
-    program's rows in registers, or by columns where rows are too long for that. With sums around the norm rows are in
-    registers in both, and channels of samples that are too long for them in tiles."""
+    """Rows: the forward in steps, one program a row, or a channel of a sample, whose backward is so too; that of rows
+    with the sums of a program's rows in registers, or by columns where rows are too long for that. With sums around the
+    norm rows are in registers in both, and channels of samples that are too long for them in tiles."""
 
     name: str = "triton.rows"
 
@@ -273,7 +266,7 @@ class RowsInstance:
             return "the statistics are not those of single units"
         if problem.quantized is not None and problem.quantized.per_row:
             return "holds no row until its scale is known"
-        if problem.added is not None and problem.reduced > _most_summed(problem):
+        if problem.added is not None and (problem.reduced > _most_summed(problem) or _summed_planes(problem)):
             if _planes_in_rows(problem):
                 return TILES.supports(problem)
             return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
@@ -283,7 +276,7 @@ class RowsInstance:
             return _adding(problem, gates=True) if problem.layout.order == "channels_last" else SINGLE
         if not _planes_in_rows(problem):
             if view.spatial != 1 or view.groups != 1 or problem.modulated:
-                return "takes rows, of one group and one position, without modulation, and forwards of packed planes"
+                return "takes rows, of one group and one position, without modulation, and packed planes of one channel"
             if problem.norm.has_variance:
                 return "keeps no variance"
         if not all(_flat(problem, layout) for layout in problem.layouts):
@@ -295,7 +288,9 @@ class RowsInstance:
             return self._summed_configs(problem)
         problem = _rows(problem)
         if not problem.backward:
-            return rows_forwards(problem, rows_forward_for(problem))
+            return steps_configs(problem, rows_forward_for(problem))
+        if _planes_in_rows(problem):
+            return steps_configs(problem, plane_rows_backward_for(problem))
         first = by_columns(problem)
         columns = columns_backwards(problem, columns_backward_for(problem)) if first or _between(problem) else ()
         by_rows = rows_backwards(problem, rows_backward_for(problem)) if not first or _between(problem) else ()
@@ -306,7 +301,7 @@ class RowsInstance:
 
     @staticmethod
     def _summed_configs(problem: Problem) -> Sequence[Any]:
-        if not problem.backward:
+        if not problem.backward or _summed_planes(problem):
             return _summing(problem).configs(problem)
         return rows_backwards(_rows(problem), _summed_rows_config(problem))
 
@@ -314,6 +309,7 @@ class RowsInstance:
         from fusednorm.backends.triton.plans.quantized import QuantizedRows
         from fusednorm.backends.triton.plans.rows import (
             LongRowsBackward,
+            PlaneRowsBackward,
             RowsBackward,
             RowsForward,
             RowsGatedBackward,
@@ -324,7 +320,7 @@ class RowsInstance:
         if problem.quantized is not None and problem.added is None:
             return QuantizedRows(problem, config or rows_forward_for(seen))
         if problem.added is not None:
-            if not problem.backward:
+            if not problem.backward or _summed_planes(problem):
                 summing: Any = _summing(problem)
                 return summing.plan(problem, config if isinstance(config, WholeConfig | TilesConfig) else None)
             fits = isinstance(config, RowsBackwardConfig)
@@ -332,6 +328,8 @@ class RowsInstance:
             return summed(problem, config if fits else _summed_rows_config(problem))
         if not problem.backward:
             return RowsForward(problem, config or rows_forward_for(seen))
+        if _planes_in_rows(problem):
+            return PlaneRowsBackward(problem, config or plane_rows_backward_for(problem))
         if config is None:
             config = (columns_backward_for if by_columns(seen) else rows_backward_for)(seen)
         make = LongRowsBackward if isinstance(config, ColumnsBackwardConfig) else RowsBackward
@@ -362,8 +360,13 @@ def _summed_rows_config(problem: Problem) -> RowsBackwardConfig:
 
 
 def _summing(problem: Problem) -> Instance:
-    """What runs a forward of triton.rows with sums around the norm."""
-    return WHOLE if problem.reduced <= _most_whole(problem) else TILES
+    """What runs a forward of triton.rows with sums around the norm, or the backward of planes."""
+    return WHOLE if not problem.backward and problem.reduced <= _most_whole(problem) else TILES
+
+
+def _summed_planes(problem: Problem) -> bool:
+    """Whether a problem is the backward of planes with sums around the norm, which tiles take."""
+    return problem.backward and problem.added is not None and _planes_in_rows(problem)
 
 
 def _rows(problem: Problem) -> Problem:
@@ -426,12 +429,13 @@ class FlatInstance:
 
 
 def _planes_in_rows(problem: Problem) -> bool:
-    """Whether the units of a forward are single channels that follow one another in memory."""
-    view, layouts = problem.view, (problem.layout, problem.output_layout)
-    return (
-        problem.direction == "forward" and view.group_channels == 1 and view.spatial > 1
-        and all(one is None or (one.spatial == 1 and one.sample == view.channels * one.channel) for one in layouts)
-    )  # fmt: skip
+    """Whether units are single channels that follow one another in memory."""
+    view = problem.view
+    if view.group_channels > 1 or view.spatial == 1:
+        return False
+    layouts = [layout for layout in problem.layouts if layout is not None]
+    follow = view.samples == 1 or all(layout.sample == view.channels * layout.channel for layout in layouts)
+    return follow and all(layout.spatial == 1 for layout in layouts)
 
 
 def _between(problem: Problem) -> bool:
@@ -467,14 +471,17 @@ def choose(problem: Problem) -> Instance:
     if view.spatial == view.groups == 1 and ROWS.supports(problem) is None:
         return _for_rows_backward(problem) if problem.backward else _for_rows(problem)
     whole = WHOLE.supports(problem) is None
-    if view.group_channels == 1 and ROWS.supports(problem) is None and not whole_pays(problem) and _steps_pay(problem):
+    stepped = not problem.backward and view.group_channels == 1 and not whole_pays(problem) and _steps_pay(problem)
+    if stepped and ROWS.supports(problem) is None:
         return ROWS
     if holding_short_pays(problem) and HELD.supports(problem) is None:
         return HELD
     if whole and (view.group_channels == 1 or view.spatial == 1):  # one affine to a unit, or one to an element
         return WHOLE if whole_pays(problem) else TILES
-    if HELD.supports(problem) is None and holding_pays(problem, _seen(problem)):
-        return WHOLE if whole and fuller_whole(problem, _seen(problem)) else HELD
+    if HELD.supports(problem) is None and holding_pays(problem, held_units(problem)):
+        return WHOLE if whole and fuller_whole(problem, held_units(problem)) else HELD
+    if problem.backward and ROWS.supports(problem) is None and _plane_rows_pay(problem):
+        return ROWS
     return WHOLE if whole and whole_pays(problem) else TILES
 
 
@@ -484,7 +491,7 @@ def _for_positions(problem: Problem) -> Instance:
 
 
 def _for_rows_backward(problem: Problem) -> Instance:
-    holds = HELD.supports(problem) is None and holding_rows_pays(problem, _seen(problem))
+    holds = HELD.supports(problem) is None and holding_rows_pays(problem, held_units(problem))
     return HELD if holds else ROWS
 
 
@@ -494,6 +501,13 @@ def _steps_pay(problem: Problem) -> bool:
     reads come from memory: (30, 24, 176, 176) in fp16 with silu takes 41 us in steps and 37 in tiles."""
     many = problem.num_statistics >= 2 * PROCESSORS and load_bytes(problem) >= WIDE_LOAD
     return many and STEPPED_ROW < problem.reduced <= MOST_WHOLE and not fills_block(problem)
+
+
+def _plane_rows_pay(problem: Problem) -> bool:
+    """Whether the backward of channels of samples is faster with a second read from the L1 or the L2 than in tiles: on
+    an H100 (28, 619, 48, 87) in fp16 with relu takes 164 us so, and 252 in tiles, (9, 43, 20049) in fp32 49 and 56."""
+    many = problem.num_statistics >= 2 * PROCESSORS and load_bytes(problem) >= PAIR_LOAD
+    return many and problem.view.group_channels == 1 and LEAST_PLANE <= problem.reduced <= MOST_WHOLE
 
 
 def _for_rows(problem: Problem) -> Instance:

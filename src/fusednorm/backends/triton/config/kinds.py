@@ -58,8 +58,8 @@ class HeldConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RowsForwardConfig:
-    """A forward of rows: elements of a row to a step, and warps."""
+class StepsConfig:
+    """A row, or a channel of a sample, to a program: elements to a step, and warps."""
 
     elements: int
     warps: int

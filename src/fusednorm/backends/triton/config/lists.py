@@ -21,7 +21,7 @@ from fusednorm.backends.triton.config.kinds import (
     PassConfig,
     PositionsConfig,
     RowsBackwardConfig,
-    RowsForwardConfig,
+    StepsConfig,
     TilesConfig,
     WholeConfig,
 )
@@ -116,14 +116,14 @@ def positions_configs(problem: Problem, default: PositionsConfig) -> tuple[Posit
     return _limited(default, found)
 
 
-def rows_forwards(problem: Problem, default: RowsForwardConfig) -> tuple[RowsForwardConfig, ...]:
+def steps_configs(problem: Problem, default: StepsConfig) -> tuple[StepsConfig, ...]:
     """Steps of up to a row, and warps with 4 to 32 elements a thread."""
     row = power_of_two(problem.reduced)
     sizes = _powers(min(512, row), min(16384, row))
     return _limited(
         default,
         (
-            RowsForwardConfig(elements, warps)
+            StepsConfig(elements, warps)
             for elements, warps in product(sizes, WARPS)
             if 4 <= _thread_elements(problem, elements, warps) <= 32
         ),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
 from fusednorm.backends.triton.config.held import MOST_SMALL
 from fusednorm.backends.triton.config.holding import LARGE_HELD
-from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, StepsConfig
 from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -34,36 +34,49 @@ PAIR_LOAD = 4
 STEPS_BYTES = 96 << 10
 #: Programs of the pass by columns that steps of several rows leave, and those steps: (50, 46293) in fp16 takes 16.5
 #: us with 4 steps, and 18.6 with 16, (64, 65536) in fp32 with silu 29 and 39, but (392, 56736) in fp16 with
-#: silu 81 with 16 steps, and more with fewer.
-COLUMN_PROGRAMS, MOST_STEPS = 600, 32
+#: silu 81 with 16 steps, and more with fewer. On an H100 (71, 65536) in fp16 takes 23 us with 8, and 31 with 4.
+COLUMN_PROGRAMS, MOST_STEPS = 500, 32
+#: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
+#: shares.
+ONE_SHARE = 4
 #: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
 #: (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half.
 FEWEST_PROGRAMS = 200
-#: Steps of a program by columns from which on some are in flight: layer_norm of (68, 8192) in fp32 with relu takes 8.3
-#: us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with 16, and 61 with some in flight.
-FLYING_STEPS = 8
+#: Steps of a program by columns from which on some are in flight, with a smooth activation and without: layer_norm of
+#: (68, 8192) in fp32 with relu takes 8.3 us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with
+#: 16, and 61 with some in flight, but (200, 24576) in bf16 20.8 with 8, and 22.5 with some in flight.
+FLYING_STEPS, FLYING_SIMPLE_STEPS = 8, 16
 
 
-def rows_forward_for(problem: Problem) -> RowsForwardConfig:
+def rows_forward_for(problem: Problem) -> StepsConfig:
     """8 to 16 elements a thread, two steps or more: 65 us on 16384 x 4096 in bf16, where one step takes 68. Planes, of
     one weight each, in short steps: (4, 2030, 64, 133) in bf16 takes 89 us, and 157 in steps of 4096, (119, 24, 132,
     132) takes 83 us in steps of 1024, 66 of 2048 and 79 of 4096."""
     block = power_of_two(problem.reduced)
     if problem.view.spatial > 1:
-        return RowsForwardConfig(1024 if block <= 16384 else 2048, 4)
+        return StepsConfig(1024 if block <= 16384 else 2048, 4)
     if block <= 4096:
-        return RowsForwardConfig(2048, 4)
+        return StepsConfig(2048, 4)
     if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
-        return RowsForwardConfig(2048, 8)
+        return StepsConfig(2048, 8)
     if block > 2 * MOST_ROW and problem.dtype != "float64":
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
-        return RowsForwardConfig(8192 if problem.norm.has_mean else 16384, 16)
+        return StepsConfig(8192 if problem.norm.has_mean else 16384, 16)
     if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
         # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192.
-        return RowsForwardConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 else 16384, 16)
+        return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 else 16384, 16)
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     long = block > 16384 if problem.dtype == "float32" else block > 8192 and (problem.norm.has_mean or block == 16384)
-    return RowsForwardConfig(4096, 16 if long else 8)
+    return StepsConfig(4096, 16 if long else 8)
+
+
+def plane_rows_backward_for(problem: Problem) -> StepsConfig:
+    """The channels of samples in steps, on an H100: (28, 619, 48, 87) in fp16 with relu takes 164 us in steps of 1024,
+    and 173 of 2048, (8, 64, 130, 130) in bf16 31 and 27, (9, 43, 20049) in fp32 49 of 4096, and 57 of 1024."""
+    block = power_of_two(problem.reduced)
+    if problem.dtype == "float32" and block > LARGE_HELD:
+        return StepsConfig(4096, 8)
+    return StepsConfig(2048, 8) if block > 2 * LARGE_HELD else StepsConfig(min(1024, block), 4)
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
@@ -113,7 +126,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.
-        thread = max(block // MOST_SMALL, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
+        threads = MOST_SMALL if size == 2 and not problem.norm.smooth else 2 * MOST_SMALL
+        thread = max(block // threads, 4 if view.samples == 1 else max(2, load_bytes(problem) // size))
         return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
     wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
     if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
@@ -176,19 +190,24 @@ def _one_program(problem: Problem, block: int) -> bool:
 
 def _one_large_program(problem: Problem, block: int) -> bool:
     """Whether one program of 16 warps is faster than two launches: in bf16 (2, 4096) takes 2.6 us so, and 3.9 held, (2,
-    5120) 3.6, and 4.2 with a row to a program."""
-    few = problem.view.samples == 2 and problem.dtype != "float64"
-    return few and ONE_PROGRAM < problem.view.samples * block <= LARGE_PROGRAM
+    5120) 3.6, and 4.2 with a row to a program; or of an only row than one of 8: (1, 4096) in fp32 with gelu takes 2.6
+    us, and 3.4 with 8 warps."""
+    if problem.view.samples > 2 or problem.dtype == "float64":
+        return False
+    if problem.view.samples == 1 and problem.dtype != "float32" and not problem.norm.smooth:
+        return False
+    return ONE_PROGRAM < problem.view.samples * block <= LARGE_PROGRAM // (3 - problem.view.samples)
 
 
 def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a backward of rows is faster with partials of each row, which cost a large problem more than it gains:
     216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
+    if seen.units == 1:  # (1, 2409) in fp16 takes 2.6 us held, and 3.5 by rows
+        simple = DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth
+        return simple and ONE_PROGRAM < seen.elements <= 2 * LARGE_HELD
+    if seen.elements == LARGE_HELD and seen.units < FEW_LONG:
+        return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
-    if (
-        seen.elements == LARGE_HELD and seen.units < FEW_LONG
-    ):  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4
-        return False
     return small and not _one_program(problem, seen.elements)
 
 
@@ -241,7 +260,7 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     if not single and view.samples * -(-view.channels // elements) < 2 * PROCESSORS:
         elements //= 2
     blocks = -(-view.channels // elements)
-    if view.samples <= 16 and view.channels > 2 * PROCESSORS * elements:
+    if view.samples <= ONE_SHARE or (view.samples <= 16 and view.channels > 2 * PROCESSORS * elements):
         steps = view.samples
     else:
         rows, most = view.samples * blocks, MOST_STEPS // (2 if single else 1)
@@ -249,7 +268,8 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
         steps = max(least, min(most, power_of_two(rows // COLUMN_PROGRAMS + 1) // 2))
     programs = PROCESSORS * (4 if view.samples < PROCESSORS else 2)
     warps = max(1, elements * share // (128 if single else 256))
-    stages = 1 if single or steps < FLYING_STEPS else 3
+    flying = FLYING_STEPS if problem.norm.smooth else FLYING_SIMPLE_STEPS
+    stages = 1 if single or steps < flying else 3
     few = DTYPE_BYTES[problem.dtype] == 2 and view.samples < PROCESSORS // 2 and not single
     row = (4096, 16) if few else (2048 // share, 8)
     return ColumnsBackwardConfig(*row, programs, elements, steps, warps, stages)

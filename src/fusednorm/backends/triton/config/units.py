@@ -13,7 +13,7 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 class HeldUnits:
     """A problem's units as ``rows`` of ``columns`` contiguous elements, see kernels/held.py: ``in_sample`` units in
     each of the samples, in batch_norm one sample. ``across`` is the stride of a layout from row to row; ``channels`` of
-    each sample have partials of their own."""
+    each sample have partials of their own. Where columns lie ``apart``, they are the positions of channels_last."""
 
     samples: int
     in_sample: int
@@ -22,6 +22,7 @@ class HeldUnits:
     columns: int
     affine: int
     across: Literal["sample", "channel", "spatial"]
+    apart: bool
     input: Layout
     output: Layout | None
     grad: Layout | None
@@ -57,7 +58,8 @@ class HeldUnits:
     def contiguous(self) -> bool:
         """Whether neighbouring units are neighbours in memory, element by element."""
         layouts = self.input, self.output, self.grad, self.before, self.behind
-        return self.columns == 1 and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
+        alone = self.columns == 1 or self.apart
+        return alone and all(layout is None or self.steps(layout)[1] == 1 for layout in layouts)
 
     def load_bytes(self, problem: Problem) -> int:
         """The widest load along the contiguous elements of units, 16 bytes at most."""
@@ -76,22 +78,24 @@ class HeldUnits:
         return self.columns > 1
 
     def steps(self, layout: Layout) -> tuple[int, int, int]:
-        """The strides of samples, units and rows, 0 where there is no second one."""
+        """The strides of samples, units and rows, 0 where there is no second one; of columns that lie apart theirs in
+        place of the samples', which are the rows."""
         unit = layout.channel * (self.channels // self.in_sample) if self.in_sample > 1 else 0
         row = getattr(layout, self.across) if self.rows > 1 else 0
+        if self.apart:
+            return layout.spatial, unit, row
         return (0 if self.across == "sample" else layout.sample), unit, row
 
 
-def held_units(problem: Problem) -> HeldUnits | None:
-    """The units of a problem, or None where strides do not make them rows."""
+def held_units(problem: Problem) -> HeldUnits:
+    """The units of a problem."""
     seen, per_batch = problem.folded, problem.norm.per_batch
     view, layouts = seen.view, seen.layouts
     layout, *others = layouts
     assert layout is not None
     last, D = seen.layout.order == "channels_last", view.group_channels
-    if per_batch and last and view.samples > 1:
-        if view.spatial > 1:
-            return None
+    apart = per_batch and last and view.samples > 1 and view.spatial > 1
+    if per_batch and view.samples > 1:
         last = False
     samples = 1 if per_batch else view.samples
     across: Literal["sample", "channel", "spatial"] = "spatial"
@@ -101,6 +105,6 @@ def held_units(problem: Problem) -> HeldUnits | None:
         across = "sample" if per_batch else "channel"
         rows, columns = view.samples if per_batch else D, view.spatial
     affine = 3 if across == "sample" and problem.by_sample else 0 if D == 1 else 2 if last else 1
-    if affine == 0 and all(layout is None or getattr(layout, across) == columns for layout in layouts):
+    if affine == 0 and not apart and all(layout is None or getattr(layout, across) == columns for layout in layouts):
         rows, columns = 1, rows * columns  # the samples of an only channel follow one another
-    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, layout, *others)
+    return HeldUnits(samples, view.groups, view.channels, rows, columns, affine, across, apart, layout, *others)

@@ -1,10 +1,11 @@
 """Units of any memory order that fit the registers of one program: one read of each tensor, one launch.
 
-A unit is ``rows`` rows of ``columns`` elements that follow one another in memory:
+A unit is ``rows`` rows of ``columns`` elements, which follow one another in memory:
 
 - a group of channels_first: its channels by their positions,
 - a group of channels_last: the positions by the group's channels,
-- a channel of batch_norm: the samples by the positions, in channels_last all positions by one element.
+- a channel of batch_norm: the samples by the positions, in channels_last all positions by one element; or, with APART,
+  where samples have a scale and shift of their own, the samples by the positions, which lie apart there.
 
 A tile has three axes: BLOCK_U units, BLOCK_R rows and BLOCK_K columns. BLOCK_R is 0 where the rows of units of one
 channel follow one another along the columns' axis, which they fill better. AFFINE is the axis along which the weight
@@ -76,7 +77,9 @@ def of_units(b):
 
 
 @triton.jit
-def rows_and_columns(m_u, rows, columns, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr):
+def rows_and_columns(
+    m_u, rows, columns, APART: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
+):
     """The rows and columns of a tile, and its mask."""
     if BLOCK_R == 0:
         o_lane = tl.arange(0, BLOCK_K)[None, None, :]
@@ -84,7 +87,7 @@ def rows_and_columns(m_u, rows, columns, ALIGN: tl.constexpr, BLOCK_R: tl.conste
         return o_r, o_lane - o_r * columns, of_units(m_u) & (o_lane < rows * columns)
     else:
         o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-        m_k = o_k < (columns if BLOCK_K == 1 else aligned(columns, ALIGN))
+        m_k = o_k < (columns if BLOCK_K == 1 or APART else aligned(columns, ALIGN))
         return o_r, o_k, of_units(m_u) & (o_r < rows) & m_k
 
 
@@ -136,11 +139,15 @@ def origin_of_units(o_unit, n, g, PACKED: tl.constexpr):
 
 
 @triton.jit
-def offsets_of_units(n, g, o_r, o_k, steps, ALIGN: tl.constexpr):
-    """The offsets of tiles; ``steps`` are the strides of samples, units and rows. ALIGN divides all but a unit's 1."""
-    unit = steps.channel if o_k.shape[2] == 1 else aligned(steps.channel, ALIGN)
-    o_unit = n * aligned(steps.sample, ALIGN) + g * unit
-    return of_units(o_unit) + o_r.to(tl.int64) * aligned(steps.spatial, ALIGN) + o_k
+def offsets_of_units(n, g, o_r, o_k, steps, APART: tl.constexpr, ALIGN: tl.constexpr):
+    """The offsets of tiles; ``steps`` are the strides of samples, or with APART of columns, of units and of rows. ALIGN
+    divides all but a unit's 1."""
+    unit = steps.channel if o_k.shape[2] == 1 or APART else aligned(steps.channel, ALIGN)
+    o_row = o_r.to(tl.int64) * aligned(steps.spatial, ALIGN)
+    if APART:
+        return of_units(g.to(tl.int64) * unit) + o_row + o_k.to(tl.int64) * aligned(steps.sample, ALIGN)
+    else:
+        return of_units(n * aligned(steps.sample, ALIGN) + g * unit) + o_row + o_k
 
 
 @triton.jit
@@ -148,31 +155,32 @@ def held_units_forward(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    NEIGHBOURS: tl.constexpr = ALIGN if BLOCK_K == 1 or APART else 1
+    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, NEIGHBOURS, BLOCK_U)
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
-    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
-    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     b_behind = None
     if added.before is not None or added.gate is not None:
         b_before, b_gate = None, None
         if added.before is not None:
             steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
-            b_before = tl.load(added.before + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
+            b_before = tl.load(added.before + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
         if added.gate is not None:
             _, o_number, m_number = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
             b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
         b_x = sum_of(b_x, b_before, b_gate, mask, dtype)
     if added.total is not None:
-        tl.store(added.total + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, ALIGN), b_x, mask)
+        tl.store(added.total + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, APART, ALIGN), b_x, mask)
     if added.behind is not None:
         steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
-        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
+        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
     b_x = b_x.to(dtype)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
@@ -195,7 +203,7 @@ def held_units_forward(
     rstd = inverse_deviation(variance, eps)
     b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
-    tl.store(p_y + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
+    tl.store(p_y + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, APART, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
     # The statistics move to other threads for these stores, for which the output would wait.
     if p_mean is not None:
         tl.store(p_mean + o_unit, mean, m_u)
@@ -213,7 +221,7 @@ def held_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with nothing around the norm."""
@@ -221,8 +229,34 @@ def held_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
+
+
+@triton.jit
+def store_sums_of_samples(
+    p, q, parameters, p_partials, p_grad_scale, p_grad_shift, sums, o_c, o_modulation, m_c, dtype: tl.constexpr
+):
+    """The sums p and q of the channels of samples: as partials, and as the gradients of their scale and shift."""
+    if p_partials is not None:
+        tl.store(p_partials + o_modulation, p, m_c)
+        tl.store(p_partials + sums + o_modulation, q, m_c)
+    if p_grad_scale is not None:
+        b_weight, b_bias = affine(Parameters(parameters.weight, parameters.bias, None, None), o_c, o_c, m_c, dtype)
+        b_scale = b_weight * q + b_bias * p
+        tl.store(p_grad_scale + o_modulation, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
+    if p_grad_shift is not None:
+        tl.store(p_grad_shift + o_modulation, p.to(p_grad_shift.dtype.element_ty), m_c)
+
+
+@triton.jit
+def times_scale(p, q, parameters, o_modulation, m_c, dtype: tl.constexpr):
+    """What the sums p and q of the channels of samples add to the gradients of bias and weight."""
+    if parameters.scale is not None:
+        factor = 1.0 + tl.load(parameters.scale + o_modulation, m_c, 0.0).to(dtype)
+        p *= factor
+        q *= factor
+    return p, q
 
 
 @triton.jit
@@ -231,7 +265,7 @@ def held_units_backward(
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient of BLOCK_U units, the gradients of scale and shift, and those of weight and bias, or their
@@ -240,18 +274,20 @@ def held_units_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
-    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(
+        units, G, ONE, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 or APART else 1, BLOCK_U
+    )
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
-    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
-    b_dy = tl.load(p_dy + offsets_of_units(o_n, o_place, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
-    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+    b_dy = tl.load(p_dy + offsets_of_units(o_n, o_place, o_r, o_k, dy_steps, APART, ALIGN), mask, 0.0)
+    b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     b_behind, b_more = None, None
     if added.behind is not None:
         steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
-        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, ALIGN), mask, 0.0)
+        b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
     if added.grad_total is not None:
-        b_more = tl.load(added.grad_total + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+        b_more = tl.load(added.grad_total + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
     mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
     o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
@@ -268,20 +304,9 @@ def held_units_backward(
     else:
         p, q = tl.reduce((dz, dz * xhat), 1 if AFFINE == 2 else 2, add_pair)
         total_p, total_q = tl.reduce((p * b_gain, q * b_gain), 1, add_pair)
-    if p_partials is not None:
-        tl.store(p_partials + o_modulation, p, m_c)
-        tl.store(p_partials + sums + o_modulation, q, m_c)
-    if p_grad_scale is not None:
-        b_weight, b_bias = affine(Parameters(parameters.weight, parameters.bias, None, None), o_c, o_c, m_c, dtype)
-        b_scale = b_weight * q + b_bias * p
-        tl.store(p_grad_scale + o_modulation, b_scale.to(p_grad_scale.dtype.element_ty), m_c)
-    if p_grad_shift is not None:
-        tl.store(p_grad_shift + o_modulation, p.to(p_grad_shift.dtype.element_ty), m_c)
+    store_sums_of_samples(p, q, parameters, p_partials, p_grad_scale, p_grad_shift, sums, o_c, o_modulation, m_c, dtype)
     if p_grad_weight is not None or p_grad_bias is not None:
-        if parameters.scale is not None:
-            factor = 1.0 + tl.load(parameters.scale + o_modulation, m_c, 0.0).to(dtype)
-            p *= factor
-            q *= factor
+        p, q = times_scale(p, q, parameters, o_modulation, m_c, dtype)
         if AFFINE == 3:
             p, q = tl.reduce((p, q), 1, add_pair)
             o_c, m_c = g, m_u
@@ -304,10 +329,10 @@ def held_units_backward(
         b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
         if p_mean is not None:
             b_dx -= of_units(total_p / count)
-        p_out = p_dx + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, ALIGN)
+        p_out = p_dx + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, APART, ALIGN)
         tl.store(p_out, behind(b_dx * inverse, b_more).to(p_dx.dtype.element_ty), mask)
         if added.grad_behind is not None:
-            p_out = added.grad_behind + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, ALIGN)
+            p_out = added.grad_behind + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, APART, ALIGN)
             tl.store(p_out, dz.to(p_dx.dtype.element_ty), mask)
 
 
@@ -323,7 +348,7 @@ def held_backward(
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
     activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with nothing around the norm."""
@@ -332,5 +357,5 @@ def held_backward(
         AddedGradients(None, None, None, 1, 1, 1), p_partials,
         p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
-        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip

@@ -57,9 +57,9 @@ def held_samples_backward(
     n = o_n
     for _ in tl.range(0, steps, num_stages=STAGES):
         m_u = m_g & (n < N)
-        o_r, o_k, mask = rows_and_columns(m_u, rows, columns, ALIGN, BLOCK_R, BLOCK_K)
-        b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, ALIGN), mask, 0.0)
-        b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, ALIGN), mask, 0.0)
+        o_r, o_k, mask = rows_and_columns(m_u, rows, columns, False, ALIGN, BLOCK_R, BLOCK_K)
+        b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, False, ALIGN), mask, 0.0)
+        b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, False, ALIGN), mask, 0.0)
         o_unit = n * G + g
         rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
         mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
@@ -88,7 +88,7 @@ def held_samples_backward(
             b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
             if p_mean is not None:
                 b_dx -= of_units(total_p / count)
-            p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, ALIGN)
+            p_out = p_dx + offsets_of_units(n, g, o_r, o_k, dx_steps, False, ALIGN)
             tl.store(p_out, (b_dx * inverse).to(p_dx.dtype.element_ty), mask)
         n += chunks * BLOCK_N
     tl.store(p_partials + o_partial, sum_p, m_c)

@@ -268,7 +268,7 @@ def held_sum_forward(
     before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
     activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
@@ -280,7 +280,7 @@ def held_sum_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         added, units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
 
 
@@ -299,7 +299,7 @@ def held_sum_backward(
     behind_sample, behind_unit, behind_row, sums,
     activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
-    PACKED: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
+    PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with sums around the norm."""
@@ -308,7 +308,7 @@ def held_sum_backward(
         AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_unit, behind_row),
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
-        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
     )  # fmt: skip
 
 

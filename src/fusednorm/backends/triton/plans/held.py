@@ -9,7 +9,7 @@ from torch import Tensor
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
 from fusednorm.backends.triton.kernels import held, held_samples, sums
-from fusednorm.backends.triton.launch import prepared
+from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
@@ -42,8 +42,9 @@ def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[
     return {
         "AFFINE": seen.affine,
         "ONE": seen.samples == 1,
-        "PACKED": all(sample == seen.in_sample * unit for sample, unit, _ in steps),
+        "PACKED": not seen.apart and all(sample == seen.in_sample * unit for sample, unit, _ in steps),
         "SPAN": seen.spans,
+        "APART": seen.apart,
         "ALIGN": align,
         "BLOCK_U": config.units,
         "BLOCK_R": rows,
@@ -92,15 +93,35 @@ class HeldSumForward(SumForward):
         self.launch(x, y, *parameters, *saved, *around)
 
 
-class HeldBackward(BackwardPlan):
-    """So many units to a program; a last launch sums the partials of samples into the gradients of weight and bias,
-    unless a program has all of a channel."""
+class SummedUnitsBackward(BackwardPlan):
+    """One launch; a last one sums the partials of samples into the gradients of weight and bias, unless a program has
+    all of a channel ``alone``."""
+
+    #: The first launch.
+    backward: Launch
+
+    def __init__(self, problem: Problem, alone: bool) -> None:
+        super().__init__(problem)
+        self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
+        self.sums: Combination | None = None
+        if not alone:
+            self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
+
+    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
+        if self.sums is None or (grads[0] is None and grads[1] is None):
+            self.backward(*data, dx, *parameters, *saved, None, *grads)
+        else:
+            partials = self.workspace(2 * self.partials.total)
+            self.backward(*data, dx, *parameters, *saved, partials, None, None, *grads[2:])
+            self.sums(partials, parameters, None, (*grads[:2], None, None))
+
+
+class HeldBackward(SummedUnitsBackward):
+    """So many units to a program."""
 
     def __init__(self, problem: Problem, seen: HeldUnits, config: HeldConfig) -> None:
-        super().__init__(problem)
+        super().__init__(problem, seen.samples == 1 or config.all_samples)
         assert seen.grad is not None and seen.output is not None
-        alone = seen.samples == 1 or config.all_samples
-        self.partials = PartialsShape(problem.view, 1, 0, last=True, per_batch=False)
         layouts: tuple[Layout, ...] = seen.grad, seen.input, seen.output
         if problem.added is not None:
             layouts = *layouts, seen.behind or seen.input
@@ -117,17 +138,6 @@ class HeldBackward(BackwardPlan):
             },
             config.warps,
         )  # fmt: skip
-        self.sums: Combination | None = None
-        if not alone:
-            self.sums = Combination(self, self.partials, 0, 1, ParameterSums(self.partials, True, False))
-
-    def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
-        if self.sums is None or (grads[0] is None and grads[1] is None):
-            self.backward(*data, dx, *parameters, *saved, None, *grads)
-        else:
-            partials = self.workspace(2 * self.partials.total)
-            self.backward(*data, dx, *parameters, *saved, partials, None, None, *grads[2:])
-            self.sums(partials, parameters, None, (*grads[:2], None, None))
 
 
 class HeldSamplesBackward(BackwardPlan):
@@ -142,7 +152,7 @@ class HeldSamplesBackward(BackwardPlan):
         rows = replace(problem.view, samples=chunks * config.samples)
         self.partials = PartialsShape(rows, 1, 0, last=True, per_batch=False)
         tile = _tile(problem, seen, config, layouts)
-        for name in ("ONE", "PACKED", "SPAN"):
+        for name in ("ONE", "PACKED", "SPAN", "APART"):
             del tile[name]
         self.backward = prepared(
             held_samples.held_samples_backward,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, RowsForwardConfig
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, StepsConfig
+from fusednorm.backends.triton.kernels import plane_rows
 from fusednorm.backends.triton.kernels import rows as kernels
 from fusednorm.backends.triton.kernels import sums as sum_kernels
 from fusednorm.backends.triton.launch import prepared
@@ -17,6 +18,7 @@ from fusednorm.backends.triton.plans.base import (
     codes_of,
     stages,
 )
+from fusednorm.backends.triton.plans.held import SummedUnitsBackward
 from fusednorm.backends.triton.plans.sums import SumBackward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
 from fusednorm.backends.triton.runs import alignment, power_of_two, row_window
@@ -31,7 +33,7 @@ def steps_of(layout: Layout, positions: int) -> tuple[int, int]:
 class RowsForward(OneLaunchForward):
     """A row, or a channel of a sample, to a program."""
 
-    def __init__(self, problem: Problem, config: RowsForwardConfig) -> None:
+    def __init__(self, problem: Problem, config: StepsConfig) -> None:
         assert problem.output_layout is not None
         view, size, layouts = problem.view, problem.reduced, (problem.layout, problem.output_layout)
         row = view.spatial == 1 or problem.norm.per_position
@@ -50,6 +52,26 @@ class RowsForward(OneLaunchForward):
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         self.launch(x, y, *parameters, *saved, None)
+
+
+class PlaneRowsBackward(SummedUnitsBackward):
+    """A channel of a sample to a program."""
+
+    def __init__(self, problem: Problem, config: StepsConfig) -> None:
+        view, size = problem.view, problem.reduced
+        super().__init__(problem, view.samples == 1)
+        assert problem.grad_layout is not None and problem.output_layout is not None
+        steps = tuple(layout.channel for layout in (problem.grad_layout, problem.layout, problem.output_layout))
+        self.backward = prepared(
+            plane_rows.plane_rows_backward,
+            problem.num_statistics,
+            (view.channels, size, *steps, self.partials.total, self.activation_parameter),
+            {
+                **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "EVEN": size % config.elements == 0,
+                "ALIGN": alignment(problem.dtype, size, *steps), "BLOCK_K": config.elements,
+            },
+            config.warps,
+        )  # fmt: skip
 
 
 class SummedRowsBackward(BackwardPlan):
