@@ -12,7 +12,7 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import held_for
-from fusednorm.backends.triton.config.kinds import RowsForwardConfig
+from fusednorm.backends.triton.config.kinds import StepsConfig
 from fusednorm.backends.triton.config.rows import (
     by_columns,
     columns_backward_for,
@@ -225,7 +225,8 @@ def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
 @pytest.mark.parametrize(
     ("rows", "length", "elements", "steps", "stages"),
     [(17, 9536, 512, 2, 1), (36, 12288, 1024, 2, 1), (200, 10240, 1024, 4, 1), (264, 12288, 1024, 4, 1),
-     (112, 65536, 1024, 8, 3), (6335, 12288, 1024, 32, 3), (341, 59741, 512, 16, 1)],
+     (112, 65536, 1024, 8, 1), (71, 65536, 1024, 8, 1), (200, 24576, 1024, 8, 1), (132, 16384, 1024, 4, 1),
+     (6335, 12288, 1024, 32, 3), (341, 59741, 512, 16, 1), (4, 12288, 512, 4, 1), (3, 20000, 512, 3, 1)],
 )  # fmt: skip
 def test_the_steps_of_few_long_rows_leave_programs_for_the_device(
     rows: int, length: int, elements: int, steps: int, stages: int
@@ -234,6 +235,39 @@ def test_the_steps_of_few_long_rows_leave_programs_for_the_device(
     config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
     assert (config.elements, config.steps, config.stages) == (elements, steps, stages)
     assert (config.row_elements, config.row_warps) == ((4096, 16) if rows < 66 else (2048, 8))
+
+
+def test_the_steps_of_a_smooth_activation_are_in_flight_sooner() -> None:
+    x = torch.empty(112, 65536, dtype=torch.bfloat16, device="meta")
+    for activation, stages in (("silu", 3), ("relu", 1), (None, 1)):
+        norm = norm_of("layer_norm", 1, activation=resolve(activation))
+        config = columns_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+        assert (config.steps, config.stages) == (8, stages)
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype", "activation", "instance", "warps"),
+    [
+        (2409, torch.float16, None, "held", 8),
+        (8000, torch.bfloat16, "relu", "held", 8),
+        (2409, torch.float32, None, "rows", 16),
+        (4096, torch.bfloat16, "gelu", "rows", 16),
+        (1500, torch.float32, "gelu", "rows", 16),
+        (1500, torch.float16, None, "rows", 8),
+    ],
+)
+def test_the_backward_of_an_only_row_is_one_launch(
+    length: int, dtype: torch.dtype, activation: str | None, instance: str, warps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(1, length, dtype=dtype, device="meta")
+    norm = norm_of("layer_norm", 1, activation=resolve(activation))
+    problem = backward_problem(norm, BackwardOperands(x, x, x, x))
+    chosen = instances.choose(problem)
+    assert chosen.name == f"triton.{instance}"
+    config = chosen.configs(problem)[0]
+    assert config.warps == warps
+    assert getattr(config, "programs", 1) == getattr(config, "units", getattr(config, "rows", 0)) == 1
 
 
 @pytest.mark.parametrize(
@@ -264,7 +298,7 @@ def test_long_rows_of_32_bits_without_a_mean_go_in_longer_steps(monkeypatch: pyt
         problem = forward_problem(norm_of("rms_norm", 1), Operands(x))
         assert instances.choose(problem).name == name
         if name == "triton.rows":
-            assert rows_forward_for(problem) == RowsForwardConfig(16384, 16)
+            assert rows_forward_for(problem) == StepsConfig(16384, 16)
 
 
 def test_few_rows_are_read_once() -> None:
@@ -319,16 +353,16 @@ def test_programs_of_a_backward_have_enough_bytes_in_flight_and_few_sums(
 @pytest.mark.parametrize(
     ("family", "length", "dtype", "config"),
     [
-        ("rms_norm", 20480, torch.float16, RowsForwardConfig(4096, 8)),
-        ("rms_norm", 28672, torch.float16, RowsForwardConfig(8192, 16)),
-        ("layer_norm", 28672, torch.bfloat16, RowsForwardConfig(4096, 16)),
-        ("rms_norm", 65536, torch.float32, RowsForwardConfig(16384, 16)),
-        ("rms_norm", 65536, torch.float64, RowsForwardConfig(4096, 8)),
-        ("layer_norm", 65536, torch.float16, RowsForwardConfig(8192, 16)),
-        ("layer_norm", 14001, torch.bfloat16, RowsForwardConfig(2048, 8)),
+        ("rms_norm", 20480, torch.float16, StepsConfig(4096, 8)),
+        ("rms_norm", 28672, torch.float16, StepsConfig(8192, 16)),
+        ("layer_norm", 28672, torch.bfloat16, StepsConfig(4096, 16)),
+        ("rms_norm", 65536, torch.float32, StepsConfig(16384, 16)),
+        ("rms_norm", 65536, torch.float64, StepsConfig(4096, 8)),
+        ("layer_norm", 65536, torch.float16, StepsConfig(8192, 16)),
+        ("layer_norm", 14001, torch.bfloat16, StepsConfig(2048, 8)),
     ],
 )
-def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, config: RowsForwardConfig) -> None:
+def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, config: StepsConfig) -> None:
     assert rows_forward_for(problems_of(family, 1, (800, length), dtype=dtype)[0]) == config
 
 

@@ -289,7 +289,7 @@ def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warp
     ("family", "shape", "positions", "warps"),
     [
         ("instance_norm", (49, 439, 32, 32), 16, 1),  # rows of several positions, of which a sample has 128
-        ("batch_norm", (4, 100, 40, 40), 16, 2),  # narrow loads of a small problem
+        ("batch_norm", (4, 100, 40, 40), 16, 1),  # narrow loads of a small problem, one tile to a program
         ("batch_norm", (1, 100, 160, 260), 32, 2),  # wide ones: 8192 partials of a channel, not 16384
     ],
 )
@@ -402,7 +402,9 @@ def test_odd_planes_are_written_in_short_tiles() -> None:
     [
         (320, torch.bfloat16, (64, 16, 2, 3), (64, 32, 1, 2)),
         (512, torch.bfloat16, (64, 16, 2, 3), (128, 32, 1, 4)),
-        (512, torch.float32, (64, 16, 2, 3), (64, 16, 2, 2)),
+        (512, torch.float32, (64, 8, 2, 3), (128, 16, 1, 4)),
+        (64, torch.float32, (64, 8, 2, 3), (64, 16, 2, 2)),
+        (512, torch.float64, (64, 4, 2, 3), (128, 2, 2, 2)),
     ],
 )
 def test_the_passes_of_a_backward_of_channels_last(
@@ -413,6 +415,13 @@ def test_the_passes_of_a_backward_of_channels_last(
     reduction, output = passes.reduction, passes.output
     assert (reduction.channels, reduction.positions, reduction.warps, reduction.stages) == read
     assert (output.channels, output.positions, output.tiles, output.warps) == write
+
+
+def test_an_only_tile_of_a_program_is_not_in_flight_ahead_of_its_use() -> None:
+    for shape, dtype in (((65536, 6), torch.bfloat16), ((16384, 5), torch.float16), ((20000, 7), torch.float32)):
+        for problem in problems_of("batch_norm", 0, shape, dtype=dtype):
+            reduction = passes_for(tiled(problem)).reduction
+            assert (reduction.tiles, reduction.warps, reduction.stages) == (1, 1, 1)
 
 
 @pytest.mark.parametrize(("shape", "channels", "positions"), [((115, 2521, 256), 512, 8), ((128, 640, 144), 128, 32)])

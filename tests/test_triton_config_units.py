@@ -12,7 +12,7 @@ from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import holding_pays
-from fusednorm.backends.triton.config.kinds import HeldConfig, WholeConfig
+from fusednorm.backends.triton.config.kinds import HeldConfig, TilesConfig, WholeConfig
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.plans.whole import Units
@@ -21,7 +21,7 @@ from fusednorm.backends.triton.runs import (
 )
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,6 @@ def test_units_as_rows_of_columns(family: Family, groups: int, last: bool, expec
         ("group_norm", 32, (8, 512, 16, 16), True),
         ("group_norm", 32, (64, 512, 8, 8), True),
         ("batch_norm", 0, (128, 2048, 7, 7), False),
-        ("instance_norm", 0, (128, 384, 12, 12), False),
         ("group_norm", 32, (2, 320, 128, 128), False),
     ],
 )
@@ -76,14 +75,49 @@ def test_units_are_held_where_they_are_small(
             assert not (config.all_samples and problem.direction == "forward")
 
 
-def test_batch_norm_is_not_held_where_its_samples_lie_apart_or_its_statistics_are_given() -> None:
-    x, scale = torch.empty(4, 8, 5, 5, device="meta"), torch.empty(4, 8, device="meta")
-    last = x.contiguous(memory_format=torch.channels_last)
-    assert held_units(forward_problem(norm_of("batch_norm"), Operands(last, scale=scale))) is None
-    apart = torch.empty(8, 8, 5, 5, device="meta").contiguous(memory_format=torch.channels_last)[::2]
-    assert held_units(forward_problem(norm_of("batch_norm"), Operands(apart))) is None
-    given = forward_problem(norm_of("batch_norm", training=False), Operands(x))
+def test_batch_norm_is_not_held_where_its_statistics_are_given() -> None:
+    given = forward_problem(norm_of("batch_norm", training=False), Operands(torch.empty(4, 8, 5, 5, device="meta")))
     assert instances.HELD.supports(given) is not None
+
+
+def test_the_positions_of_channels_last_lie_apart_where_samples_differ_or_do_not_follow_one_another() -> None:
+    x, scale = torch.empty(4, 8, 5, 6, device="meta"), torch.empty(4, 8, device="meta")
+    last = x.contiguous(memory_format=torch.channels_last)
+    seen = held_units(forward_problem(norm_of("batch_norm"), Operands(last, scale=scale)))
+    assert (seen.apart, seen.contiguous, seen.affine, seen.rows, seen.columns) == (True, True, 3, 4, 30)
+    assert seen.steps(seen.input) == (8, 1, 240)
+    gaps = torch.empty(8, 8, 5, 6, device="meta").contiguous(memory_format=torch.channels_last)[::2]
+    seen = held_units(forward_problem(norm_of("batch_norm"), Operands(gaps)))
+    assert (seen.apart, seen.contiguous, seen.affine, seen.rows, seen.columns) == (True, True, 0, 4, 30)
+    seen = held_units(forward_problem(norm_of("batch_norm"), Operands(last)))
+    assert (seen.apart, seen.rows, seen.columns) == (False, 120, 1)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "names", "units", "warps"),
+    [
+        ((2, 960, 5), torch.float16, ("held", "held"), 4, 1),
+        ((4, 192, 3, 3), torch.float32, ("held", "held"), 4, 4),
+        ((8, 512, 7, 7), torch.float16, ("held", "held"), 4, 4),
+        ((64, 512, 4, 4), torch.float32, ("held", "held"), 8, 4),
+        ((32, 128, 8, 8), torch.float32, ("tiles", "tiles"), 4, 4),
+        ((64, 2048, 4, 4), torch.float16, ("tiles", "tiles"), 8, 4),
+    ],
+)
+def test_channels_whose_positions_lie_apart_are_held_where_they_are_short(
+    shape: tuple[int, ...], dtype: torch.dtype, names: tuple[str, str], units: int, warps: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta").movedim(1, -1).contiguous().movedim(-1, 1)
+    scale, rstd = torch.empty(shape[:2], device="meta"), torch.empty(shape[1], device="meta")
+    norm = norm_of("batch_norm")
+    forward = forward_problem(norm, Operands(x, scale=scale))
+    backward = backward_problem(norm, BackwardOperands(x, x, rstd, rstd, scale=scale))
+    for problem, name in zip((forward, backward), names, strict=True):
+        assert instances.choose(problem).name == f"triton.{name}"
+        config = held_for(problem, held_units(problem))
+        assert (config.units, config.warps) == (units, warps)
 
 
 def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
@@ -100,7 +134,7 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("instance_norm", 0, (51, 19, 80, 128), torch.float32, False, ("whole", "held")),
         ("instance_norm", 0, (64, 512, 11, 11), torch.float16, False, ("whole", "held")),
         ("instance_norm", 0, (43, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),
-        ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "tiles")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.float32, False, ("whole", "rows")),
         ("instance_norm", 0, (119, 32, 56, 56), torch.float32, True, ("tiles", "tiles")),
         ("group_norm", 32, (16, 640, 13, 13), torch.bfloat16, False, ("whole", "tiles")),
         ("group_norm", 32, (32, 128, 60, 60), torch.bfloat16, False, ("held", "held")),
@@ -113,10 +147,25 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("group_norm", 32, (43, 768, 3, 3), torch.bfloat16, False, ("whole", "held")),
         ("group_norm", 128, (12, 2048, 1, 3), torch.float32, False, ("held", "held")),
         ("layer_norm", 1, (20, 464), torch.bfloat16, False, ("whole", "held")),
-        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("whole", "tiles")),
-        ("instance_norm", 0, (25, 64, 132, 132), torch.bfloat16, False, ("rows", "tiles")),  # half of a block
-        ("instance_norm", 0, (25, 64, 132, 132), torch.float32, False, ("whole", "tiles")),
-        ("instance_norm", 0, (25, 64, 106, 106), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (25, 64, 160, 160), torch.bfloat16, False, ("whole", "rows")),
+        ("instance_norm", 0, (25, 64, 132, 132), torch.bfloat16, False, ("rows", "rows")),  # half of a block
+        ("instance_norm", 0, (25, 64, 132, 132), torch.float32, False, ("whole", "rows")),
+        ("instance_norm", 0, (25, 64, 106, 106), torch.bfloat16, False, ("whole", "rows")),
+        ("instance_norm", 0, (25, 64, 48, 48), torch.bfloat16, False, ("whole", "held")),
+        ("instance_norm", 0, (28, 619, 48, 87), torch.float16, False, ("whole", "rows")),
+        ("instance_norm", 0, (9, 43, 141, 143), torch.float32, False, ("tiles", "rows")),
+        ("instance_norm", 0, (25, 64, 200, 200), torch.float16, False, ("tiles", "tiles")),  # more than a block
+        ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, False, ("whole", "tiles")),
+        ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, True, ("held", "held")),
+        ("instance_norm", 0, (20, 512, 17, 17), torch.float16, True, ("held", "held")),
+        ("instance_norm", 0, (32, 512, 257, 1), torch.float16, True, ("held", "tiles")),
+        ("group_norm", 14, (55, 1946, 32, 1), torch.float16, True, ("held", "held")),
+        ("group_norm", 10, (20, 300, 17, 17), torch.bfloat16, True, ("held", "held")),
+        ("group_norm", 32, (24, 320, 20, 20), torch.bfloat16, True, ("tiles", "tiles")),
+        ("group_norm", 32, (1, 960, 415, 1), torch.float16, False, ("tiles", "tiles")),
+        ("group_norm", 32, (1, 1280, 160, 1), torch.float32, False, ("tiles", "tiles")),
+        ("group_norm", 1, (1, 768, 3, 3), torch.float16, False, ("whole", "tiles")),
+        ("group_norm", 2, (2, 512, 5, 5), torch.bfloat16, False, ("whole", "held")),
         ("instance_norm", 0, (25, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),  # loads of one element
         ("instance_norm", 0, (1, 8, 150, 150), torch.float32, False, ("tiles", "tiles")),  # few planes
         ("instance_norm", 0, (4, 16, 132, 132), torch.bfloat16, False, ("tiles", "tiles")),
@@ -465,7 +514,7 @@ def test_a_few_short_odd_planes_are_held_two_elements_to_a_thread(
 @pytest.mark.parametrize(
     ("rows", "length", "dtype", "units"),
     [(581, 73, torch.bfloat16, 2), (3904, 75, torch.float16, 4), (300, 77, torch.float16, 1),
-     (2000, 99, torch.float32, 4)],
+     (2000, 99, torch.float32, 2), (1000, 95, torch.float32, 2), (4000, 125, torch.float16, 4)],
 )  # fmt: skip
 def test_short_rows_of_single_elements_are_of_one_warp(rows: int, length: int, dtype: torch.dtype, units: int) -> None:
     x = torch.empty(rows, length, dtype=dtype, device="meta")
@@ -502,3 +551,17 @@ def test_a_smooth_activation_leaves_partials_of_each_sample_sooner() -> None:
         seen = held_units(problem)
         assert seen is not None
         assert held_for(problem, seen).all_samples == together
+
+
+def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_elsewhere", lambda problem: None)
+    x = torch.empty(28, 64, 64, 87, dtype=torch.float16, device="meta")
+    operands = BackwardOperands(x, x, x, x)
+    norm = norm_of("instance_norm", activation=resolve("relu"))
+    alone = backward_problem(norm, operands)
+    assert instances.choose(alone) is instances.ROWS
+    assert type(instances.ROWS.plan(alone)).__name__ == "PlaneRowsBackward"
+    summed = sum_backward_problem(norm, operands, "backward", x, grad_sum=True)
+    assert instances.ROWS.supports(summed) is None
+    assert isinstance(instances.ROWS.configs(summed)[0], TilesConfig)
+    assert type(instances.ROWS.plan(summed)).__name__ == "TilesSumBackward"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import WIDE_LOAD, power_of_two
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units that are neighbours in memory are
@@ -18,6 +18,10 @@ SMALL_UNIT = 4096
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
 #: launch. In channels_last its rows are as short as a unit is wide, which pays in problems of few elements.
 ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
+#: Channels of samples that are many for the multiprocessors.
+MANY_CHANNELS = 250
+#: Rows that one program of a small backward takes, where their loads are narrow.
+FEW_ROWS = 8
 #: The samples, elements and channels from which on a backward of one position walks over the samples.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
@@ -33,16 +37,32 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
         modulated = problem.scale_dtype is not None or problem.shift_dtype is not None
         units = max(1, min(power_of_two(seen.in_sample), 1024 // seen.elements))
         return walk_of(seen, units, 1024, 8 if modulated else 16, 8)
+    if seen.apart:
+        # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
+        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4)
+        return HeldConfig(units, max(1, min(4, units * seen.elements // 64)))
+    modulated = seen.affine == 3 and not seen.contiguous and seen.units >= MANY_CHANNELS
+    if modulated and 512 <= seen.elements <= 1024 and (problem.backward or not narrow):
+        # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps, backward 4.8 and 6.0.
+        return HeldConfig(2, 4)
+    if seen.flat and seen.units >= MANY_CHANNELS:
+        # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps.
+        if not problem.backward and 64 <= seen.elements <= 256:
+            return HeldConfig(4, 4)
+        if problem.backward and seen.elements == 512 and small:
+            return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
     rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
     most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
     if seen.positions and total > ALL_SAMPLES_LAST:
         most = 0
-    if narrow and problem.norm.smooth:
+    if rows and narrow and small and seen.samples <= FEW_ROWS:
+        most = ALL_SAMPLES  # (6, 250) in bf16 with gelu takes 2.5 us so, and 3.0 with partials of each row
+    elif narrow and problem.norm.smooth:
         # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
         # and 3.2.
         most = min(most, ALL_SAMPLES // 2)
     if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
-        return _all_samples(seen, fewest(seen.elements, narrow), rows)
+        return _rows_together(problem, seen, narrow) if rows else _all_samples(seen, fewest(seen.elements, narrow))
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
@@ -61,10 +81,15 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
+    if problem.backward and small and narrow and seen.affine == 2 and seen.rows == 1 and seen.elements <= 256:
+        # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
+        return HeldConfig(1, max(1, seen.elements // 32))
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
     units = max(1, min(units, fitting, MOST_HELD // seen.elements))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
-    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
+    # (1, 960, 415) in fp16 with scale and shift takes 5.1 us on 8 warps, and 17.3 on 16, whose registers spill.
+    most_warps = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
+    return HeldConfig(units, max(1, min(most_warps, units * seen.elements // (32 * thread))))
 
 
 def fewest(unit: int, narrow: bool) -> int:
@@ -95,14 +120,21 @@ def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int) ->
     return HeldConfig(units, program, samples=samples, steps=max(2, -(-seen.samples // (samples * chunks))))
 
 
-def _all_samples(seen: HeldUnits, least: int, rows: bool) -> HeldConfig:
+def _all_samples(seen: HeldUnits, least: int) -> HeldConfig:
     """The units in one place of all samples, with so many elements a thread at least."""
     samples = power_of_two(seen.samples)
     thread = max(least, thread_elements(seen.units * seen.elements, 8))
     warps = max(1, min(8, samples * seen.elements // (32 * thread)))
-    if rows:
-        warps = max(2, samples * seen.elements // (32 * 16))
     return HeldConfig(samples, warps, all_samples=True)
+
+
+def _rows_together(problem: Problem, seen: HeldUnits, narrow: bool) -> HeldConfig:
+    """All of a few rows in one program. Of wide loads few warps, so that a thread has one place of several rows; of
+    narrow ones many: (6, 122) in bf16 with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and in
+    layer_norm without an activation 1.8 on 2."""
+    samples = power_of_two(seen.samples)
+    warps = 8 if narrow else 4 if problem.norm.smooth else max(2, samples * seen.elements // (32 * 16))
+    return HeldConfig(samples, min(warps, samples * seen.elements // 32), all_samples=True)
 
 
 def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
@@ -126,9 +158,13 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if seen.contiguous:
         units, thread = min(64 // size, max(1, SMALL_UNIT // seen.elements)), 32
     else:
-        units, thread = max(1024 // seen.elements, _row_of_groups(seen, size, False)), 16 if _uneven(seen) else 32
+        # (64, 100, 10, 10) in 10 groups in bf16 with gelu takes 6.6 us with 16 elements a thread, and 8.1 with 32.
+        short = load_bytes(problem) < WIDEST_LOAD and 2048 <= seen.elements <= 4096
+        units = max(1024 // seen.elements, _row_of_groups(seen, size, False))
+        thread = 16 if _uneven(seen) or short else 32
     units = max(1, min(units, power_of_two(seen.in_sample)))
-    return HeldConfig(units, max(1, min(16, units * seen.elements // (32 * thread))))
+    most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous else 16
+    return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
 
 
 def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:
@@ -144,11 +180,21 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     if total <= SMALL_HELD:
         return max(_small_thread(problem, seen, narrow), min(32, program // _most_small(problem, seen)))
     if seen.contiguous:
+        if narrow:  # (20, 1111, 5, 9) in fp32 takes 5.1 us with 16 elements a thread, and 5.7 with 32
+            return 32 if size == 2 else 16
         thread = thread_elements(total, 64 if size == 2 and not problem.backward else 32)
         if seen.elements <= 32 and not problem.backward:
             # A thread sums its units alone: (95, 320, 3, 3) in fp16 takes 2.5 us so, and 4.4 with 8 elements a thread.
             thread = max(thread, 32)
-        return thread
+        return 64 if size == 2 and seen.elements >= 512 else thread
+    if seen.affine == 3 and size == 2 and not problem.backward and seen.elements <= ALL_SAMPLES:
+        return 16
+    if seen.positions and not problem.backward and load_bytes(problem) < WIDEST_LOAD and seen.elements >= 2048:
+        # In fp16 (30, 250, 11, 11) in 25 groups takes 4.6 us with 16, and 5.1 with 8, (55, 1946, 32) with scale and
+        # shift in 14 groups 9.0 with 64, and 11.1 with 32.
+        if seen.elements <= 4096:
+            return 16
+        return 64 if size == 2 and total > 4 * SMALL_HELD else 32
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
     if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 2048 and total > 4 * SMALL_HELD:
@@ -194,7 +240,10 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     if total <= FEW_CONTIGUOUS:
         return max(1, min(4, 1024 // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
-    if not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
+    if size == 2 and seen.elements >= 128:
+        # (20, 512, 12, 6) in bf16 takes 5.9 us backward in rows of 32 bytes, and 7.7 in rows of 64.
+        least = 32 // size
+    elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         return max(1, min(4, SMALL_UNIT // seen.elements))

@@ -24,6 +24,10 @@ SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of points with scale and shift whose backward is as fast held: (1000, 256) in fp16 takes 10.5 us held, and
 #: 6.8 in tiles.
 FEW_POINTS = 1 << 17
+#: Elements of a channel of samples whose positions lie apart, up to which it is faster held.
+MOST_APART = 1024
+#: Positions of an odd plane from which on planes are long enough for tiles.
+MOST_WHOLE_PLANE = 512
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -47,6 +51,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return True
     if problem.backward and _few_large(problem, seen):
         return False
+    if seen.apart:
+        # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
+        return seen.elements <= MOST_APART and problem.view.numel <= 4 * SMALL_HELD
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
@@ -56,18 +63,30 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
-        return size * together >= 64 and full >= 0.75
+        # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
+        # 257) in fp16 22.6, 50 % full, and 20.8.
+        least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
+        return size * together >= 64 and full >= least
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
+    if not problem.backward and not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4:
+        return False  # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
+    if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45:
+        # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
+        return True
     if not problem.backward:
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
         return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         if size == 2 and problem.norm.smooth and seen.elements >= SHARING_HELD and load_bytes(problem) < WIDE_LOAD:
             return False  # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles
+        if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
+            # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
+            # 67.
+            return seen.elements == LARGE_HELD or full >= 0.75
         return short or full >= (0.55 if seen.elements == 1024 else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
@@ -91,6 +110,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
     """
     if problem.view.numel > FEW:
+        if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
+            return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles
         if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
             if not problem.backward and problem.view.numel <= 2 * FEW:
                 return True
@@ -114,7 +135,7 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
     whole, 84 % full, and 3.5 held, 42 % full."""
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
-    return problem.reduced <= SMALL_UNIT and held < 0.7 * whole
+    return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)
 
 
 def holding_short_pays(problem: Problem) -> bool:
@@ -139,7 +160,7 @@ def whole_pays(problem: Problem) -> bool:
     if problem.reduced <= SMALL_UNIT or view.spatial == 1:
         return True
     if view.group_channels > 1:
-        return False
+        return few_odd_planes(problem)
     if block <= 8192:
         return True
     fills, wide = fills_block(problem), load_bytes(problem) >= WIDE_LOAD
@@ -147,6 +168,17 @@ def whole_pays(problem: Problem) -> bool:
         return size > 2 or fills
     pays = (wide or fills) if size > 2 else (wide and fills and not problem.norm.smooth)
     return pays and 2 * problem.num_statistics >= PROCESSORS
+
+
+def few_odd_planes(problem: Problem) -> bool:
+    """Whether a program takes one of a few groups of planes that no wide load reads, unlike the whole group: in fp16
+    (1, 768, 3, 3) in one group takes 3.2 us whole, and 3.9 in tiles, (2, 515, 9) in fp32 with scale and shift 3.8, and
+    5.2, but (1, 1100, 5) with silu 3.7, and 3.2."""
+    few = problem.reduced <= 2 * SMALL_UNIT and problem.num_statistics <= PROCESSORS // 2
+    odd = (
+        load_bytes(problem) < WIDE_LOAD and unit_bytes(problem) >= WIDE_LOAD and problem.view.spatial < MOST_WHOLE_PLANE
+    )
+    return few and odd and (DTYPE_BYTES[problem.dtype] == 2 or problem.modulated)
 
 
 def fills_block(problem: Problem) -> bool:

@@ -284,8 +284,11 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         output = _spread(view, PassConfig(write, max(1, elements // write), 2, 4))
         warps = 4 if count == 1 and not problem.backward else 2
         stages = BACKWARD_STAGES if problem.backward else NARROW_STAGES
+        if tiles == 1 < count:  # batch_norm of (65536, 6) in bf16 takes 5.2 us so, and 7.0 on two warps
+            warps, stages = 1, 1
         return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
-    positions = max(1, (16 * READ_CHANNELS // share if problem.backward else TILE_BYTES // size) // read)
+    # (1, 128, 169, 169) in fp32 takes 28.2 us backward in tiles of 2 KB, and 30.9 in tiles of 4.
+    positions = max(1, TILE_BYTES // size // read)
     count = -(-view.spatial // positions)
     programs = BACKWARD_PROGRAMS if problem.backward else FORWARD_PROGRAMS
     tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
@@ -314,13 +317,16 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
 
 
 def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:
-    """The pass of a backward that writes, with 32 elements a thread of 16 bits in one tile, and 16 of 32 bits in each
-    of two: (14, 320, 111, 111) in bf16 with silu takes 158 us so, and 171 in two tiles of half the size."""
+    """The pass of a backward that writes, with 32 elements a thread of 16 bits in one tile, and 16 of 32 bits: (14,
+    320, 111, 111) in bf16 with silu takes 158 us so, and 171 in two tiles of half the size, (8, 320, 64, 64) in fp32
+    72, and 74."""
     if DTYPE_BYTES[problem.dtype] == 2:
         elements = 2048 if write < WRITE_CHANNELS else 4096
         return PassConfig(write, elements // write, 1, elements // 1024)
-    share = 4 if problem.dtype == "float64" else 1
-    return PassConfig(write, max(1, 1024 // share // write), 2, 2)
+    if write < WRITE_CHANNELS or problem.dtype == "float64":
+        share = 4 if problem.dtype == "float64" else 1
+        return PassConfig(write, max(1, 1024 // share // write), 2, 2)
+    return PassConfig(write, 2048 // write, 1, 4)
 
 
 def _written(view: View, tile: PassConfig) -> int:
@@ -377,15 +383,13 @@ def _block_of_channels(channels: int, most: int) -> int:
 
 def _written_channels(problem: Problem, channels: int) -> int:
     """Channels of a tile of the pass that writes. Half as many where that leaves clearly fewer lanes of the last block
-    empty, 304 channels in fp16 take 26.8 us backward in blocks of 64, and 28.7 in blocks of 128, and in a backward of
-    32 bits, whose rows are then as long in bytes."""
+    empty: 304 channels in fp16 take 26.8 us backward in blocks of 64, and 28.7 in blocks of 128."""
     block = _block_of_channels(channels, WRITE_CHANNELS)
     if block < WRITE_CHANNELS:
         return block
     half = WRITE_CHANNELS // 2
     lanes, fewer = -(-channels // block) * block, -(-channels // half) * half
-    narrow = problem.backward and DTYPE_BYTES[problem.dtype] == 4
-    return half if narrow or (channels > 2 * block and 8 * lanes > 9 * fewer) else block
+    return half if channels > 2 * block and 8 * lanes > 9 * fewer else block
 
 
 def _tiles_of_a_program(count: int, columns: int, elements: int, programs: int) -> int:

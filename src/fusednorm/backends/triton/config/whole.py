@@ -9,6 +9,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
 SHORT_UNITS = 512
+#: Short units of narrow loads up to which a warp has one, and two.
+FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
 
 
 def whole_forward_for(problem: Problem) -> WholeConfig:
@@ -18,6 +20,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     block, units = power_of_two(problem.reduced), problem.num_statistics
     narrow, size = unit_bytes(problem) < WIDE_LOAD, DTYPE_BYTES[problem.dtype]
     if block * units <= 2 * SMALL_HELD and block <= 8192:
+        if block == 8192 and problem.view.group_channels > 1 and problem.view.spatial > 1:
+            return WholeConfig(1, 16)  # (2, 320, 19, 19) in 16 groups in fp16 takes 3.7 us so, and 4.0 on 8 warps
         return _small_whole(block, units, narrow, size)
     if narrow and block <= 128:
         if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
@@ -32,7 +36,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         thread = 16
     else:
         sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block)
-        thread = thread_elements(block * units, 32 if sparse else 16, 32 if narrow else 16)
+        # (9000, 763) in fp32 takes 21.1 us on 4 warps, and 22.9 on 2.
+        most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
+        thread = thread_elements(block * units, most, 32 if narrow else 16)
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
 
 
@@ -76,6 +82,8 @@ def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
     are twice as many: 30000 x 77 in bf16 takes 5.7 us with 8, and 6.7 with 4."""
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    if block == 4 and not shared:  # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp
+        return WholeConfig(SHORT_UNITS // block, 4)
     return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
 
 
@@ -86,7 +94,8 @@ def _small_whole(block: int, units: int, narrow: bool, size: int) -> WholeConfig
     3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four. The shortest in fp32 are two elements
     a thread: (6, 1800, 3, 3) takes 2.1 us with 16 units on four warps, and 2.8 with 32."""
     if block == 128 and narrow:
-        return WholeConfig(min(SHORT_UNITS // block, power_of_two(max(1, units // (2 * PROCESSORS)))), 1)
+        # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four.
+        return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
