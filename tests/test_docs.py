@@ -176,7 +176,7 @@ def test_figures_are_those_of_the_kept_results(kind: str) -> None:
     assert tables.rstrip() in (ROOT / "benchmarks" / "README.md").read_text()
 
 
-@pytest.mark.parametrize("machine", ["h200", "cpu-intel", "cpu-amd"])
+@pytest.mark.parametrize("machine", ["h100", "h200", "cpu-intel", "cpu-amd"])
 def test_figures_of_drawn_shapes_are_those_of_the_kept_results(machine: str) -> None:
     text = (ROOT / "benchmarks" / "README.md").read_text()
     paths = sorted((ROOT / "benchmarks" / "results").glob(f"sweep-{machine}*"))
