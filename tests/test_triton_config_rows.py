@@ -308,10 +308,15 @@ def test_few_rows_are_read_once() -> None:
         assert rows_backward_for(problem).reload == reload
 
 
-@pytest.mark.parametrize(("rows", "length", "held"), [(3, 2399, False), (216, 1024, True)])
-def test_few_long_rows_of_a_backward_are_not_held(rows: int, length: int, held: bool) -> None:
+@pytest.mark.parametrize(
+    ("rows", "length", "activation", "held"),
+    [(3, 2399, None, False), (216, 1024, None, True), (11, 2369, "silu", False), (11, 2369, "relu", True),
+     (11, 2368, "silu", True)],
+)  # fmt: skip
+def test_few_long_rows_of_a_backward_are_not_held(rows: int, length: int, activation: str | None, held: bool) -> None:
     x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
-    problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
+    norm = norm_of("rms_norm", 1, activation=resolve(activation))
+    problem = backward_problem(norm, BackwardOperands(x, x, x, x))
     seen = held_units(problem)
     assert seen is not None
     assert holding_rows_pays(problem, seen) == held

@@ -20,7 +20,7 @@ ONE_PROGRAM, LARGE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 14, 1 << 20
 LONG_BYTES = 1 << 15
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
-#: Rows of LARGE_HELD elements from which on their backward is faster held.
+#: Rows of LARGE_HELD elements from which on their backward is faster held, where rows by rows have no wider loads.
 FEW_LONG = 8
 #: Bytes of the steps of all programs of a multiprocessor in a backward of short rows. Beyond these more programs leave
 #: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
@@ -205,8 +205,9 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     if seen.units == 1:  # (1, 2409) in fp16 takes 2.6 us held, and 3.5 by rows
         simple = DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth
         return simple and ONE_PROGRAM < seen.elements <= 2 * LARGE_HELD
-    if seen.elements == LARGE_HELD and seen.units < FEW_LONG:
-        return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4
+    slow = seen.units < FEW_LONG or (problem.norm.smooth and row_window(problem) > 1)
+    if seen.elements == LARGE_HELD and slow:
+        return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held; (11, 2369) 7.7 held too
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
     return small and not _one_program(problem, seen.elements)
 
