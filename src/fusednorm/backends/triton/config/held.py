@@ -31,65 +31,79 @@ MOST_SMALL = 256
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """Units to a program: one long one, short ones until they make a program's work. Neighbours in memory are together
     for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
-    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
-    narrow, small = seen.load_bytes(problem) < WIDE_LOAD, total <= SMALL_HELD
     if walks(problem, seen):
         modulated = problem.scale_dtype is not None or problem.shift_dtype is not None
         units = max(1, min(power_of_two(seen.in_sample), 1024 // seen.elements))
         return walk_of(seen, units, 1024, 8 if modulated else 16, 8)
-    if seen.apart:
-        # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
-        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4)
-        return HeldConfig(units, max(1, min(4, units * seen.elements // 64)))
-    modulated = seen.affine == 3 and not seen.contiguous and seen.units >= MANY_CHANNELS
-    if modulated and 512 <= seen.elements <= 1024 and (problem.backward or not narrow):
-        # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps, backward 4.8 and 6.0.
-        return HeldConfig(2, 4)
-    if seen.flat and seen.units >= MANY_CHANNELS:
-        # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps.
-        if not problem.backward and 64 <= seen.elements <= 256:
-            return HeldConfig(4, 4)
-        if problem.backward and seen.elements == 512 and small:
-            return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
-    rows = seen.affine == 2 and seen.rows == 1  # a thread has one place of several samples
-    most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
-    if seen.positions and total > ALL_SAMPLES_LAST:
-        most = 0
-    if rows and narrow and small and seen.samples <= FEW_ROWS:
-        most = ALL_SAMPLES  # (6, 250) in bf16 with gelu takes 2.5 us so, and 3.0 with partials of each row
-    elif narrow and problem.norm.smooth:
-        # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
-        # and 3.2.
-        most = min(most, ALL_SAMPLES // 2)
-    if problem.backward and seen.samples > 1 and power_of_two(seen.samples) * seen.elements <= most:
-        return _rows_together(problem, seen, narrow) if rows else _all_samples(seen, fewest(seen.elements, narrow))
-    if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
-        return _positions_backward(problem, seen)
-    if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
-        return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
-    fitting = power_of_two(seen.units if seen.spans else seen.in_sample)
-    if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
-        if seen.samples == 1:  # and no second launch
-            return _alone(problem, seen, narrow, fitting)
-        units = max(1, min(256 // seen.elements, fitting))
-        return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
-    if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
-        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
-        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, fitting))
-        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
+    found = _across_samples(problem, seen) if seen.across == "sample" else _all_samples(problem, seen)
+    return found or _short(problem, seen) or _by_size(problem, seen)
+
+
+def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """As many units as make a program's work, with as many elements a thread as the problem has for its threads."""
+    total, narrow = seen.units * seen.elements, _narrow(problem, seen)
     least = _row_of_units(problem, seen, total)
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
-    if problem.backward and small and narrow and seen.affine == 2 and seen.rows == 1 and seen.elements <= 256:
-        # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
-        return HeldConfig(1, max(1, seen.elements // 32))
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
-    units = max(1, min(units, fitting, MOST_HELD // seen.elements))
+    units = max(1, min(units, _fitting(seen), MOST_HELD // seen.elements))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
     # (1, 960, 415) in fp16 with scale and shift takes 5.1 us on 8 warps, and 17.3 on 16, whose registers spill.
-    most_warps = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
-    return HeldConfig(units, max(1, min(most_warps, units * seen.elements // (32 * thread))))
+    most = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
+    return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
+
+
+def _narrow(problem: Problem, seen: HeldUnits) -> bool:
+    return seen.load_bytes(problem) < WIDE_LOAD
+
+
+def _fitting(seen: HeldUnits) -> int:
+    """The units that a program can take."""
+    return power_of_two(seen.units if seen.spans else seen.in_sample)
+
+
+def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """The channels of several samples whose number is large for the multiprocessors, or whose positions lie apart; None
+    for others."""
+    total, narrow = seen.units * seen.elements, _narrow(problem, seen)
+    if seen.apart:
+        # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
+        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4)
+        return HeldConfig(units, max(1, min(4, units * seen.elements // 64)))
+    if seen.units < MANY_CHANNELS:
+        return None
+    if seen.affine == 3 and not seen.contiguous and 512 <= seen.elements <= 1024 and (problem.backward or not narrow):
+        # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps, backward 4.8 and 6.0.
+        return HeldConfig(2, 4)
+    if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
+        return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
+    if seen.flat and problem.backward and seen.elements == 512 and total <= SMALL_HELD:
+        return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
+    return None
+
+
+def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """Short units that no rule of sizes suits; None for others."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow, small = _narrow(problem, seen), total <= SMALL_HELD
+    if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
+        return _positions_backward(problem, seen)
+    if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
+        return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+    if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+        if seen.samples == 1:  # and no second launch
+            return _alone(problem, seen, narrow, _fitting(seen))
+        units = max(1, min(256 // seen.elements, _fitting(seen)))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
+    if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
+        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
+        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen)))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
+    if problem.backward and small and narrow and _rows(seen) and seen.elements <= 256:
+        # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
+        return HeldConfig(1, max(1, seen.elements // 32))
+    return None
 
 
 def fewest(unit: int, narrow: bool) -> int:
@@ -120,21 +134,37 @@ def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int) ->
     return HeldConfig(units, program, samples=samples, steps=max(2, -(-seen.samples // (samples * chunks))))
 
 
-def _all_samples(seen: HeldUnits, least: int) -> HeldConfig:
-    """The units in one place of all samples, with so many elements a thread at least."""
-    samples = power_of_two(seen.samples)
-    thread = max(least, thread_elements(seen.units * seen.elements, 8))
-    warps = max(1, min(8, samples * seen.elements // (32 * thread)))
-    return HeldConfig(samples, warps, all_samples=True)
+def _rows(seen: HeldUnits) -> bool:
+    """Whether units are rows with parameters along them."""
+    return seen.affine == 2 and seen.rows == 1
 
 
-def _rows_together(problem: Problem, seen: HeldUnits, narrow: bool) -> HeldConfig:
-    """All of a few rows in one program. Of wide loads few warps, so that a thread has one place of several rows; of
-    narrow ones many: (6, 122) in bf16 with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and in
-    layer_norm without an activation 1.8 on 2."""
+def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """The units in one place of all samples, where these are few; None where they are not."""
+    total, rows, narrow = seen.units * seen.elements, _rows(seen), _narrow(problem, seen)
+    if not problem.backward or seen.samples == 1:
+        return None
+    small = total <= SMALL_HELD
+    most = ALL_SAMPLES if small and not rows else ALL_SAMPLES // 2 if total <= 4 * SMALL_HELD else 0
+    if seen.positions and total > ALL_SAMPLES_LAST:
+        most = 0
+    if rows and narrow and small and seen.samples <= FEW_ROWS:
+        most = ALL_SAMPLES  # (6, 250) in bf16 with gelu takes 2.5 us so, and 3.0 with partials of each row
+    elif narrow and problem.norm.smooth:
+        # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
+        # and 3.2.
+        most = min(most, ALL_SAMPLES // 2)
     samples = power_of_two(seen.samples)
-    warps = 8 if narrow else 4 if problem.norm.smooth else max(2, samples * seen.elements // (32 * 16))
-    return HeldConfig(samples, min(warps, samples * seen.elements // 32), all_samples=True)
+    lanes = samples * seen.elements
+    if lanes > most:
+        return None
+    if rows:
+        # Of wide loads a thread has one place of several rows; of narrow ones it has few elements: (6, 122) in bf16
+        # with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and without an activation 1.8 on 2.
+        warps = 8 if narrow else 4 if problem.norm.smooth else max(2, lanes // (32 * 16))
+        return HeldConfig(samples, min(warps, lanes // 32), all_samples=True)
+    thread = max(fewest(seen.elements, narrow), thread_elements(total, 8))
+    return HeldConfig(samples, max(1, min(8, lanes // (32 * thread))), all_samples=True)
 
 
 def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
