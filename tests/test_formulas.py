@@ -198,6 +198,21 @@ def test_batch_norm_and_relu_have_the_loops_of_torchs_functions() -> None:
     assert loops[0] == loops[1]
 
 
+@compiles
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_group_norm_between_convolutions_transposes_nothing(activation: str | None) -> None:
+    """Its loops run in the order of the convolutions' results, not in that of the groups' dimensions."""
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(8, 64, 1), nn.GroupNorm(4, 64, activation=activation), torch.nn.Conv2d(64, 8, 1)
+    )
+    x = torch.randn(2, 8, 16, 16).to(memory_format=torch.channels_last).requires_grad_()
+    codes = codes_of(network.to(memory_format=torch.channels_last), x)[1]
+    assert len(codes) == 2
+    for code in codes:
+        assert "fusednorm.compiled" not in code
+        assert "transpose_mxn" not in code
+
+
 # --- the results of compiled code ---
 
 

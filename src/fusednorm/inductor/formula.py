@@ -40,49 +40,73 @@ def has_right_gradients(problem: Problem) -> bool:
 
 
 class Axes(NamedTuple):
-    """How the input's dimensions belong together. ``shape`` has the groups beside their channels; each parameter has
-    the shape ``parameter`` against it. Statistics run over the axes ``unit``, the sums of a parameter's gradient over
-    ``shared``."""
+    """How the input's dimensions belong together. ``grouped`` is its shape with the groups beside their channels, and
+    ``channel`` the first of these two dimensions. Statistics run over the axes ``unit`` of that, and the sums of a
+    parameter's gradient over its axes ``shared``. Each parameter has the shape ``parameter`` against it. ``positions``
+    are the input's axes that both sums run over."""
 
     shape: tuple[int, ...]
+    grouped: tuple[int, ...]
+    channel: int
     parameter: tuple[int, ...]
     unit: tuple[int, ...]
     shared: tuple[int, ...]
+    positions: tuple[int, ...]
 
     @property
-    def inner(self) -> tuple[int, ...]:
-        """What both sums run over."""
-        return tuple(axis for axis in self.unit if axis in self.shared)
+    def beside(self) -> tuple[int, ...]:
+        """The axes of a unit that a parameter does not share: those along which its sums are weighted."""
+        return tuple(axis for axis in self.unit if axis not in self.shared)
 
-    def beyond_inner(self, axes: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(axis for axis in axes if axis not in self.inner)
+    @property
+    def of_parameters(self) -> tuple[int, ...]:
+        """The axes that a parameter shares beyond those of a unit."""
+        return tuple(axis for axis in self.shared if axis not in self.unit)
 
     @property
     def terms(self) -> int:
         """The number of elements of a unit."""
-        return prod(self.shape[axis] for axis in self.unit)
+        return prod(self.grouped[axis] for axis in self.unit)
+
+    def in_groups(self, tensor: Tensor) -> Tensor:
+        """A tensor like the input, or with a number per channel of it, with the groups beside their channels."""
+        if self.grouped == self.shape:
+            return tensor
+        sizes, groups = tensor.shape, self.grouped[self.channel : self.channel + 2]
+        return tensor.reshape((*sizes[: self.channel], *groups, *sizes[self.channel + 1 :]))
+
+    def of_channels(self, tensor: Tensor) -> Tensor:
+        """A number per group or channel as one per sample and channel of the input, which lie side by side in memory,
+        so that loops along channels read vectors: without it they gather a group's numbers."""
+        if not self.beside:
+            return tensor
+        sizes = tuple(1 if axis in self.shared and axis > 0 else size for axis, size in enumerate(self.grouped))
+        spread = tensor.expand(sizes).contiguous().as_strided(sizes, packed_strides(sizes))
+        return spread.reshape(tuple(1 if axis in self.positions else size for axis, size in enumerate(self.shape)))
 
 
 def axes_of(norm: Norm, shape: Sequence[int]) -> Axes:
     rank, shape = len(shape), tuple(shape)
     if norm.row_family:
         split = rank - norm.num_dims
-        return Axes(shape, shape[split:], tuple(range(split, rank)), tuple(range(split)))
+        return Axes(shape, shape, 0, shape[split:], tuple(range(split, rank)), tuple(range(split)), ())
     channel = norm.channel_dim % rank
-    kept: tuple[int, ...] = (channel,)
+    grouped, kept = shape, {channel}
     if norm.family == "group_norm":
         view = view_of(norm, shape)
-        shape = (*shape[:channel], view.groups, view.group_channels, *shape[channel + 1 :])
-        kept, rank = (channel, channel + 1), rank + 1
-    parameter = tuple(size if axis in kept else 1 for axis, size in enumerate(shape))
-    shared = tuple(axis for axis in range(rank) if axis not in kept)
+        grouped = (*shape[:channel], view.groups, view.group_channels, *shape[channel + 1 :])
+        kept = {channel, channel + 1}
+    parameter = tuple(size if axis in kept else 1 for axis, size in enumerate(grouped))
+    shared = tuple(axis for axis in range(len(grouped)) if axis not in kept)
     apart = (channel,) if norm.per_batch else (0, channel)
-    return Axes(shape, parameter, tuple(axis for axis in range(rank) if axis not in apart), shared)
+    unit = tuple(axis for axis in range(len(grouped)) if axis not in apart)
+    positions = tuple(axis for axis in range(rank) if axis not in apart)
+    return Axes(shape, grouped, channel, parameter, unit, shared, positions)
 
 
 class _Seen(NamedTuple):
-    """The input and what belongs to it in the dtype of the computation, against one another: x - mean, rstd, and what
-    x - mean is multiplied by."""
+    """The input and what belongs to it in the dtype of the computation: x - mean, what that is multiplied by and the
+    bias in the input's dimensions, so that loops run as the input lies in memory; rstd and the weight in groups."""
 
     centred: Tensor
     rstd: Tensor
@@ -102,37 +126,31 @@ def _seen(norm: Norm, axes: Axes, x: Tensor, mean: Optional, rstd: Tensor, weigh
         xhat = (x if mean is None else x - mean) * rstd
         return _Seen(xhat, rstd, weight, weight, bias)
     assert mean is not None
-    factor = rstd if weight is None else rstd * weight
-    return _Seen(x - _spread(axes, mean), rstd, _spread(axes, factor), weight, bias)
-
-
-def _spread(axes: Axes, tensor: Tensor) -> Tensor:
-    """A number per group as one per sample and channel in memory, so that loops along channels read vectors: without it
-    they gather a group's numbers. A number per channel stays as it is, and costs no loop of its own."""
-    if not axes.beyond_inner(axes.unit):
-        return tensor
-    shape = tuple(size if axis not in axes.inner else 1 for axis, size in enumerate(axes.shape))
-    return tensor.expand(shape).contiguous().as_strided(shape, packed_strides(shape))
+    factor = axes.of_channels(rstd if weight is None else rstd * weight)
+    if bias is not None:
+        bias = bias.reshape(tuple(size if axis == axes.channel else 1 for axis, size in enumerate(axes.shape)))
+    return _Seen(x - axes.of_channels(mean), rstd, factor, weight, bias)
 
 
 def forward(norm: Norm, operands: Operands) -> Results:
     """The results of a forward; those that nobody reads are left out as dead code."""
     input, mean, var = operands.input, operands.mean, operands.var
     axes = axes_of(norm, input.shape)
-    x = input.reshape(axes.shape).to(compute_dtype(input.dtype))
+    x = input.to(compute_dtype(input.dtype))
+    units = axes.in_groups(x)
     if mean is not None and var is not None:
         mean, var = _per_unit(axes, mean, x.dtype), _per_unit(axes, var, x.dtype)
     elif norm.has_mean:
-        var, mean = torch.var_mean(x, axes.unit, correction=0, keepdim=True)
+        var, mean = torch.var_mean(units, axes.unit, correction=0, keepdim=True)
     else:
-        var = x.square().mean(axes.unit, keepdim=True)
+        var = units.square().mean(axes.unit, keepdim=True)
     rstd = (var + norm.eps).rsqrt()
     y = _seen(norm, axes, x, mean, rstd, operands.weight, operands.bias).affine
     if norm.activation is not None:
         y = VALUES[norm.activation.name](y, norm.activation.parameter)
     shape = statistics_shape(norm, view_of(norm, input.shape))
     return Results(
-        y.to(input.dtype).reshape(input.shape),
+        y.to(input.dtype),
         None if mean is None else mean.reshape(shape),
         rstd.reshape(shape),
         var.reshape(shape) if norm.has_variance else None,
@@ -140,7 +158,7 @@ def forward(norm: Norm, operands: Operands) -> Results:
 
 
 def _per_unit(axes: Axes, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    return tensor.to(dtype).reshape(tuple(1 if axis in axes.unit else size for axis, size in enumerate(axes.shape)))
+    return tensor.to(dtype).reshape(tuple(1 if axis in axes.unit else size for axis, size in enumerate(axes.grouped)))
 
 
 def backward(norm: Norm, operands: BackwardOperands, output: Optional = None) -> Gradients:
@@ -153,28 +171,28 @@ def backward(norm: Norm, operands: BackwardOperands, output: Optional = None) ->
     axes, dtype = axes_of(norm, input.shape), compute_dtype(input.dtype)
     rstd = _per_unit(axes, operands.rstd, dtype)
     mean = _per_unit(axes, operands.mean, dtype) if norm.has_mean and operands.mean is not None else None
-    x, dz = (tensor.reshape(axes.shape).to(dtype) for tensor in (input, operands.grad_output))
+    x, dz = input.to(dtype), operands.grad_output.to(dtype)
     seen = _seen(norm, axes, x, mean, rstd, operands.weight, operands.bias)
     if norm.activation is not None:
         read = output is not None and norm.activation.name == "relu"
-        z = output.reshape(axes.shape) if read else seen.affine  # type: ignore[union-attr]
+        z = output if read else seen.affine
         dz = dz * DERIVATIVES[norm.activation.name](z, norm.activation.parameter).to(dtype)
-    p, q = _sums(dz, axes.inner), _sums(dz * seen.centred, axes.inner)
+    p, q = (axes.in_groups(_sums(one, axes.positions)) for one in (dz, dz * seen.centred))
     if not norm.row_family:
         q = q * rstd
     grad_input = (_of_rows if norm.row_family else _of_planes)(norm, axes, seen, dz, p, q)
-    of_parameters = axes.beyond_inner(axes.shared)
     weight, bias = (
-        None if like is None else _sums(one, of_parameters).reshape(like.shape).to(like.dtype)
+        None if like is None else _sums(one, axes.of_parameters).reshape(like.shape).to(like.dtype)
         for one, like in ((q, operands.weight), (p, operands.bias))
     )
-    return Gradients(grad_input.to(input.dtype).reshape(input.shape), weight, bias, None, None)
+    return Gradients(grad_input.to(input.dtype), weight, bias, None, None)
 
 
 def _shares(axes: Axes, seen: _Seen, p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """P / K and Q / K of the units."""
-    of_units = axes.beyond_inner(axes.unit)
-    p, q = (_sums(one if seen.weight is None else one * seen.weight, of_units) * (1.0 / axes.terms) for one in (p, q))
+    p, q = (
+        _sums(one if seen.weight is None else one * seen.weight, axes.beside) * (1.0 / axes.terms) for one in (p, q)
+    )
     return p, q
 
 
@@ -192,7 +210,7 @@ def _of_planes(norm: Norm, axes: Axes, seen: _Seen, dz: Tensor, p: Tensor, q: Te
     if not norm.training:
         return dx
     p, q = _shares(axes, seen, p, q)
-    return dx - seen.centred * _spread(axes, seen.rstd * seen.rstd * q) - _spread(axes, seen.rstd * p)
+    return dx - seen.centred * axes.of_channels(seen.rstd * seen.rstd * q) - axes.of_channels(seen.rstd * p)
 
 
 def _sums(tensor: Tensor, axes: tuple[int, ...]) -> Tensor:
