@@ -96,16 +96,16 @@ def test_the_positions_of_channels_last_lie_apart_where_samples_differ_or_do_not
 @pytest.mark.parametrize(
     ("shape", "dtype", "names", "units", "warps"),
     [
-        ((2, 960, 5), torch.float16, ("held", "held"), 4, 1),
-        ((4, 192, 3, 3), torch.float32, ("held", "held"), 4, 4),
-        ((8, 512, 7, 7), torch.float16, ("held", "held"), 4, 4),
-        ((64, 512, 4, 4), torch.float32, ("held", "held"), 8, 4),
-        ((32, 128, 8, 8), torch.float32, ("tiles", "tiles"), 4, 4),
-        ((64, 2048, 4, 4), torch.float16, ("tiles", "tiles"), 8, 4),
+        ((2, 960, 5), torch.float16, ("held", "held"), 4, (1, 1)),
+        ((4, 192, 3, 3), torch.float32, ("held", "held"), 4, (4, 4)),
+        ((8, 512, 7, 7), torch.float16, ("held", "held"), 4, (4, 4)),
+        ((64, 512, 4, 4), torch.float32, ("held", "held"), 8, (4, 8)),
+        ((32, 128, 8, 8), torch.float32, ("tiles", "tiles"), 4, (4, 8)),
+        ((64, 2048, 4, 4), torch.float16, ("tiles", "tiles"), 8, (4, 8)),
     ],
 )
 def test_channels_whose_positions_lie_apart_are_held_where_they_are_short(
-    shape: tuple[int, ...], dtype: torch.dtype, names: tuple[str, str], units: int, warps: int,
+    shape: tuple[int, ...], dtype: torch.dtype, names: tuple[str, str], units: int, warps: tuple[int, int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(instances, "_common", lambda problem: None)
@@ -114,10 +114,10 @@ def test_channels_whose_positions_lie_apart_are_held_where_they_are_short(
     norm = norm_of("batch_norm")
     forward = forward_problem(norm, Operands(x, scale=scale))
     backward = backward_problem(norm, BackwardOperands(x, x, rstd, rstd, scale=scale))
-    for problem, name in zip((forward, backward), names, strict=True):
+    for problem, name, many in zip((forward, backward), names, warps, strict=True):
         assert instances.choose(problem).name == f"triton.{name}"
         config = held_for(problem, held_units(problem))
-        assert (config.units, config.warps) == (units, warps)
+        assert (config.units, config.warps) == (units, many)
 
 
 def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
@@ -161,6 +161,7 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("instance_norm", 0, (32, 512, 257, 1), torch.float16, True, ("held", "tiles")),
         ("group_norm", 14, (55, 1946, 32, 1), torch.float16, True, ("held", "held")),
         ("group_norm", 10, (20, 300, 17, 17), torch.bfloat16, True, ("held", "held")),
+        ("group_norm", 10, (20, 310, 17, 17), torch.float32, True, ("held", "tiles")),
         ("group_norm", 32, (24, 320, 20, 20), torch.bfloat16, True, ("tiles", "tiles")),
         ("group_norm", 32, (1, 960, 415, 1), torch.float16, False, ("tiles", "tiles")),
         ("group_norm", 32, (1, 1280, 160, 1), torch.float32, False, ("tiles", "tiles")),

@@ -70,7 +70,8 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if seen.apart:
         # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
         units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4)
-        return HeldConfig(units, max(1, min(4, units * seen.elements // 64)))
+        most = max(4, units * seen.elements // (32 * 32)) if problem.backward else 4
+        return HeldConfig(units, max(1, min(most, units * seen.elements // 64)))
     if seen.units < MANY_CHANNELS:
         return None
     if seen.affine == 3 and not seen.contiguous and 512 <= seen.elements <= 1024 and (problem.backward or not narrow):
@@ -193,7 +194,8 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
         units = max(1024 // seen.elements, _row_of_groups(seen, size, False))
         thread = 16 if _uneven(seen) or short else 32
     units = max(1, min(units, power_of_two(seen.in_sample)))
-    most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous else 16
+    fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
+    most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
 
 

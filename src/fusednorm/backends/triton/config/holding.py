@@ -74,7 +74,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
-    if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45:
+    registers = size == 2 or (size == 4 and (shared or not problem.backward))
+    if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
     if not problem.backward:
