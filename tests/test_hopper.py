@@ -284,6 +284,8 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
         (problem_of((1, 256, 512, 512), backward=True), "triton.tiles"),
         (problem_of((1, 128, 20, 256, 256)), "hopper.resident"),
         (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
+        (problem_of((16, 128, 128, 160), 128, backward=True), "hopper.resident"),
+        (problem_of((30, 64, 144, 144), 64, backward=True), "triton.rows"),
         (over_channels((2, 96, 8, 8)), "hopper.columns"),
         (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),
         (over_channels((2, 96, 7, 7)), "triton.columns"),

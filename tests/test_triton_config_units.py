@@ -12,7 +12,7 @@ from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import holding_pays
-from fusednorm.backends.triton.config.kinds import HeldConfig, TilesConfig, WholeConfig
+from fusednorm.backends.triton.config.kinds import HeldConfig, StepsConfig, TilesConfig, WholeConfig
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.plans.whole import Units
@@ -566,3 +566,50 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
     assert instances.ROWS.supports(summed) is None
     assert isinstance(instances.ROWS.configs(summed)[0], TilesConfig)
     assert type(instances.ROWS.plan(summed)).__name__ == "TilesSumBackward"
+
+
+@pytest.mark.parametrize(
+    ("called", "shape", "dtype", "last", "direction", "expected"),
+    [
+        (("batch_norm", 0, None, False), (20, 1280, 3, 3), torch.float16, False, "forward", HeldConfig(4, 4)),
+        (("batch_norm", 0, None, False), (16, 512, 5, 5), torch.bfloat16, False, "backward", HeldConfig(1, 1)),
+        (("batch_norm", 0, None, True), (40, 1000, 4, 4), torch.float16, False, "forward", HeldConfig(2, 4)),
+        (("batch_norm", 0, None, True), (40, 1000, 4, 4), torch.float16, False, "backward", HeldConfig(2, 4)),
+        (("batch_norm", 0, None, True), (98, 2560, 3, 3), torch.float16, False, "forward", HeldConfig(1, 4)),
+        (("instance_norm", 0, None, False), (20, 1111, 5, 9), torch.float32, True, "forward", HeldConfig(16, 2)),
+        (("instance_norm", 0, None, False), (20, 512, 12, 6), torch.bfloat16, True, "backward", HeldConfig(16, 2)),
+        (("instance_norm", 0, None, False), (20, 512, 17, 17), torch.float16, True, "backward", HeldConfig(16, 4)),
+        (("group_norm", 14, None, True), (55, 1946, 32, 1), torch.float16, True, "forward", HeldConfig(1, 4)),
+        (("group_norm", 14, None, True), (55, 1946, 32, 1), torch.float16, True, "backward", HeldConfig(1, 8)),
+        (("group_norm", 10, "gelu", False), (64, 100, 10, 10), torch.bfloat16, True, "backward", HeldConfig(1, 4)),
+        (("group_norm", 25, None, False), (30, 250, 11, 11), torch.float16, True, "forward", HeldConfig(1, 4)),
+        (("group_norm", 32, None, True), (3, 960, 415, 1), torch.float16, False, "forward", HeldConfig(1, 8)),
+        (("rms_norm", 1, "gelu", False), (6, 122), torch.bfloat16, False, "backward", HeldConfig(8, 8, True)),
+        (("rms_norm", 1, "gelu", False), (8, 64), torch.bfloat16, False, "backward", HeldConfig(8, 4, True)),
+        (("rms_norm", 1, None, False), (8, 64), torch.bfloat16, False, "backward", HeldConfig(8, 2, True)),
+        (("rms_norm", 1, "gelu", False), (6, 250), torch.bfloat16, False, "backward", HeldConfig(8, 8, True)),
+        (("layer_norm", 1, None, False), (21, 101), torch.float16, False, "backward", HeldConfig(1, 4)),
+        (("instance_norm", 0, None, False), (69, 17, 19, 5), torch.bfloat16, False, "forward", WholeConfig(2, 1)),
+        (("group_norm", 32, None, False), (40000, 96), torch.float16, False, "forward", WholeConfig(128, 4)),
+        (("group_norm", 1, None, False), (1, 768, 3, 3), torch.float16, False, "forward", WholeConfig(1, 16)),
+        (("rms_norm", 1, "silu", False), (13978, 763), torch.float32, False, "forward", WholeConfig(1, 4)),
+        (("instance_norm", 0, "relu", False), (28, 99, 48, 87), torch.float16, False, "backward", StepsConfig(1024, 4)),
+        (("instance_norm", 0, None, False), (8, 64, 130, 130), torch.bfloat16, False, "backward", StepsConfig(2048, 8)),
+        (("instance_norm", 0, None, False), (9, 43, 141, 143), torch.float32, False, "backward", StepsConfig(4096, 8)),
+    ],
+)  # fmt: skip
+def test_the_configurations_of_drawn_shapes_that_were_measured(
+    called: tuple[Family, int, str | None, bool], shape: tuple[int, ...], dtype: torch.dtype, last: bool,
+    direction: str, expected: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    family, groups, activation, modulated = called
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
+    scale = torch.empty(shape[:2], dtype=dtype, device="meta") if modulated else None
+    norm = norm_of(family, groups, activation=resolve(activation))
+    if direction == "forward":
+        problem = forward_problem(norm, Operands(x, scale=scale, shift=scale))
+    else:
+        problem = backward_problem(norm, BackwardOperands(x, x, x, x, scale=scale, shift=scale))
+    assert instances.choose(problem).configs(problem)[0] == expected

@@ -243,18 +243,28 @@ with fusednorm.use_instance("triton.rows"):
     )[0]
 leaks = [row for row in range(9) if found_dx[row].isfinite().all() == (row in (4, 6))]
 
-# Samples of the input that lie further apart than those of the output, and alike in their windows.
+# Samples of the input that lie further apart than those of the output, and alike in their windows; or channels.
 strided = []
-for name, shape, configs, called in (
-    ("triton.tiles", (2, 3, 7, 9), planes, ("instance_norm", 0, 1)),
-    ("triton.rows", (9, 131), one_row, ("layer_norm", 1, 1)),
+
+
+def samples_apart(x):
+    step = x[0].numel()
+    return torch.empty(len(x) * (step + 8), dtype=x.dtype).as_strided(x.shape, (step + 8, *x.stride()[1:])).copy_(x)
+
+
+def channels_apart(x):
+    return torch.stack((x, torch.full_like(x, float("nan"))), 2)[:, :, 0]
+
+
+for name, shape, configs, called, spread in (
+    ("triton.tiles", (2, 3, 7, 9), planes, ("instance_norm", 0, 1), samples_apart),
+    ("triton.rows", (9, 131), one_row, ("layer_norm", 1, 1), samples_apart),
+    ("triton.rows", (2, 3, 7, 9), small, ("instance_norm", 0, 1), channels_apart),
 ):
     vars(instances).update(configs)
     dispatch._plans.clear()
     x = torch.randn(shape).half()
-    step = x[0].numel()
-    apart = torch.empty(shape[0] * (step + 8), dtype=torch.half).as_strided(shape, (step + 8, *x.stride()[1:]))
-    apart.copy_(x)
+    apart = spread(x)
     dy = torch.randn(shape).half()
     found_two = []
     with fusednorm.use_instance(name):

@@ -79,7 +79,7 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 4)
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
-    if seen.flat and problem.backward and seen.elements == 512 and total <= SMALL_HELD:
+    if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= 2 * SMALL_HELD:
         return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
     return None
 
