@@ -266,10 +266,11 @@ class RowsInstance:
             return "the statistics are not those of single units"
         if problem.quantized is not None and problem.quantized.per_row:
             return "holds no row until its scale is known"
-        if problem.added is not None and (problem.reduced > _most_summed(problem) or _summed_planes(problem)):
-            if _planes_in_rows(problem):
+        if problem.added is not None:
+            if _planes_in_rows(problem) and _summing(problem) is TILES:
                 return TILES.supports(problem)
-            return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
+            if problem.reduced > _most_summed(problem):
+                return f"adds before and behind the norms of rows of {_most_summed(problem)} elements at most"
         if problem.gated_backward and _short_gate(problem):
             return f"sums no parameters' gradients of so few rows as share a gate, fewer than {LEAST_GATED}"
         if problem.norm.per_position:
@@ -301,8 +302,9 @@ class RowsInstance:
 
     @staticmethod
     def _summed_configs(problem: Problem) -> Sequence[Any]:
-        if not problem.backward or _summed_planes(problem):
-            return _summing(problem).configs(problem)
+        summing = _summing(problem)
+        if summing is not None:
+            return summing.configs(problem)
         return rows_backwards(_rows(problem), _summed_rows_config(problem))
 
     def plan(self, problem: Problem, config: Any = None) -> Plan:
@@ -320,8 +322,8 @@ class RowsInstance:
         if problem.quantized is not None and problem.added is None:
             return QuantizedRows(problem, config or rows_forward_for(seen))
         if problem.added is not None:
-            if not problem.backward or _summed_planes(problem):
-                summing: Any = _summing(problem)
+            summing: Any = _summing(problem)
+            if summing is not None:
                 return summing.plan(problem, config if isinstance(config, WholeConfig | TilesConfig) else None)
             fits = isinstance(config, RowsBackwardConfig)
             summed = RowsGatedBackward if problem.gated_backward else RowsSumBackward
@@ -359,14 +361,12 @@ def _summed_rows_config(problem: Problem) -> RowsBackwardConfig:
     return (rows_gated_backward_for if problem.gated_backward else rows_sum_backward_for)(_rows(problem))
 
 
-def _summing(problem: Problem) -> Instance:
-    """What runs a forward of triton.rows with sums around the norm, or the backward of planes."""
-    return WHOLE if not problem.backward and problem.reduced <= _most_whole(problem) else TILES
-
-
-def _summed_planes(problem: Problem) -> bool:
-    """Whether a problem is the backward of planes with sums around the norm, which tiles take."""
-    return problem.backward and problem.added is not None and _planes_in_rows(problem)
+def _summing(problem: Problem) -> Instance | None:
+    """What runs triton.rows with sums around the norm: other instances forwards, and the backward of planes; None for
+    triton.rows itself."""
+    if problem.backward:
+        return TILES if _planes_in_rows(problem) else None
+    return WHOLE if problem.reduced <= _most_whole(problem) else TILES
 
 
 def _rows(problem: Problem) -> Problem:

@@ -94,7 +94,7 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
-            return _alone(problem, seen, narrow, _fitting(seen))
+            return _alone(problem, seen)
         units = max(1, min(256 // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
@@ -168,15 +168,15 @@ def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     return HeldConfig(samples, max(1, min(8, lanes // (32 * thread))), all_samples=True)
 
 
-def _alone(problem: Problem, seen: HeldUnits, narrow: bool, fitting: int) -> HeldConfig:
+def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """Few units of one sample: a warp to a unit, or to several where they are many; or short ones with 2 elements a
     thread, and 4 with scale and shift. In bf16 (1, 1607, 11) takes 1.6 us backward, and 2.1 with 8 a thread; in fp16
     (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps, (1, 2048, 4, 4) with scale and shift 1.9, and 2.2 with
     2 a thread, in bf16 (1, 1024, 8, 8) 1.9, and 2.3 with a warp to a unit."""
     if seen.elements >= 64:
         return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
-    units = max(1, min(256 // seen.elements, fitting))
-    thread = 4 if problem.modulated and problem.backward else fewest(seen.elements, narrow)
+    units = max(1, min(256 // seen.elements, _fitting(seen)))
+    thread = 4 if problem.modulated and problem.backward else fewest(seen.elements, _narrow(problem, seen))
     return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
 
 
@@ -203,8 +203,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     """The elements of a thread, where a program has ``program``: 2 to 8 of a small problem, a warp to a small unit;
     where there are many elements 8 or 16, and more of a forward of 16 bits, where units are neighbours in memory, and
     where programs have ``rows`` of several short units."""
-    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
-    narrow = seen.load_bytes(problem) < WIDE_LOAD
+    size, total, narrow = DTYPE_BYTES[problem.dtype], seen.units * seen.elements, _narrow(problem, seen)
     if _padded(problem, seen):
         return 16
     if rows:

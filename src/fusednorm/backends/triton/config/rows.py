@@ -196,7 +196,7 @@ def _one_large_program(problem: Problem, block: int) -> bool:
         return False
     if problem.view.samples == 1 and problem.dtype != "float32" and not problem.norm.smooth:
         return False
-    return ONE_PROGRAM < problem.view.samples * block <= LARGE_PROGRAM // (3 - problem.view.samples)
+    return problem.view.samples * block > ONE_PROGRAM and block <= LARGE_PROGRAM // 2
 
 
 def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:

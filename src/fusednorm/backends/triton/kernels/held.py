@@ -274,9 +274,8 @@ def held_units_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
-    o_unit, n, g, m_u = units_of_program(
-        units, G, ONE, SPAN, ALL_SAMPLES, ALIGN if BLOCK_K == 1 or APART else 1, BLOCK_U
-    )
+    NEIGHBOURS: tl.constexpr = ALIGN if BLOCK_K == 1 or APART else 1
+    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, ALL_SAMPLES, NEIGHBOURS, BLOCK_U)
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
