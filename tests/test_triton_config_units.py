@@ -166,6 +166,8 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("group_norm", 32, (1, 960, 415, 1), torch.float16, False, ("tiles", "tiles")),
         ("group_norm", 32, (1, 1280, 160, 1), torch.float32, False, ("tiles", "tiles")),
         ("group_norm", 1, (1, 768, 3, 3), torch.float16, False, ("whole", "tiles")),
+        ("group_norm", 4, (1, 32, 1023, 1), torch.float16, False, ("held", "held")),  # long planes
+        ("instance_norm", 0, (1, 300, 48, 87), torch.float16, False, ("whole", "rows")),  # one sample
         ("group_norm", 2, (2, 512, 5, 5), torch.bfloat16, False, ("whole", "held")),
         ("instance_norm", 0, (25, 64, 95, 95), torch.bfloat16, False, ("tiles", "tiles")),  # loads of one element
         ("instance_norm", 0, (1, 8, 150, 150), torch.float32, False, ("tiles", "tiles")),  # few planes
@@ -582,6 +584,7 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
         (("group_norm", 14, None, True), (55, 1946, 32, 1), torch.float16, True, "forward", HeldConfig(1, 4)),
         (("group_norm", 14, None, True), (55, 1946, 32, 1), torch.float16, True, "backward", HeldConfig(1, 8)),
         (("group_norm", 10, "gelu", False), (64, 100, 10, 10), torch.bfloat16, True, "backward", HeldConfig(1, 4)),
+        (("group_norm", 10, None, False), (8, 310, 16, 29), torch.float32, True, "backward", HeldConfig(1, 16)),
         (("group_norm", 25, None, False), (30, 250, 11, 11), torch.float16, True, "forward", HeldConfig(1, 4)),
         (("group_norm", 32, None, True), (3, 960, 415, 1), torch.float16, False, "forward", HeldConfig(1, 8)),
         (("rms_norm", 1, "gelu", False), (6, 122), torch.bfloat16, False, "backward", HeldConfig(8, 8, True)),
