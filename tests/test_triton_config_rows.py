@@ -371,6 +371,46 @@ def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, con
     assert rows_forward_for(problems_of(family, 1, (800, length), dtype=dtype)[0]) == config
 
 
+@pytest.mark.parametrize(("activation", "reload"), [(None, True), ("leaky_relu", False), ("gelu", False)])
+def test_the_longest_rows_with_an_activation_are_loaded_once(activation: str | None, reload: bool) -> None:
+    x = torch.empty(1038, 16384, dtype=torch.float16, device="meta")
+    norm = norm_of("rms_norm", 1, activation=resolve(activation))
+    assert rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reload == reload
+
+
+@pytest.mark.parametrize(("rows", "programs"), [(267, 132), (528, 132), (529, 264)])
+def test_few_rows_of_pairs_leave_few_sums(rows: int, programs: int) -> None:
+    config = rows_backward_for(problems_of("rms_norm", 1, (rows, 6294), dtype=torch.bfloat16)[1])
+    assert (config.rows, config.warps, config.programs, config.stages) == (1, 8, programs, 3)
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "length", "stepped"),
+    [("rms_norm", 1377, 59918, True), ("layer_norm", 1377, 59918, False), ("rms_norm", 1377, 65538, False)],
+)
+def test_long_rows_of_pairs_go_in_steps(
+    family: Family, rows: int, length: int, stepped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    problem = problems_of(family, 1, (rows, length), dtype=torch.bfloat16)[0]
+    assert instances.choose(problem) is (instances.ROWS if stepped else instances.TILES)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "name"),
+    [((10, 100, 20001), torch.float32, "rows"), ((8, 300, 17001), torch.bfloat16, "tiles"),
+     ((2, 64, 50001), torch.float32, "tiles"), ((1, 64, 20001), torch.float32, "tiles")],
+)  # fmt: skip
+def test_odd_planes_of_32_bits_go_in_steps(
+    shape: tuple[int, ...], dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    problem = problems_of("instance_norm", 0, shape, dtype=dtype)[0]
+    assert instances.choose(problem).name == f"triton.{name}"
+    if name == "rows":
+        assert rows_forward_for(problem) == StepsConfig(4096, 16)
+
+
 def test_rows_of_single_elements_with_a_smooth_activation_go_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "_common", lambda problem: None)
     for length, activation, stepped in ((14001, "silu", True), (14001, None, False), (9001, "silu", False)):

@@ -12,6 +12,7 @@ from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
 from fusednorm.backends.triton.config.holding import holding_pays
+from fusednorm.backends.triton.config.kinds import PassConfig
 from fusednorm.backends.triton.config.tiles import merged, of_points, passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.plans.tiles import ParameterSums, PartialsShape
@@ -436,3 +437,28 @@ def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
 def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
     reduction = passes_for(problems_of("batch_norm", 0, (39, 96, 112, 112), last=True)[1]).reduction
     assert (reduction.channels, reduction.positions, reduction.tiles, reduction.warps) == (64, 16, 56, 2)
+
+
+@pytest.mark.parametrize(
+    ("called", "shape", "dtype", "last", "reduction"),
+    [
+        (("instance_norm", 0, None), (12, 203, 64, 64), torch.bfloat16, True, PassConfig(64, 16, 8, 2, 3)),
+        (("batch_norm", 0, "silu"), (65536, 33), torch.bfloat16, False, PassConfig(64, 16, 8, 2, 3)),
+        (("batch_norm", 0, None), (80000, 20), torch.bfloat16, False, PassConfig(64, 64, 4, 4, 3)),
+        (("batch_norm", 0, "silu"), (80000, 20), torch.bfloat16, False, PassConfig(64, 16, 6, 2, 3)),
+        (("batch_norm", 0, None), (40000, 25), torch.float16, False, PassConfig(32, 128, 1, 4)),
+        (("batch_norm", 0, None), (40000, 10), torch.float16, False, PassConfig(16, 64, 1, 1)),
+        (("batch_norm", 0, None), (40000, 25), torch.float32, False, PassConfig(32, 32, 1, 1)),
+        (("group_norm", 1, None), (9, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 10, 2, 3)),
+        (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),
+    ],
+)  # fmt: skip
+def test_the_passes_of_drawn_shapes_that_were_measured(
+    called: tuple[Family, int, str | None], shape: tuple[int, ...], dtype: torch.dtype, last: bool,
+    reduction: PassConfig,
+) -> None:  # fmt: skip
+    family, groups, activation = called
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
+    problem = backward_problem(norm_of(family, groups, activation=resolve(activation)), BackwardOperands(x, x, x, x))
+    assert passes_for(tiled(problem)).reduction == reduction

@@ -100,7 +100,11 @@ def test_the_positions_of_channels_last_lie_apart_where_samples_differ_or_do_not
         ((4, 192, 3, 3), torch.float32, ("held", "held"), 4, (4, 4)),
         ((8, 512, 7, 7), torch.float16, ("held", "held"), 4, (4, 4)),
         ((64, 512, 4, 4), torch.float32, ("held", "held"), 8, (4, 8)),
-        ((32, 128, 8, 8), torch.float32, ("tiles", "tiles"), 4, (4, 8)),
+        ((32, 128, 8, 8), torch.float32, ("tiles", "tiles"), 2, (8, 8)),
+        ((7, 2, 16, 16), torch.bfloat16, ("held", "held"), 1, (8, 8)),
+        ((12, 3, 8, 8), torch.float32, ("held", "held"), 1, (4, 4)),
+        ((6, 64, 14, 14), torch.float16, ("held", "tiles"), 2, (8, 8)),
+        ((16, 6, 16, 16), torch.bfloat16, ("tiles", "tiles"), 1, (8, 8)),
         ((64, 2048, 4, 4), torch.float16, ("tiles", "tiles"), 8, (4, 8)),
     ],
 )
@@ -153,15 +157,19 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("instance_norm", 0, (25, 64, 106, 106), torch.bfloat16, False, ("whole", "rows")),
         ("instance_norm", 0, (25, 64, 48, 48), torch.bfloat16, False, ("whole", "held")),
         ("instance_norm", 0, (28, 619, 48, 87), torch.float16, False, ("whole", "rows")),
-        ("instance_norm", 0, (9, 43, 141, 143), torch.float32, False, ("tiles", "rows")),
+        ("instance_norm", 0, (9, 43, 141, 143), torch.float32, False, ("rows", "rows")),
+        ("instance_norm", 0, (9, 43, 141, 143), torch.float16, False, ("tiles", "tiles")),
         ("instance_norm", 0, (25, 64, 200, 200), torch.float16, False, ("tiles", "tiles")),  # more than a block
-        ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, False, ("whole", "tiles")),
+        ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, False, ("whole", "held")),
         ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, True, ("held", "held")),
         ("instance_norm", 0, (20, 512, 17, 17), torch.float16, True, ("held", "held")),
         ("instance_norm", 0, (32, 512, 257, 1), torch.float16, True, ("held", "tiles")),
         ("group_norm", 14, (55, 1946, 32, 1), torch.float16, True, ("held", "held")),
         ("group_norm", 10, (20, 300, 17, 17), torch.bfloat16, True, ("held", "held")),
         ("group_norm", 10, (20, 310, 17, 17), torch.float32, True, ("held", "tiles")),
+        ("group_norm", 32, (15, 128, 47, 56), torch.bfloat16, True, ("tiles", "tiles")),  # rows of 16 bytes
+        ("group_norm", 32, (16, 320, 32, 32), torch.bfloat16, True, ("tiles", "tiles")),  # 10 channels of 16 lanes
+        ("group_norm", 2, (3, 534, 24, 1), torch.bfloat16, False, ("held", "tiles")),
         ("group_norm", 32, (24, 320, 20, 20), torch.bfloat16, True, ("tiles", "tiles")),
         ("group_norm", 32, (1, 960, 415, 1), torch.float16, False, ("tiles", "tiles")),
         ("group_norm", 32, (1, 1280, 160, 1), torch.float32, False, ("tiles", "tiles")),
@@ -380,6 +388,33 @@ def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], group
         assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
 
 
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype", "modulated", "config"),
+    [
+        ((20000, 189), 9, torch.float32, False, HeldConfig(4, 4, samples=8, steps=15, stages=1)),  # single elements
+        ((20000, 96), 32, torch.bfloat16, True, HeldConfig(16, 2, samples=16, steps=5, stages=3)),
+        ((40000, 120), 8, torch.float32, True, HeldConfig(8, 4, samples=8, steps=10, stages=1)),
+        ((40000, 81), 9, torch.bfloat16, True, HeldConfig(32, 4)),  # p and q in memory
+        ((65536, 81), 9, torch.float32, True, HeldConfig(16, 4)),
+        ((6059, 578), 17, torch.bfloat16, True, HeldConfig(2, 4, samples=4, steps=27, stages=1)),  # pairs
+        ((20000, 300), 30, torch.bfloat16, False, HeldConfig(8, 4, samples=8, steps=19, stages=1)),
+        ((65536, 64), 32, torch.float16, False, HeldConfig(32, 2, samples=16, steps=8, stages=3)),
+        ((2000, 1000), 5, torch.float32, True, HeldConfig(1, 4, samples=4, steps=10, stages=3)),  # 62 % of four units
+        ((9000, 308), 11, torch.float32, True, HeldConfig(4, 4, samples=8, steps=13, stages=3)),
+    ],
+)
+def test_the_walks_that_were_measured(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, modulated: bool, config: HeldConfig,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    scale = x if modulated else None
+    problem = backward_problem(norm_of("group_norm", groups), BackwardOperands(x, x, x, x, scale=scale, shift=scale))
+    assert held_for(problem, held_units(problem)) == config
+    assert instances.choose(problem) is instances.HELD
+
+
 def test_large_units_of_narrow_loads_are_not_held() -> None:
     x = torch.empty(40, 591, 15, 3, dtype=torch.float16, device="meta")
     problem = forward_problem(norm_of("group_norm", 3), Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0]))
@@ -578,6 +613,17 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
         (("batch_norm", 0, None, True), (40, 1000, 4, 4), torch.float16, False, "forward", HeldConfig(2, 4)),
         (("batch_norm", 0, None, True), (40, 1000, 4, 4), torch.float16, False, "backward", HeldConfig(2, 4)),
         (("batch_norm", 0, None, True), (98, 2560, 3, 3), torch.float16, False, "forward", HeldConfig(1, 4)),
+        (("batch_norm", 0, "silu", False), (35, 45), torch.bfloat16, False, "backward", HeldConfig(2, 1)),
+        (("instance_norm", 0, "relu", False), (13, 1280, 3, 3), torch.float32, True, "forward", HeldConfig(16, 1)),
+        (("instance_norm", 0, None, False), (10, 512, 5, 5), torch.float16, True, "forward", HeldConfig(16, 1)),
+        (("instance_norm", 0, "silu", False), (20, 512, 7, 7), torch.float32, True, "backward", HeldConfig(16, 4)),
+        (("instance_norm", 0, "silu", False), (2, 2048, 3, 3), torch.float16, True, "backward", HeldConfig(8, 1)),
+        (("instance_norm", 0, "gelu", True), (8, 272, 707, 1), torch.float32, True, "forward", HeldConfig(8, 8)),
+        (("instance_norm", 0, "silu", True), (15, 62, 688, 1), torch.float16, True, "backward", HeldConfig(8, 8)),
+        (("instance_norm", 0, None, False), (50, 2560, 5, 5), torch.float16, False, "forward", WholeConfig(8, 1)),
+        (("group_norm", 32, None, False), (4, 128, 24, 24), torch.bfloat16, True, "forward", HeldConfig(4, 16)),
+        (("group_norm", 32, None, False), (16, 128, 40, 40), torch.bfloat16, True, "forward", HeldConfig(4, 16)),
+        (("group_norm", 32, None, False), (10, 192, 30, 30), torch.bfloat16, True, "forward", HeldConfig(4, 16)),
         (("instance_norm", 0, None, False), (20, 1111, 5, 9), torch.float32, True, "forward", HeldConfig(16, 2)),
         (("instance_norm", 0, None, False), (20, 512, 12, 6), torch.bfloat16, True, "backward", HeldConfig(16, 2)),
         (("instance_norm", 0, None, False), (20, 512, 17, 17), torch.float16, True, "backward", HeldConfig(16, 4)),

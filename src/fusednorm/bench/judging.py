@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import prod
+from math import prod, sqrt
 from typing import Literal
 
 import torch
@@ -147,6 +147,9 @@ class Judge:
         self.offset = offset_of(self.expected.get("mean", mean), self.expected.get("rstd", rstd))
         self.elements = prod(workload.shape)
         self.input_dtype = inputs.input.dtype
+        # The sums of terms of random signs have the size of one term times the square root of their number, and those
+        # that are near zero by chance the same error.
+        self.term = float(inputs.grad_output.double().square().mean().sqrt()) if inputs.grad_output.numel() else 0.0
         deviations = self.expected.get("rstd")
         self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
         dropped = {
@@ -165,15 +168,16 @@ class Judge:
                 found[name] = Verdict(float("inf"), 0.0, 0.0, f"{name} is missing")
                 continue
             expected = self.expected[name]
-            reduced = name not in ("output", "grad_input")
+            terms = 1 if name in ("output", "grad_input") else self.elements // expected.numel()
+            spread = self.term * sqrt(terms) if name in _SUMMED else self.spread if name == "mean" else 0.0
             verdict = judge(
                 results[name].detach(),
                 expected,
                 self.plain[name].double(),
                 allowance,
                 offset=self.offset,
-                terms=self.elements // expected.numel() if reduced else 1,
-                spread=self.spread if name == "mean" else 0.0,
+                terms=terms,
+                spread=spread,
                 input_dtype=self.input_dtype,
             )
             found[name] = verdict if verdict.ok else replace(verdict, fault=f"{name}: {verdict.fault}")

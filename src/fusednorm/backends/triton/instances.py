@@ -70,7 +70,8 @@ LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without an activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one.
 SIMPLE_ROW = 2560
 #: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
-#: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200.
+#: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200; without a mean up to twice as many, 1377
+#: x 59918 170 and 137.
 LONGEST_OF_PAIRS = 32768
 #: Elements of 16-bit rows of single loads with a mean and a smooth activation beyond which steps are faster than
 #: registers: (5215, 13093) in fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61.
@@ -498,8 +499,10 @@ def _for_rows_backward(problem: Problem) -> Instance:
 def _steps_pay(problem: Problem) -> bool:
     """Whether channels of samples are faster in steps, with a second read from the L1 or the L2, than in tiles, with
     one from memory: where they are many, and those in work at a time fit the L2. Of fuller blocks some of the second
-    reads come from memory: (30, 24, 176, 176) in fp16 with silu takes 41 us in steps and 37 in tiles."""
-    many = problem.num_statistics >= 2 * PROCESSORS and load_bytes(problem) >= WIDE_LOAD
+    reads come from memory: (30, 24, 176, 176) in fp16 with silu takes 41 us in steps and 37 in tiles. Narrow loads of
+    32 bits are as many in tiles: on an H100 (10, 100, 20001) takes 69 us in steps, and 85 in tiles."""
+    wide = load_bytes(problem) >= WIDE_LOAD or (problem.dtype == "float32" and problem.reduced > MOST_WHOLE // 2)
+    many = problem.num_statistics >= 2 * PROCESSORS and wide
     return many and STEPPED_ROW < problem.reduced <= MOST_WHOLE and not fills_block(problem)
 
 
@@ -528,5 +531,6 @@ def _for_rows(problem: Problem) -> Instance:
         stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
-    pairs = load_bytes(problem) >= PAIR_LOAD and length <= LONGEST_OF_PAIRS and count >= 2 * PROCESSORS
+    longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS
+    pairs = load_bytes(problem) >= PAIR_LOAD and length <= longest and count >= 2 * PROCESSORS
     return ROWS if stepped or pairs or (count > FEW_LONG_ROWS and (wide or not short)) else TILES

@@ -18,12 +18,19 @@ SMALL_UNIT = 4096
 #: Elements of the units in one place of all samples that one program of a backward takes, which then needs no second
 #: launch. In channels_last its rows are as short as a unit is wide, which pays in problems of few elements.
 ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
+#: Elements of a channel of samples whose positions lie apart, up to which it is faster held, and up to which one of a
+#: few is: (7, 2, 16, 16) in bf16 with silu takes 2.6 us held, and 5.3 in tiles, (16, 6, 16, 16) 6.1 and 3.9.
+MOST_APART, MOST_FEW_APART = 1024, 2048
 #: Channels of samples that are many for the multiprocessors.
 MANY_CHANNELS = 250
+#: Channels of samples whose short backward has two to a warp.
+FEW_CHANNELS = 64
 #: Rows that one program of a small backward takes, where their loads are narrow.
 FEW_ROWS = 8
-#: The samples, elements and channels from which on a backward of one position walks over the samples.
+#: The samples, elements and channels from which on a backward of one position walks over the samples, in tiles of so
+#: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
+WALKED_TILE, WALKED_LANES = 1024, 128
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
 MOST_SMALL = 256
 
@@ -31,10 +38,8 @@ MOST_SMALL = 256
 def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """Units to a program: one long one, short ones until they make a program's work. Neighbours in memory are together
     for 32 or 64 bytes of each row: (25, 1597, 45) in bf16 takes 6.4 us in rows of 32 bytes, and 5.0 in rows of 64."""
-    if walks(problem, seen):
-        modulated = problem.scale_dtype is not None or problem.shift_dtype is not None
-        units = max(1, min(power_of_two(seen.in_sample), 1024 // seen.elements))
-        return walk_of(seen, units, 1024, 8 if modulated else 16, 8)
+    if of_many_points(problem, seen):
+        return _walk(problem, seen)
     found = _across_samples(problem, seen) if seen.across == "sample" else _all_samples(problem, seen)
     return found or _short(problem, seen) or _by_size(problem, seen)
 
@@ -47,7 +52,7 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
-    units = max(1, min(units, _fitting(seen), MOST_HELD // seen.elements))
+    units = max(1, min(units, _fitting(seen), _most_together(problem, seen)))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
     # (1, 960, 415) in fp16 with scale and shift takes 5.1 us on 8 warps, and 17.3 on 16, whose registers spill.
     most = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
@@ -56,6 +61,12 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
 
 def _narrow(problem: Problem, seen: HeldUnits) -> bool:
     return seen.load_bytes(problem) < WIDE_LOAD
+
+
+def _most_together(problem: Problem, seen: HeldUnits) -> int:
+    """The units whose elements the registers of 16 warps hold."""
+    wide = seen.positions and not problem.backward and DTYPE_BYTES[problem.dtype] == 2
+    return (2 if wide else 1) * MOST_HELD // seen.elements
 
 
 def _fitting(seen: HeldUnits) -> int:
@@ -69,7 +80,9 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     total, narrow = seen.units * seen.elements, _narrow(problem, seen)
     if seen.apart:
         # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
-        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4)
+        if seen.elements > MOST_APART:  # (3, 4, 20, 20) in fp16 takes 2.2 us with a channel on 8 warps, 2.4 with two
+            return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
+        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4, power_of_two(seen.in_sample // 8))
         most = max(4, units * seen.elements // (32 * 32)) if problem.backward else 4
         return HeldConfig(units, max(1, min(most, units * seen.elements // 64)))
     if seen.units < MANY_CHANNELS:
@@ -88,10 +101,16 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """Short units that no rule of sizes suits; None for others."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow, small = _narrow(problem, seen), total <= SMALL_HELD
+    few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
+    if problem.backward and few and seen.contiguous and seen.elements <= 128:
+        return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+    if seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD:
+        # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps.
+        return HeldConfig(max(1, min(1024 // size // seen.elements, 64 // size, _fitting(seen))), 1)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
@@ -113,11 +132,11 @@ def fewest(unit: int, narrow: bool) -> int:
     return 2 if unit < 128 or (narrow and unit == 512) else 4
 
 
-def walks(problem: Problem, seen: HeldUnits) -> bool:
-    """Whether a backward walks over the samples: many samples of one position, whose p and q would be more bytes than
-    their elements. (65536, 768) in 32 groups in bf16 takes 111 us so, and 377 with p and q in memory, (8192, 1024) in
-    fp32 30 and 76, but (65536, 11) in one group with gelu 28 and 14. Of several positions a walk is no faster: (4096,
-    256, 3, 3) takes 58 us, and 53."""
+def of_many_points(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether a backward is one of many samples of one position, whose p and q would be more bytes than their elements:
+    it walks over the samples. (65536, 768) in 32 groups in bf16 takes 111 us so, and 377 with p and q in memory, (8192,
+    1024) in fp32 30 and 76, but (65536, 11) in one group with gelu 28 and 14. Of several positions a walk is no faster:
+    (4096, 256, 3, 3) takes 58 us, and 53."""
     if not problem.backward or problem.added is not None or seen.across == "sample" or seen.affine == 3:
         return False
     many = seen.samples >= WALKED_SAMPLES and problem.view.numel > WALKED_ELEMENTS
@@ -125,14 +144,38 @@ def walks(problem: Problem, seen: HeldUnits) -> bool:
     return problem.view.spatial == 1 and many and seen.elements <= SHARING_HELD
 
 
-def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int) -> HeldConfig:
-    """The walk with so many neighbouring units and ``lanes`` of a tile, elements of a thread, and warps to a
-    multiprocessor."""
+def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """A row of units to a program; WALKED_LANES of it where loads are narrow or the last program would have few of its
+    units: (6059, 578) in 17 groups with scale and shift in bf16 takes 41 us with 2, and 71 with 16. Narrow loads that
+    leave lanes empty are not ahead of their use, but those of many warps: (20000, 189) in 9 groups in fp32 with silu
+    takes 43 us so, and 226 with three stages. With scale and shift they are twice as many, and p and q in memory cost
+    less where most lanes are empty: (65536, 81) in 9 groups in fp32 with gelu takes 125 us so, and 180 in a walk."""
+    size, full = DTYPE_BYTES[problem.dtype], seen.columns / seen.elements
+    narrow, single = _narrow(problem, seen), seen.load_bytes(problem) == size
+    if problem.modulated and single and full < (0.6 if size == 2 else 0.75):
+        return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
+    units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
+    if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
+        units = max(1, min(units, WALKED_LANES // seen.elements))
+    if problem.modulated and single and size == 2:
+        # (9000, 352) in 32 groups in bf16 with silu takes 53 us so, and 69 with p and q in memory.
+        return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
+    if problem.modulated and narrow and not single:
+        return walk_of(seen, units, WALKED_TILE // 2, 4, 16, 1)
+    if narrow and full < 1:
+        return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
+    return walk_of(seen, units, WALKED_TILE, 8 if problem.modulated else 16, 8, 3)
+
+
+def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int, stages: int) -> HeldConfig:
+    """The walk with so many neighbouring units and ``lanes`` of a tile, elements of a thread, warps to a multiprocessor
+    and stages."""
     samples = max(1, lanes // (units * seen.elements))
     program = max(1, min(16, units * samples * seen.elements // (32 * thread)))
     blocks = -(-seen.in_sample // units)
     chunks = max(1, PROCESSORS * warps // (program * blocks))
-    return HeldConfig(units, program, samples=samples, steps=max(2, -(-seen.samples // (samples * chunks))))
+    steps = max(2, -(-seen.samples // (samples * chunks)))
+    return HeldConfig(units, program, samples=samples, steps=steps, stages=stages)
 
 
 def _rows(seen: HeldUnits) -> bool:
@@ -186,17 +229,29 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     Units of one channel are together for 64 bytes: (20, 756, 5, 5) in fp32 takes 4.8 us in instance_norm, and 11.6
     where a program has a channel of all samples."""
     size = DTYPE_BYTES[problem.dtype]
+    if seen.contiguous and seen.units * seen.elements <= 4 * SMALL_HELD and seen.elements <= 64:
+        return _short_positions_backward(seen)
     if seen.contiguous:
-        units, thread = min(64 // size, max(1, SMALL_UNIT // seen.elements)), 32
+        most = SHARING_HELD if seen.elements >= 1024 else SMALL_UNIT
+        units, thread = min(64 // size, max(1, most // seen.elements)), 32
     else:
         # (64, 100, 10, 10) in 10 groups in bf16 with gelu takes 6.6 us with 16 elements a thread, and 8.1 with 32.
         short = load_bytes(problem) < WIDEST_LOAD and 2048 <= seen.elements <= 4096
-        units = max(1024 // seen.elements, _row_of_groups(seen, size, False))
+        units = max(1024 // seen.elements, _row_of_groups(problem, seen))
         thread = 16 if _uneven(seen) or short else 32
     units = max(1, min(units, power_of_two(seen.in_sample)))
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
     most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
+
+
+def _short_positions_backward(seen: HeldUnits) -> HeldConfig:
+    """Short units of one channel of channels_last: about 640 programs, with 8 elements a thread of the longest of them
+    and 16 of others. (20, 512, 7, 7) in fp32 with silu takes 5.8 us with 16 units on 4 warps, and 9.0 on one, (2, 2048,
+    3, 3) in fp16 3.0 with 8 units on one warp, and 3.8 with 32."""
+    lanes = power_of_two(seen.units * seen.elements // 640 + 1) // 2
+    lanes = max(256 if seen.elements == 64 else 128, min(1024, lanes))
+    return HeldConfig(lanes // seen.elements, max(1, lanes // (256 if seen.elements == 64 else 512)))
 
 
 def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:
@@ -267,12 +322,13 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     problem has more programs with them."""
     size = DTYPE_BYTES[problem.dtype]
     if not seen.contiguous:
-        return _row_of_groups(seen, size, _padded(problem, seen))
+        return _row_of_groups(problem, seen)
     if total <= FEW_CONTIGUOUS:
         return max(1, min(4, 1024 // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
-    if size == 2 and seen.elements >= 128:
-        # (20, 512, 12, 6) in bf16 takes 5.9 us backward in rows of 32 bytes, and 7.7 in rows of 64.
+    if seen.elements >= (128 if size == 2 else 1024):
+        # (20, 512, 12, 6) in bf16 takes 5.9 us backward in rows of 32 bytes, and 7.7 in rows of 64, (8, 272, 707) in
+        # fp32 with scale and shift and gelu 9.5 and 12.8.
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
@@ -281,15 +337,20 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     return least
 
 
-def _row_of_groups(seen: HeldUnits, size: int, padded: bool) -> int:
+def _row_of_groups(problem: Problem, seen: HeldUnits) -> int:
     """The groups of a few channels whose positions make 32 bytes: (24, 64, 21, 21) in 32 groups in fp16 and
-    channels_last takes 8.3 us with a group to a program, and 3.5 with eight."""
+    channels_last takes 8.3 us with a group to a program, and 3.5 with eight, (4, 128, 24, 24) in bf16 4.2 and 3.2 with
+    four, (10, 192, 30, 30) 11.4 and 8.5."""
+    size = DTYPE_BYTES[problem.dtype]
     if not seen.positions or seen.units * seen.elements <= FEW_CONTIGUOUS // 2:
         return 1
-    least = max(1, 32 // (size * power_of_two(seen.columns)))
-    if padded:
+    if problem.backward:
+        least = max(1, 32 // (size * power_of_two(seen.columns)))
+        return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
+    least = power_of_two(-(-32 // (size * seen.columns))) if seen.columns <= 8 else 1
+    if _padded(problem, seen) and (seen.columns % 2 == 1 or seen.elements < SMALL_UNIT):
         return min(least, max(1, 2048 // seen.elements))
-    return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
+    return min(least, power_of_two(max(1, 8 * seen.units // PROCESSORS, 2048 // seen.elements)))
 
 
 def _short_narrow(problem: Problem, unit: int, many: bool) -> HeldConfig:

@@ -6,10 +6,12 @@ from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD
 from fusednorm.backends.triton.config.held import (
     ALL_SAMPLES,
     FEW_CONTIGUOUS,
+    MOST_APART,
+    MOST_FEW_APART,
     MOST_HELD,
     SHARING_HELD,
     SMALL_UNIT,
-    walks,
+    of_many_points,
 )
 from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.config.units import HeldUnits
@@ -24,8 +26,6 @@ SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of points with scale and shift whose backward is as fast held: (1000, 256) in fp16 takes 10.5 us held, and
 #: 6.8 in tiles.
 FEW_POINTS = 1 << 17
-#: Elements of a channel of samples whose positions lie apart, up to which it is faster held.
-MOST_APART = 1024
 #: Positions of an odd plane from which on planes are long enough for tiles.
 MOST_WHOLE_PLANE = 512
 #: Samples from which on batch_norm's spread planes fill tiles.
@@ -47,13 +47,17 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     full = seen.rows * seen.columns / seen.elements
     if problem.backward and of_points(problem) is not None and problem.view.numel > FEW_POINTS:
         return False
-    if walks(problem, seen):
+    if of_many_points(problem, seen):
         return True
     if problem.backward and _few_large(problem, seen):
         return False
     if seen.apart:
         # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
-        return seen.elements <= MOST_APART and problem.view.numel <= 4 * SMALL_HELD
+        if seen.elements > MOST_APART:
+            # (6, 64, 14, 14) in fp16 takes 4.7 us held and 5.1 in tiles, backward 5.6 and 5.4.
+            few = FEW_CONTIGUOUS if problem.backward else 2 * FEW_CONTIGUOUS
+            return seen.elements <= MOST_FEW_APART and problem.view.numel <= few
+        return problem.view.numel <= 4 * SMALL_HELD
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
@@ -69,8 +73,11 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return size * together >= 64 and full >= least
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
-    if not problem.backward and not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4:
+    few = not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4
+    if not problem.backward and few and (size > 2 or load_bytes(problem) < WIDE_LOAD):
         return False  # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles
+    if not problem.backward and seen.positions and not small and _short_rows(problem, seen, full):
+        return False
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
@@ -88,9 +95,19 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
             # 67.
             return seen.elements == LARGE_HELD or full >= 0.75
-        return short or full >= (0.55 if seen.elements == 1024 else 0.6) or size > 2
+        # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles.
+        return short or full >= (0.55 if seen.elements in (256, 1024) else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """Whether the groups of channels_last that a program can hold make less than SECTOR_BYTES of each position, or few
+    channels fill the lanes of a large one: in bf16 with silu (15, 128, 47, 56) in 32 groups takes 15 us in tiles, and
+    33 held, (16, 320, 32, 32) 14.7 and 23.3."""
+    size = DTYPE_BYTES[problem.dtype]
+    together = max(1, (2 if size == 2 else 1) * MOST_HELD // seen.elements)
+    return size * seen.columns * together < SECTOR_BYTES or (seen.elements == MOST_HELD and full < 0.7)
 
 
 def _few_large(problem: Problem, seen: HeldUnits) -> bool:

@@ -47,7 +47,7 @@ class HeldConfig:
     """Units to a program, warps, and whether these units are those in one place of all samples, in a backward.
 
     A backward of more than one of ``steps`` walks over the samples: a program takes ``units`` neighbours of so many
-    ``samples`` at each step, and sums p and q of all.
+    ``samples`` at each step, with the loads of so many ``stages`` on their way, and sums p and q of all.
     """
 
     units: int
@@ -55,6 +55,7 @@ class HeldConfig:
     all_samples: bool = False
     samples: int = 1
     steps: int = 1
+    stages: int = 1
 
 
 @dataclass(frozen=True, slots=True)

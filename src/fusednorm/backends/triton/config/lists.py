@@ -100,8 +100,8 @@ def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldCo
 def _walks(problem: Problem, seen: HeldUnits) -> Iterator[HeldConfig]:
     """Walks over the samples, with 4 to 16 elements a thread and 8 to 32 warps to a multiprocessor."""
     units = power_of_two(seen.in_sample)
-    for lanes, thread, warps in product((1024, 2048, 4096), (4, 8, 16), (8, 16, 32)):
-        yield walk_of(seen, max(1, min(units, lanes // seen.elements)), lanes, thread, warps)
+    for lanes, row, thread, warps, stages in product((1024, 2048), (128, 1024), (4, 8, 16), (8, 16, 32), (1, 3)):
+        yield walk_of(seen, max(1, min(units, row // seen.elements)), lanes, thread, warps, stages)
 
 
 def positions_configs(problem: Problem, default: PositionsConfig) -> tuple[PositionsConfig, ...]:

@@ -54,6 +54,8 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     132) takes 83 us in steps of 1024, 66 of 2048 and 79 of 4096."""
     block = power_of_two(problem.reduced)
     if problem.view.spatial > 1:
+        if problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and block > LARGE_PROGRAM:
+            return StepsConfig(4096, 16)  # on an H100 (10, 100, 20001) takes 69 us so, and 82 on 8 warps
         return StepsConfig(1024 if block <= 16384 else 2048, 4)
     if block <= 4096:
         return StepsConfig(2048, 4)
@@ -101,9 +103,11 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if block > 8192:
         # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor
         # do the longest, and those of narrow loads, without p: rms_norm of 8000 x 9914 takes 349 us, and 182 so,
-        # but 300 x 9001 14.9, and 24.9.
+        # but 300 x 9001 14.9, and 24.9. An activation takes longer twice: 1038 x 16384 with leaky_relu on an H100 takes
+        # 55 us, and 75 loaded twice.
         narrow = load_bytes(problem) < WIDE_LOAD and view.samples > 4 * PROCESSORS
-        many = problem.norm.has_mean or view.channels > LONG_ROW or narrow
+        longest = view.channels > LONG_ROW and problem.norm.activation is None
+        many = problem.norm.has_mean or longest or narrow
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=many and size == 2)
     if block >= 4096:
         full = 8 * view.channels > 7 * block
@@ -122,7 +126,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
             # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
             warps = 2 if short and problem.norm.activation is None else 4
-        programs = PROCESSORS * (1 if block == 8192 and row_window(problem) == 1 else min(4, 16 // warps))
+        # (267, 6294) in bf16 takes 10.7 us so on an H100, and 14.3 with twice as many sums.
+        few = row_window(problem) == 1 or view.samples <= 4 * PROCESSORS
+        programs = PROCESSORS * (1 if block == 8192 and few else min(4, 16 // warps))
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.

@@ -40,6 +40,8 @@ LARGE_UNIT = 1 << 20
 LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
 #: Odd planes of so many positions are read in tiles of twice the size, by ODD_PROGRAMS programs at least.
 LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
+#: Tiles of a plane from which on planes fewer than multiprocessors are halved.
+FEW_PLANES = 8
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
 #: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
@@ -70,6 +72,9 @@ FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
 SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
+#: Tiles of rows of several positions that one program of a backward takes at least, and how many such programs leave
+#: so many partials that larger tiles pay.
+REPEATED_TILES, MANY_REPEATED = 8, 64
 #: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
 #: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
@@ -193,6 +198,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
+    if programs < PROCESSORS * count and count >= FEW_PLANES and tiles == count:
+        tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
@@ -284,6 +291,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         output = _spread(view, PassConfig(write, max(1, elements // write), 2, 4))
         warps = 4 if count == 1 and not problem.backward else 2
         stages = BACKWARD_STAGES if problem.backward else NARROW_STAGES
+        if tiles == 1 < count and problem.backward and size == 2 and view.channels > 16:
+            # (40000, 25) in fp16 takes 9.1 us so, and 11.8 with one warp to 64 x 16 elements.
+            return _with_positions(problem, view, moments, PassConfig(32, 128, 1, 4), output)
         if tiles == 1 < count:  # batch_norm of (65536, 6) in bf16 takes 5.2 us so, and 7.0 on two warps
             warps, stages = 1, 1
         return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
@@ -299,6 +309,8 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return _with_positions(problem, view, moments, reduction, output)
     if problem.backward:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
+        if runs.repeat > 1 and size == 2:
+            reduction = _repeated(problem, reduction, view.spatial)
         return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
     reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
@@ -314,6 +326,16 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         # batch_norm of (61, 1024, 16, 17) in fp16 with gelu_tanh takes 30.8 us so, and 32.2 in half of it on half.
         output = replace(output, positions=2 * output.positions, warps=2 * output.warps)
     return _with_positions(problem, view, moments, reduction, _spread(view, output))
+
+
+def _repeated(problem: Problem, reduction: PassConfig, rows: int) -> PassConfig:
+    """A backward's pass that reads rows of several positions in 16 bits, each with partials of its own: few of these.
+    On an H100 (12, 203, 64, 64) in bf16 takes 39.5 us so, and 41.5 with 4 tiles to a program, (9, 75, 80, 80) in fp16
+    with relu 19.8 and 22.1, (80000, 20) in bf16 10.9 in larger tiles, and 13.6."""
+    if not problem.norm.smooth and -(-rows // (REPEATED_TILES * reduction.positions)) > MANY_REPEATED:
+        return replace(reduction, positions=4 * reduction.positions, tiles=REPEATED_TILES // 2, warps=4)
+    count = -(-rows // reduction.positions)
+    return replace(reduction, tiles=max(reduction.tiles, shares(count, REPEATED_TILES)))
 
 
 def _gradients_of_channels(problem: Problem, write: int) -> PassConfig:

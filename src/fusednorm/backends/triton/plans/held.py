@@ -16,9 +16,6 @@ from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, Pa
 from fusednorm.backends.triton.runs import alignment
 from fusednorm.problem import Layout, Problem
 
-#: Steps whose loads a walk over samples has on their way.
-SAMPLE_STAGES = 3
-
 
 def _programs(seen: HeldUnits, config: HeldConfig) -> int:
     if config.all_samples:
@@ -164,7 +161,7 @@ class HeldSamplesBackward(BackwardPlan):
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **tile, "BLOCK_N": config.samples,
-                "STAGES": SAMPLE_STAGES,
+                "STAGES": config.stages,
             },
             config.warps,
         )  # fmt: skip
