@@ -86,8 +86,9 @@ def judge(
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
     ``terms`` is the number of terms of a sum. ``spread`` is the least magnitude to take for |expected|: one standard
-    deviation for a mean, since the mean of centred data is near zero, and for a sum what terms of random signs sum to. ``intermediate`` is the fp64 result with the
-    virtual tensors rounded to the dtypes that the user chose for them; the factor applies to its error too.
+    deviation for a mean, since the mean of centred data is near zero, and for a sum what terms of random signs sum to.
+    ``intermediate`` is the fp64 result with the virtual tensors rounded to the dtypes that the user chose for them; the
+    factor applies to its error too.
 
     ``plain`` is in the compute dtype, not rounded to the dtype of ``got``. For an fp64 ``got``, which is as exact as
     ``expected``, ``plain`` is still computed in fp32: its error is scaled by the ratio of the units, and the roundings
