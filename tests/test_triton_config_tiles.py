@@ -451,6 +451,8 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("batch_norm", 0, None), (40000, 25), torch.float32, False, PassConfig(32, 32, 1, 1)),
         (("group_norm", 1, None), (9, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 10, 2, 3)),
         (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),
+        (("group_norm", 1, None), (1, 40, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),  # 80 partials
+        (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 16, 32, 2, 3)),
     ],
 )  # fmt: skip
 def test_the_passes_of_drawn_shapes_that_were_measured(

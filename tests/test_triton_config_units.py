@@ -20,8 +20,8 @@ from fusednorm.backends.triton.runs import (
     power_of_two,
 )
 from fusednorm.norm import Family, norm_of
-from fusednorm.operands import BackwardOperands, Operands
-from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
+from fusednorm.operands import BackwardOperands, Operands, Sums
+from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem
 
 
 @pytest.mark.parametrize(
@@ -388,6 +388,17 @@ def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], group
         assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
 
 
+def test_groups_of_channels_last_with_sums_around_them_are_fewer_in_a_program() -> None:
+    """A thread has the elements of three tensors."""
+    x = torch.empty(16, 128, 40, 40, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
+    norm = norm_of("group_norm", 32)
+    for problem, units in (
+        (forward_problem(norm, Operands(x)), 4),
+        (sum_forward_problem(norm, Operands(x), Sums(x), False), 2),
+    ):
+        assert held_for(problem, held_units(problem)).units == units
+
+
 @pytest.mark.parametrize(
     ("shape", "groups", "dtype", "modulated", "config"),
     [
@@ -618,6 +629,7 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
         (("instance_norm", 0, None, False), (10, 512, 5, 5), torch.float16, True, "forward", HeldConfig(16, 1)),
         (("instance_norm", 0, "silu", False), (20, 512, 7, 7), torch.float32, True, "backward", HeldConfig(16, 4)),
         (("instance_norm", 0, "silu", False), (2, 2048, 3, 3), torch.float16, True, "backward", HeldConfig(8, 1)),
+        (("instance_norm", 0, None, False), (3000, 3, 2, 2), torch.float16, True, "backward", HeldConfig(4, 1)),
         (("instance_norm", 0, "gelu", True), (8, 272, 707, 1), torch.float32, True, "forward", HeldConfig(8, 8)),
         (("instance_norm", 0, "silu", True), (15, 62, 688, 1), torch.float16, True, "backward", HeldConfig(8, 8)),
         (("instance_norm", 0, None, False), (50, 2560, 5, 5), torch.float16, False, "forward", WholeConfig(8, 1)),

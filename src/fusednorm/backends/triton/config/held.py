@@ -65,7 +65,7 @@ def _narrow(problem: Problem, seen: HeldUnits) -> bool:
 
 def _most_together(problem: Problem, seen: HeldUnits) -> int:
     """The units whose elements the registers of 16 warps hold."""
-    wide = seen.positions and not problem.backward and DTYPE_BYTES[problem.dtype] == 2
+    wide = seen.positions and not problem.backward and problem.added is None and DTYPE_BYTES[problem.dtype] == 2
     return (2 if wide else 1) * MOST_HELD // seen.elements
 
 
@@ -108,7 +108,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
-    if seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD:
+    shortest = seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD
+    if shortest and not problem.backward:
         # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps.
         return HeldConfig(max(1, min(1024 // size // seen.elements, 64 // size, _fitting(seen))), 1)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
@@ -250,8 +251,9 @@ def _short_positions_backward(seen: HeldUnits) -> HeldConfig:
     and 16 of others. (20, 512, 7, 7) in fp32 with silu takes 5.8 us with 16 units on 4 warps, and 9.0 on one, (2, 2048,
     3, 3) in fp16 3.0 with 8 units on one warp, and 3.8 with 32."""
     lanes = power_of_two(seen.units * seen.elements // 640 + 1) // 2
-    lanes = max(256 if seen.elements == 64 else 128, min(1024, lanes))
-    return HeldConfig(lanes // seen.elements, max(1, lanes // (256 if seen.elements == 64 else 512)))
+    least, thread = (256, 8) if seen.elements == 64 else (128, 16)
+    units = max(1, min(max(least, min(1024, lanes)) // seen.elements, power_of_two(seen.in_sample)))
+    return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
 
 
 def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) -> int:

@@ -198,7 +198,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
-    if programs < PROCESSORS * count and count >= FEW_PLANES and tiles == count:
+    merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
+    if programs < PROCESSORS * count and count >= FEW_PLANES and tiles == count and merges:
         tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
@@ -332,9 +333,10 @@ def _repeated(problem: Problem, reduction: PassConfig, rows: int) -> PassConfig:
     """A backward's pass that reads rows of several positions in 16 bits, each with partials of its own: few of these.
     On an H100 (12, 203, 64, 64) in bf16 takes 39.5 us so, and 41.5 with 4 tiles to a program, (9, 75, 80, 80) in fp16
     with relu 19.8 and 22.1, (80000, 20) in bf16 10.9 in larger tiles, and 13.6."""
-    if not problem.norm.smooth and -(-rows // (REPEATED_TILES * reduction.positions)) > MANY_REPEATED:
-        return replace(reduction, positions=4 * reduction.positions, tiles=REPEATED_TILES // 2, warps=4)
     count = -(-rows // reduction.positions)
+    many = count > MANY_REPEATED * REPEATED_TILES and reduction.tiles <= 2 * REPEATED_TILES
+    if many and not problem.norm.smooth:
+        return replace(reduction, positions=4 * reduction.positions, tiles=REPEATED_TILES // 2, warps=4)
     return replace(reduction, tiles=max(reduction.tiles, shares(count, REPEATED_TILES)))
 
 

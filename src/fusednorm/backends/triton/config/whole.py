@@ -84,9 +84,8 @@ def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
     if block == 4 and not shared:  # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp
         return WholeConfig(SHORT_UNITS // block, 4)
-    if (
-        size == 2 and block == 32 and not shared
-    ):  # on an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16
+    if size == 2 and block == 32 and not shared:
+        # On an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16 units.
         return WholeConfig(SHORT_UNITS // 2 // block, 1)
     return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
 
