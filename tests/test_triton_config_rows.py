@@ -409,6 +409,8 @@ def test_odd_planes_of_32_bits_go_in_steps(
     assert instances.choose(problem).name == f"triton.{name}"
     if name == "rows":
         assert rows_forward_for(problem) == StepsConfig(4096, 16)
+    shorter = problems_of("instance_norm", 0, (10, 100, 15001), dtype=torch.float32)[0]
+    assert rows_forward_for(shorter) == StepsConfig(1024, 4)
 
 
 def test_rows_of_single_elements_with_a_smooth_activation_go_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

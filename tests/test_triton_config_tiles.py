@@ -453,6 +453,9 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),
         (("group_norm", 1, None), (1, 40, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),  # 80 partials
         (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 16, 32, 2, 3)),
+        (("instance_norm", 0, None), (3, 203, 300, 300), torch.bfloat16, True, PassConfig(64, 16, 64, 2, 3)),
+        (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 10, 2, 3)),
+        (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 2, 2, 3)),  # no repeats
     ],
 )  # fmt: skip
 def test_the_passes_of_drawn_shapes_that_were_measured(

@@ -168,6 +168,7 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("group_norm", 10, (20, 300, 17, 17), torch.bfloat16, True, ("held", "held")),
         ("group_norm", 10, (20, 310, 17, 17), torch.float32, True, ("held", "tiles")),
         ("group_norm", 32, (15, 128, 47, 56), torch.bfloat16, True, ("tiles", "tiles")),  # rows of 16 bytes
+        ("group_norm", 32, (8, 128, 62, 64), torch.bfloat16, True, ("tiles", "held")),
         ("group_norm", 32, (16, 320, 32, 32), torch.bfloat16, True, ("tiles", "tiles")),  # 10 channels of 16 lanes
         ("group_norm", 2, (3, 534, 24, 1), torch.bfloat16, False, ("held", "tiles")),
         ("group_norm", 32, (24, 320, 20, 20), torch.bfloat16, True, ("tiles", "tiles")),
@@ -629,6 +630,11 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
         (("instance_norm", 0, None, False), (10, 512, 5, 5), torch.float16, True, "forward", HeldConfig(16, 1)),
         (("instance_norm", 0, "silu", False), (20, 512, 7, 7), torch.float32, True, "backward", HeldConfig(16, 4)),
         (("instance_norm", 0, "silu", False), (2, 2048, 3, 3), torch.float16, True, "backward", HeldConfig(8, 1)),
+        (("instance_norm", 0, "silu", False), (4, 600, 3, 3), torch.bfloat16, True, "forward", HeldConfig(16, 4)),
+        (("batch_norm", 0, None, False), (20, 5000), torch.float16, False, "backward", HeldConfig(32, 8)),
+        (("batch_norm", 0, "silu", False), (200, 45), torch.bfloat16, False, "backward", HeldConfig(4, 4)),
+        (("batch_norm", 0, "silu", False), (35, 65), torch.bfloat16, False, "backward", HeldConfig(4, 1)),
+        (("layer_norm", 1, None, False), (50000, 25), torch.bfloat16, False, "forward", WholeConfig(16, 1)),
         (("instance_norm", 0, None, False), (3000, 3, 2, 2), torch.float16, True, "backward", HeldConfig(4, 1)),
         (("instance_norm", 0, "gelu", True), (8, 272, 707, 1), torch.float32, True, "forward", HeldConfig(8, 8)),
         (("instance_norm", 0, "silu", True), (15, 62, 688, 1), torch.float16, True, "backward", HeldConfig(8, 8)),
