@@ -389,13 +389,14 @@ def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], group
         assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
 
 
-def test_groups_of_channels_last_with_sums_around_them_are_fewer_in_a_program() -> None:
-    """A thread has the elements of three tensors."""
+def test_groups_of_channels_last_with_more_than_their_input_are_fewer_in_a_program() -> None:
+    """A thread has the elements of three tensors, or the scale and shift of each sample."""
     x = torch.empty(16, 128, 40, 40, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
     norm = norm_of("group_norm", 32)
     for problem, units in (
         (forward_problem(norm, Operands(x)), 4),
         (sum_forward_problem(norm, Operands(x), Sums(x), False), 2),
+        (forward_problem(norm, Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0])), 2),
     ):
         assert held_for(problem, held_units(problem)).units == units
 
@@ -409,6 +410,8 @@ def test_groups_of_channels_last_with_sums_around_them_are_fewer_in_a_program() 
         ((40000, 81), 9, torch.bfloat16, True, HeldConfig(32, 4)),  # p and q in memory
         ((65536, 81), 9, torch.float32, True, HeldConfig(16, 4)),
         ((6059, 578), 17, torch.bfloat16, True, HeldConfig(2, 4, samples=4, steps=27, stages=1)),  # pairs
+        ((700, 4999), 1, torch.float32, True, HeldConfig(1, 16, samples=1, steps=6, stages=1)),  # on 4 warps spills
+        ((700, 4999), 1, torch.bfloat16, True, HeldConfig(1, 16, samples=1, steps=11, stages=3)),
         ((20000, 300), 30, torch.bfloat16, False, HeldConfig(8, 4, samples=8, steps=19, stages=1)),
         ((65536, 64), 32, torch.float16, False, HeldConfig(32, 2, samples=16, steps=8, stages=3)),
         ((2000, 1000), 5, torch.float32, True, HeldConfig(1, 4, samples=4, steps=10, stages=3)),  # 62 % of four units

@@ -64,9 +64,11 @@ def _narrow(problem: Problem, seen: HeldUnits) -> bool:
 
 
 def _most_together(problem: Problem, seen: HeldUnits) -> int:
-    """The units whose elements the registers of 16 warps hold."""
-    wide = seen.positions and not problem.backward and problem.added is None and DTYPE_BYTES[problem.dtype] == 2
-    return (2 if wide else 1) * MOST_HELD // seen.elements
+    """The units whose elements the registers of 16 warps hold: twice as many of 16 bits in channels_last, forward, with
+    no tensor beside the input, and no scale and shift, which narrow loads leave 8 warps for."""
+    alone = not problem.backward and problem.added is None and not problem.modulated
+    twice = alone and seen.positions and DTYPE_BYTES[problem.dtype] == 2
+    return (2 if twice else 1) * MOST_HELD // seen.elements
 
 
 def _fitting(seen: HeldUnits) -> int:
@@ -153,7 +155,7 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     less where most lanes are empty: (65536, 81) in 9 groups in fp32 with gelu takes 125 us so, and 180 in a walk."""
     size, full = DTYPE_BYTES[problem.dtype], seen.columns / seen.elements
     narrow, single = _narrow(problem, seen), seen.load_bytes(problem) == size
-    if problem.modulated and single and full < (0.6 if size == 2 else 0.75):
+    if problem.modulated and single and full < (0.6 if size == 2 else 0.75) and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
     if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
