@@ -385,7 +385,10 @@ def test_a_backward_of_many_points_walks_over_them(shape: tuple[int, ...], group
     assert config.steps == steps
     if steps > 1:
         assert holding_pays(problem, units)
-        assert config in instances.HELD.configs(problem)
+        listed = instances.HELD.configs(problem)
+        assert config in listed
+        assert {one.stages for one in listed if one.steps > 1} == {1, 3}
+        assert len({one.units for one in listed if one.steps > 1}) > 1  # rows of two lengths
         assert config.samples * config.steps * (-(-shape[0] // (config.samples * config.steps))) >= shape[0]
 
 
@@ -399,6 +402,16 @@ def test_groups_of_channels_last_with_more_than_their_input_are_fewer_in_a_progr
         (forward_problem(norm, Operands(x, scale=x[:, :, 0, 0], shift=x[:, :, 0, 0])), 2),
     ):
         assert held_for(problem, held_units(problem)).units == units
+
+
+def test_groups_whose_rows_are_short_because_of_their_scale_and_shift_go_in_tiles(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(8, 256, 40, 44, dtype=torch.bfloat16, device="meta").contiguous(memory_format=torch.channels_last)
+    norm, scale = norm_of("group_norm", 32), x[:, :, 0, 0]
+    assert instances.choose(forward_problem(norm, Operands(x))) is instances.HELD
+    assert instances.choose(forward_problem(norm, Operands(x, scale=scale, shift=scale))) is instances.TILES
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,12 @@ def compute_saved_statistics(workload: Workload, inputs: Inputs) -> tuple[Tensor
     return results["mean"].to(dtype) if "mean" in results else None, results["rstd"].to(dtype)
 
 
+def _root_mean_square(tensor: Tensor) -> float:
+    """In the compute dtype: a copy in fp64 would be the largest tensor beside a large 16-bit one."""
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return float(torch.linalg.vector_norm(tensor, dtype=dtype)) / sqrt(max(1, tensor.numel()))
+
+
 def gradients_by_name(gradients: Gradients) -> dict[str, Tensor | None]:
     return {f"grad_{name}": getattr(gradients, name) for name in ("input", "weight", "bias", "scale", "shift")}
 
@@ -149,7 +155,7 @@ class Judge:
         self.input_dtype = inputs.input.dtype
         # The sums of terms of random signs have the size of one term times the square root of their number, and those
         # that are near zero by chance the same error.
-        self.term = float(inputs.grad_output.double().square().mean().sqrt()) if inputs.grad_output.numel() else 0.0
+        self.term = _root_mean_square(inputs.grad_output) if any(name in self.expected for name in _SUMMED) else 0.0
         deviations = self.expected.get("rstd")
         self.spread = 0.0 if deviations is None or not deviations.numel() else 1.0 / float(deviations.max())
         dropped = {

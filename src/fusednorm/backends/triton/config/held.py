@@ -52,7 +52,7 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
         alone = False  # (8, 700, 6, 6) in bf16 takes 2.5 us backward with two units to a program, and 2.8 with one
     units = max(least, 1 if alone else program_elements(total, 1024) // seen.elements)
-    units = max(1, min(units, _fitting(seen), _most_together(problem, seen)))
+    units = max(1, min(units, _fitting(seen), most_together(problem, seen)))
     thread = _held_thread(problem, seen, units * seen.elements, not seen.contiguous and least > 1)
     # (1, 960, 415) in fp16 with scale and shift takes 5.1 us on 8 warps, and 17.3 on 16, whose registers spill.
     most = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
@@ -63,7 +63,7 @@ def _narrow(problem: Problem, seen: HeldUnits) -> bool:
     return seen.load_bytes(problem) < WIDE_LOAD
 
 
-def _most_together(problem: Problem, seen: HeldUnits) -> int:
+def most_together(problem: Problem, seen: HeldUnits) -> int:
     """The units whose elements the registers of 16 warps hold: twice as many of 16 bits in channels_last, forward, with
     no tensor beside the input, and no scale and shift, which narrow loads leave 8 warps for."""
     alone = not problem.backward and problem.added is None and not problem.modulated
@@ -81,10 +81,10 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     for others."""
     total, narrow = seen.units * seen.elements, _narrow(problem, seen)
     if seen.apart:
-        # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
         if seen.elements > MOST_APART:  # (3, 4, 20, 20) in fp16 takes 2.2 us with a channel on 8 warps, 2.4 with two
             return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
-        units = min(power_of_two(seen.in_sample), 8 if total > SMALL_HELD else 4, power_of_two(seen.in_sample // 8))
+        # (8, 512, 7, 7) in fp16 with silu takes 4.5 us backward so, and 9.5 with 8 units on 8 warps.
+        units = min(8 if total > SMALL_HELD else 4, power_of_two(seen.in_sample // 8))
         most = max(4, units * seen.elements // (32 * 32)) if problem.backward else 4
         return HeldConfig(units, max(1, min(most, units * seen.elements // 64)))
     if seen.units < MANY_CHANNELS:

@@ -11,6 +11,7 @@ from fusednorm.backends.triton.config.held import (
     MOST_HELD,
     SHARING_HELD,
     SMALL_UNIT,
+    most_together,
     of_many_points,
 )
 from fusednorm.backends.triton.config.tiles import of_points, tiled
@@ -55,8 +56,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
         if seen.elements > MOST_APART:
             # (6, 64, 14, 14) in fp16 takes 4.7 us held and 5.1 in tiles, backward 5.6 and 5.4.
-            few = FEW_CONTIGUOUS if problem.backward else 2 * FEW_CONTIGUOUS
-            return seen.elements <= MOST_FEW_APART and problem.view.numel <= few
+            most = FEW_CONTIGUOUS if problem.backward else 2 * FEW_CONTIGUOUS
+            return seen.elements <= MOST_FEW_APART and problem.view.numel <= most
         return problem.view.numel <= 4 * SMALL_HELD
     if seen.contiguous:
         together = MOST_HELD // seen.elements
@@ -73,9 +74,11 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return size * together >= 64 and full >= least
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
-    few = not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4
-    if not problem.backward and few and (size > 2 or load_bytes(problem) < WIDE_LOAD):
-        return False  # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles
+    idle = not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4
+    if not problem.backward and idle and (size > 2 or load_bytes(problem) < WIDE_LOAD):
+        # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles, but (3, 534, 24) in 2
+        # groups in bf16 3.0 and 4.9.
+        return False
     if not problem.backward and seen.positions and not small and _short_rows(problem, seen, full):
         return False
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
@@ -105,9 +108,8 @@ def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:
     """Whether the groups of channels_last that a program can hold make less than SECTOR_BYTES of each position, or few
     channels fill the lanes of a large one: in bf16 with silu (15, 128, 47, 56) in 32 groups takes 15 us in tiles, and
     33 held, (16, 320, 32, 32) 14.7 and 23.3."""
-    size = DTYPE_BYTES[problem.dtype]
-    together = max(1, (2 if size == 2 else 1) * MOST_HELD // seen.elements)
-    return size * seen.columns * together < SECTOR_BYTES or (seen.elements == MOST_HELD and full < 0.7)
+    row = DTYPE_BYTES[problem.dtype] * seen.columns * max(1, most_together(problem, seen))
+    return row < SECTOR_BYTES or (seen.elements == MOST_HELD and full < 0.7)
 
 
 def _few_large(problem: Problem, seen: HeldUnits) -> bool:

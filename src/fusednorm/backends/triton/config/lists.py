@@ -13,7 +13,7 @@ from itertools import product
 from typing import TypeVar
 
 from fusednorm.backends.triton.config.device import PROCESSORS
-from fusednorm.backends.triton.config.held import MOST_HELD, walk_of
+from fusednorm.backends.triton.config.held import MOST_HELD, WALKED_LANES, WALKED_TILE, walk_of
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
     FlatConfig,
@@ -98,9 +98,11 @@ def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldCo
 
 
 def _walks(problem: Problem, seen: HeldUnits) -> Iterator[HeldConfig]:
-    """Walks over the samples, with 4 to 16 elements a thread and 8 to 32 warps to a multiprocessor."""
+    """Walks over the samples, in rows of two lengths, with 4 to 16 elements a thread, 8 to 32 warps to a
+    multiprocessor, and one stage or three."""
     units = power_of_two(seen.in_sample)
-    for lanes, row, thread, warps, stages in product((1024, 2048), (128, 1024), (4, 8, 16), (8, 16, 32), (1, 3)):
+    rows = WALKED_LANES, WALKED_TILE
+    for lanes, row, thread, warps, stages in product((1024, 2048), rows, (4, 8, 16), (8, 16, 32), (1, 3)):
         yield walk_of(seen, max(1, min(units, row // seen.elements)), lanes, thread, warps, stages)
 
 

@@ -54,9 +54,11 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     132) takes 83 us in steps of 1024, 66 of 2048 and 79 of 4096."""
     block = power_of_two(problem.reduced)
     if problem.view.spatial > 1:
-        if problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and block > LARGE_PROGRAM:
+        if block <= 16384:
+            return StepsConfig(1024, 4)
+        if problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD:
             return StepsConfig(4096, 16)  # on an H100 (10, 100, 20001) takes 69 us so, and 82 on 8 warps
-        return StepsConfig(1024 if block <= 16384 else 2048, 4)
+        return StepsConfig(2048, 4)
     if block <= 4096:
         return StepsConfig(2048, 4)
     if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096

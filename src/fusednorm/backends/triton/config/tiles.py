@@ -40,8 +40,8 @@ LARGE_UNIT = 1 << 20
 LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
 #: Odd planes of so many positions are read in tiles of twice the size, by ODD_PROGRAMS programs at least.
 LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
-#: Tiles of a plane from which on planes fewer than multiprocessors are halved.
-FEW_PLANES = 8
+#: Tiles of a plane from which on two programs share it where planes are fewer than multiprocessors.
+SHARED_PLANE = 8
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
 #: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
@@ -199,7 +199,7 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
-    if programs < PROCESSORS * count and count >= FEW_PLANES and tiles == count and merges:
+    if programs < PROCESSORS * count and count >= SHARED_PLANE and tiles == count and merges:
         tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
