@@ -234,7 +234,8 @@ def test_the_steps_of_few_long_rows_leave_programs_for_the_device(
     x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
     config = columns_backward_for(backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x)))
     assert (config.elements, config.steps, config.stages) == (elements, steps, stages)
-    assert (config.row_elements, config.row_warps) == ((4096, 16) if rows < 66 else (2048, 8))
+    assert (config.row_elements, config.row_warps, config.row_programs) == (2048, 8, 528 if rows < 132 else 264)
+    assert config.warps == elements // (128 if rows < 66 or elements == 512 else 256)
 
 
 def test_the_steps_of_a_smooth_activation_are_in_flight_sooner() -> None:
@@ -430,3 +431,36 @@ def test_hundreds_of_the_longest_rows_go_in_steps_and_few_in_pieces(monkeypatch:
 def test_a_backward_by_columns_of_single_elements_has_few_a_thread() -> None:
     config = columns_backward_for(problems_of("rms_norm", 1, (341, 59741), dtype=torch.bfloat16)[1])
     assert (config.elements, config.steps, config.warps) == (512, 16, 4)
+    few = columns_backward_for(problems_of("rms_norm", 1, (33, 24863), dtype=torch.float16)[1])
+    assert (few.elements, few.steps, few.warps) == (512, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "activation", "steps"),
+    [(273, 17373, "leaky_relu", 8), (234, 64341, "gelu", 8), (322, 34301, None, 16), (14124, 8721, "silu", 16)],
+)
+def test_the_steps_of_single_elements(rows: int, length: int, activation: str | None, steps: int) -> None:
+    x = torch.empty(rows, length, dtype=torch.float16, device="meta")
+    norm = norm_of("layer_norm", 1, activation=resolve(activation))
+    assert columns_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x))).steps == steps
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "dtype", "held"),
+    [
+        ("layer_norm", (400, 128), torch.bfloat16, True), ("layer_norm", (700, 64), torch.bfloat16, False),
+        ("rms_norm", (700, 64), torch.bfloat16, True), ("rms_norm", (2000, 32), torch.bfloat16, False),
+        ("layer_norm", (798, 222), torch.bfloat16, True), ("layer_norm", (1680, 67), torch.float16, False),
+        ("layer_norm", (504, 512), torch.bfloat16, False), ("layer_norm", (1000, 150), torch.bfloat16, True),
+    ],
+)  # fmt: skip
+def test_many_short_rows_leave_no_partials_of_each(
+    family: Family, shape: tuple[int, int], dtype: torch.dtype, held: bool
+) -> None:
+    problem = problems_of(family, 1, shape, dtype=dtype)[1]
+    assert holding_rows_pays(problem, held_units(problem)) == held
+
+
+def test_a_program_of_few_narrow_rows_has_eight_elements_a_thread() -> None:
+    for shape, rows in (((3000, 30), 8), ((9728, 3), 64), ((19474, 13), 32), ((700, 64), 8)):
+        assert rows_backward_for(problems_of("layer_norm", 1, shape, dtype=torch.float16)[1]).rows == rows

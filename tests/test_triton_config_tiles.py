@@ -442,20 +442,25 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
 @pytest.mark.parametrize(
     ("called", "shape", "dtype", "last", "reduction"),
     [
-        (("instance_norm", 0, None), (12, 203, 64, 64), torch.bfloat16, True, PassConfig(64, 16, 8, 2, 3)),
+        (("instance_norm", 0, None), (12, 203, 64, 64), torch.bfloat16, True, PassConfig(64, 16, 16, 2, 3)),
         (("batch_norm", 0, "silu"), (65536, 33), torch.bfloat16, False, PassConfig(64, 16, 8, 2, 3)),
         (("batch_norm", 0, None), (80000, 20), torch.bfloat16, False, PassConfig(64, 64, 4, 4, 3)),
         (("batch_norm", 0, "silu"), (80000, 20), torch.bfloat16, False, PassConfig(64, 16, 6, 2, 3)),
         (("batch_norm", 0, None), (40000, 25), torch.float16, False, PassConfig(32, 128, 1, 4)),
         (("batch_norm", 0, None), (40000, 10), torch.float16, False, PassConfig(16, 64, 1, 1)),
         (("batch_norm", 0, None), (40000, 25), torch.float32, False, PassConfig(32, 32, 1, 1)),
-        (("group_norm", 1, None), (9, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 10, 2, 3)),
-        (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),
-        (("group_norm", 1, None), (1, 40, 95, 107), torch.float32, False, PassConfig(1, 512, 20, 2, 3)),  # 80 partials
-        (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 16, 32, 2, 3)),
+        (("group_norm", 1, None), (9, 7, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
+        (("group_norm", 1, None), (90, 7, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
+        (("group_norm", 1, None), (1, 40, 95, 107), torch.float32, False, PassConfig(1, 2048, 1, 8)),
+        (("group_norm", 19, None), (100, 247, 49, 49), torch.float32, False, PassConfig(1, 1024, 1, 4)),  # fuller
+        (("batch_norm", 0, None), (16, 100, 45, 45), torch.float32, False, PassConfig(1, 512, 4, 2, 3)),  # short
+        (("batch_norm", 0, None), (10, 192, 97, 97), torch.float32, False, PassConfig(1, 2048, 1, 8)),
+        (("instance_norm", 0, "silu"), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 19, 2, 3)),
+        (("instance_norm", 0, None), (1, 640, 24, 608), torch.float32, True, PassConfig(64, 8, 32, 2, 3)),
+        (("instance_norm", 0, None), (3, 203, 256, 256), torch.bfloat16, True, PassConfig(64, 16, 64, 2, 3)),
         (("instance_norm", 0, None), (3, 203, 300, 300), torch.bfloat16, True, PassConfig(64, 16, 64, 2, 3)),
-        (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 10, 2, 3)),
-        (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 2, 2, 3)),  # no repeats
+        (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 18, 2, 3)),
+        (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 7, 2, 3)),  # no repeats
     ],
 )  # fmt: skip
 def test_the_passes_of_drawn_shapes_that_were_measured(

@@ -159,7 +159,9 @@ def test_the_samples_of_batch_norm_may_have_a_scale_of_their_own() -> None:
         ("instance_norm", 0, (28, 619, 48, 87), torch.float16, False, ("whole", "rows")),
         ("instance_norm", 0, (9, 43, 141, 143), torch.float32, False, ("rows", "rows")),
         ("instance_norm", 0, (9, 43, 141, 143), torch.float16, False, ("tiles", "tiles")),
-        ("instance_norm", 0, (25, 64, 200, 200), torch.float16, False, ("tiles", "tiles")),  # more than a block
+        ("instance_norm", 0, (25, 64, 200, 200), torch.float16, False, ("tiles", "rows")),  # more than a block
+        ("instance_norm", 0, (25, 64, 201, 202), torch.float32, False, ("tiles", "rows")),
+        ("instance_norm", 0, (25, 64, 201, 202), torch.float16, False, ("tiles", "tiles")),  # loads of 4 bytes
         ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, False, ("whole", "held")),
         ("instance_norm", 0, (128, 384, 12, 12), torch.bfloat16, True, ("held", "held")),
         ("instance_norm", 0, (20, 512, 17, 17), torch.float16, True, ("held", "held")),
@@ -634,6 +636,33 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
 
 
 @pytest.mark.parametrize(
+    ("shape", "dtype", "activation", "expected"),
+    [
+        ((8, 64, 130, 130), torch.bfloat16, None, StepsConfig(4096, 8)),
+        ((8, 64, 101, 112), torch.bfloat16, None, StepsConfig(2048, 8)),
+        ((28, 45, 59, 512), torch.float16, None, StepsConfig(8192, 8)),
+        ((28, 45, 59, 512), torch.float32, None, StepsConfig(16384, 16)),
+        ((28, 45, 59, 512), torch.float64, None, StepsConfig(2048, 8)),
+        ((4, 200, 211, 212), torch.float16, None, StepsConfig(16384, 16)),
+        ((9, 43, 141, 143), torch.float32, None, StepsConfig(4096, 8)),  # single loads
+        ((16, 100, 100, 100), torch.float32, "silu", StepsConfig(4096, 16)),
+        ((40, 100, 64, 80), torch.float32, "silu", StepsConfig(2048, 8)),
+        ((40, 100, 64, 80), torch.float32, "relu", HeldConfig(1, 16)),
+        ((8, 500, 79, 103), torch.float32, "silu", HeldConfig(1, 16)),  # single loads
+        ((2, 100, 64, 80), torch.float32, "silu", HeldConfig(1, 16)),  # few planes
+    ],
+)
+def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
+    shape: tuple[int, ...], dtype: torch.dtype, activation: str | None, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    norm = norm_of("instance_norm", activation=resolve(activation))
+    problem = backward_problem(norm, BackwardOperands(x, x, x, x))
+    assert instances.choose(problem).configs(problem)[0] == expected
+
+
+@pytest.mark.parametrize(
     ("called", "shape", "dtype", "last", "direction", "expected"),
     [
         (("batch_norm", 0, None, False), (20, 1280, 3, 3), torch.float16, False, "forward", HeldConfig(4, 4)),
@@ -677,8 +706,24 @@ def test_long_planes_with_sums_around_their_backward_go_in_tiles(monkeypatch: py
         (("group_norm", 1, None, False), (1, 768, 3, 3), torch.float16, False, "forward", WholeConfig(1, 16)),
         (("rms_norm", 1, "silu", False), (13978, 763), torch.float32, False, "forward", WholeConfig(1, 4)),
         (("instance_norm", 0, "relu", False), (28, 99, 48, 87), torch.float16, False, "backward", StepsConfig(1024, 4)),
-        (("instance_norm", 0, None, False), (8, 64, 130, 130), torch.bfloat16, False, "backward", StepsConfig(2048, 8)),
-        (("instance_norm", 0, None, False), (9, 43, 141, 143), torch.float32, False, "backward", StepsConfig(4096, 8)),
+        (("instance_norm", 0, None, True), (1, 1804, 3, 3), torch.float32, False, "backward", HeldConfig(16, 8)),
+        (("group_norm", 256, None, False), (33, 768, 16, 47), torch.bfloat16, False, "forward", HeldConfig(1, 4)),
+        (("group_norm", 64, None, False), (60, 192, 24, 24), torch.bfloat16, False, "forward", HeldConfig(1, 4)),
+        (("group_norm", 100, "silu", False), (30, 300, 33, 33), torch.bfloat16, False, "forward", WholeConfig(1, 4)),
+        (("group_norm", 64, None, False), (50, 448, 7, 7), torch.float32, False, "forward", HeldConfig(1, 1)),
+        (("group_norm", 64, None, False), (50, 448, 7, 7), torch.float32, False, "backward", HeldConfig(1, 1)),
+        (("group_norm", 64, "relu", False), (30, 512, 7, 7), torch.float32, False, "backward", HeldConfig(1, 1)),
+        (("group_norm", 160, None, False), (64, 640, 7, 7), torch.bfloat16, False, "forward", HeldConfig(2, 1)),
+        (("group_norm", 128, None, False), (40, 512, 5, 5), torch.float32, False, "forward", HeldConfig(2, 1)),
+        (("batch_norm", 0, None, True), (288, 43), torch.bfloat16, False, "backward", HeldConfig(1, 1)),
+        (("batch_norm", 0, None, False), (1660, 384), torch.float16, False, "backward", HeldConfig(8, 8)),
+        (("batch_norm", 0, None, False), (1000, 100), torch.float32, False, "forward", HeldConfig(2, 8)),
+        (("batch_norm", 0, None, False), (43, 170, 7, 1), torch.float32, True, "backward", HeldConfig(4, 8)),
+        (("batch_norm", 0, None, False), (2, 2132, 5, 9), torch.bfloat16, False, "forward", HeldConfig(2, 1)),
+        (("batch_norm", 0, "leaky_relu", False), (19, 16, 1, 3), torch.float32, False, "backward", HeldConfig(1, 1)),
+        (("layer_norm", 1, None, False), (3666, 768), torch.float16, False, "forward", WholeConfig(2, 2)),
+        (("layer_norm", 1, "gelu_tanh", False), (15271, 713), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
+        (("layer_norm", 1, None, False), (5, 82), torch.float32, False, "forward", WholeConfig(1, 1)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

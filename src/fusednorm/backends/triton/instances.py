@@ -18,6 +18,7 @@ from fusednorm.backends.triton.config.holding import (
     holding_pays,
     holding_short_pays,
     whole_pays,
+    wider_held,
 )
 from fusednorm.backends.triton.config.kinds import (
     ColumnsBackwardConfig,
@@ -76,8 +77,9 @@ LONGEST_OF_PAIRS = 32768
 #: Elements of 16-bit rows of single loads with a mean and a smooth activation beyond which steps are faster than
 #: registers: (5215, 13093) in fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61.
 LONGEST_SMOOTH = 12288
-#: Elements of a plane from which on a program has work for several steps.
-LEAST_PLANE = 2048
+#: Elements of a plane from which on a program has work for several steps, and the bytes of one up to which the L2 holds
+#: those in work.
+LEAST_PLANE, LARGEST_PLANE = 2048, 160 << 10
 #: Rows that share a gate, at least, where parameters have gradients: of 4 rows three sums take 12 bytes an element.
 LEAST_GATED = 4
 SINGLE = "each position has statistics of its own"
@@ -483,7 +485,10 @@ def choose(problem: Problem) -> Instance:
         return WHOLE if whole and fuller_whole(problem, held_units(problem)) else HELD
     if problem.backward and ROWS.supports(problem) is None and _plane_rows_pay(problem):
         return ROWS
-    return WHOLE if whole and whole_pays(problem) else TILES
+    if whole and whole_pays(problem):
+        held = HELD.supports(problem) is None and wider_held(problem, held_units(problem))
+        return HELD if held else WHOLE
+    return TILES
 
 
 def _for_positions(problem: Problem) -> Instance:
@@ -508,9 +513,12 @@ def _steps_pay(problem: Problem) -> bool:
 
 def _plane_rows_pay(problem: Problem) -> bool:
     """Whether the backward of channels of samples is faster with a second read from the L1 or the L2 than in tiles: on
-    an H100 (28, 619, 48, 87) in fp16 with relu takes 164 us so, and 252 in tiles, (9, 43, 20049) in fp32 49 and 56."""
+    an H100 (28, 619, 48, 87) in fp16 with relu takes 164 us so, and 252 in tiles, (9, 43, 20049) in fp32 49 and 56, (4,
+    200, 211, 212) in fp16 88 and 125, but (5, 80, 200, 250) in bf16 with silu 77 and 72."""
     many = problem.num_statistics >= 2 * PROCESSORS and load_bytes(problem) >= PAIR_LOAD
-    return many and problem.view.group_channels == 1 and LEAST_PLANE <= problem.reduced <= MOST_WHOLE
+    large = load_bytes(problem) >= WIDE_LOAD and not problem.norm.smooth
+    most = max(MOST_WHOLE, LARGEST_PLANE // DTYPE_BYTES[problem.dtype]) if large else MOST_WHOLE
+    return many and problem.view.group_channels == 1 and LEAST_PLANE <= problem.reduced <= most
 
 
 def _for_rows(problem: Problem) -> Instance:

@@ -23,6 +23,8 @@ ALL_SAMPLES, ALL_SAMPLES_LAST = 2048, 1 << 14
 MOST_APART, MOST_FEW_APART = 1024, 2048
 #: Channels of samples that are many for the multiprocessors.
 MANY_CHANNELS = 250
+#: Short channels of samples that are many for the multiprocessors.
+MANY_SHORT = 1000
 #: Channels of samples whose short backward has two to a warp.
 FEW_CHANNELS = 64
 #: Rows that one program of a small backward takes, where their loads are narrow.
@@ -31,6 +33,8 @@ FEW_ROWS = 8
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
+#: Programs with a row of units each, few of which are faster than more with shorter rows.
+FEWEST_ROWS = 64
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
 MOST_SMALL = 256
 
@@ -94,6 +98,9 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 4)
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
+    several = seen.affine == 0 and narrow and 128 <= seen.elements <= 256 and seen.units >= MANY_SHORT
+    if several and not problem.backward and total <= 2 * SMALL_HELD:
+        return HeldConfig(2, 1)  # (2, 2132, 5, 9) in bf16 takes 2.2 us so, and 2.8 with 8 units on 8 warps
     if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= 2 * SMALL_HELD:
         return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
     return None
@@ -106,10 +113,18 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
     if problem.backward and few and seen.contiguous and seen.elements <= 128:
         return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
+    if problem.backward and few and seen.across == "sample" and 32 <= seen.elements <= 64 and seen.affine != 3:
+        return HeldConfig(1, 1)  # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
-        return _short_narrow(problem, seen.elements, total > 4 * SMALL_HELD)
+        return _short_narrow(problem, seen.elements, seen.rows, total > 4 * SMALL_HELD)
+    groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
+    if narrow and not small and not problem.backward and groups:
+        # (50, 448, 7, 7) in 64 groups in fp32 takes 5.0 us so, and 12.1 with two units on two warps, (64, 640, 7, 7) in
+        # 160 groups in bf16 6.3 with two on one, and 7.8 with four, (40, 512, 5, 5) in 128 groups in fp32 4.1 and 5.8.
+        lanes = 512 if size == 2 else 256
+        return HeldConfig(max(1, lanes // seen.elements), 1)
     shortest = seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD
     if shortest and not problem.backward:
         # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps.
@@ -120,8 +135,10 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         units = max(1, min(256 // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
-        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16.
-        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen)))
+        # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
+        # (288, 43) 3.7 with one, and 12.3 with 16.
+        most = power_of_two(max(1, 2 * seen.units // PROCESSORS))
+        units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen), most))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     if problem.backward and small and narrow and _rows(seen) and seen.elements <= 256:
         # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
@@ -222,7 +239,9 @@ def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if seen.elements >= 64:
         return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
     units = max(1, min(256 // seen.elements, _fitting(seen)))
-    thread = 4 if problem.modulated and problem.backward else fewest(seen.elements, _narrow(problem, seen))
+    thread = fewest(seen.elements, _narrow(problem, seen))
+    if problem.modulated and problem.backward:  # (1, 1804, 3, 3) in fp32 takes 1.9 us with one, and 2.4 with 4
+        thread = 4 if DTYPE_BYTES[problem.dtype] == 2 else 1
     return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
 
 
@@ -337,6 +356,9 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
+        if seen.samples == 1 and problem.norm.per_batch:
+            # (1660, 384) in fp16 takes 6.5 us with 8, and 10.0 with 2, (1000, 100) in fp32 4.0 with 2, and 4.3 with 4.
+            return max(2, power_of_two(-(-seen.units // FEWEST_ROWS)))
         return max(1, min(4, SMALL_UNIT // seen.elements))
     return least
 
@@ -357,11 +379,13 @@ def _row_of_groups(problem: Problem, seen: HeldUnits) -> int:
     return min(least, power_of_two(max(1, 8 * seen.units // PROCESSORS, 2048 // seen.elements)))
 
 
-def _short_narrow(problem: Problem, unit: int, many: bool) -> HeldConfig:
+def _short_narrow(problem: Problem, unit: int, rows: int, many: bool) -> HeldConfig:
     """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
     (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The shortest have two warps:
     (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest in fp32: (45, 256, 315) takes
     14.4 us with them, and 17.5 with one."""
+    if unit == 512 and 1 < rows <= 8:  # (50, 448, 7, 7) in 64 groups in fp32 takes 8.8 us so, and 11.0 with two on two
+        return HeldConfig(1, 1)
     if not many or unit <= 32:
         return HeldConfig(512 // unit, 2)
     if unit <= 256:

@@ -24,9 +24,9 @@ LARGE_HELD = 4096
 #: Memory moves so many bytes at least, of which a unit of one channel of channels_last has its own element, and the
 #: bytes that one program may so read: batch_norm of (2, 6, 73, 73) in bf16 takes 5.9 us held, and 4.5 in tiles.
 SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
-#: Elements of points with scale and shift whose backward is as fast held: (1000, 256) in fp16 takes 10.5 us held, and
-#: 6.8 in tiles.
-FEW_POINTS = 1 << 17
+#: Elements of points with scale and shift whose backward is as fast held: (1000, 128) in fp16 takes 9.0 us held, and
+#: 6.9 in tiles, (288, 43) in bf16 3.7 and 6.9.
+FEW_POINTS = 1 << 16
 #: Positions of an odd plane from which on planes are long enough for tiles.
 MOST_WHOLE_PLANE = 512
 #: Samples from which on batch_norm's spread planes fill tiles.
@@ -98,6 +98,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
             # 67.
             return seen.elements == LARGE_HELD or full >= 0.75
+        many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
+        if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
+            return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
         # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles.
         return short or full >= (0.55 if seen.elements in (256, 1024) else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
@@ -156,6 +159,14 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     whole, 84 % full, and 3.5 held, 42 % full."""
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
     return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)
+
+
+def wider_held(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether the forward of a small unit reads its channels by the widest loads, each of one channel, where the
+    elements of the whole unit look up their channels one by one: (33, 768, 16, 47) in 256 groups in bf16 takes 27 us
+    held, and 57 whole, both 55 % full, (60, 192, 24, 24) in 64 12.1, 42 % full, and 15.5, 84 % full."""
+    wide = seen.load_bytes(problem) == WIDEST_LOAD and not seen.contiguous
+    return wide and not problem.backward and 3 * seen.rows * seen.columns >= seen.elements
 
 
 def holding_short_pays(problem: Problem) -> bool:

@@ -18,8 +18,15 @@ ONE_PROGRAM, LARGE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 14, 1 << 20
 #: Bytes of a row that is long for one multiprocessor where others have none: layer_norm of (68, 8192) in fp32 with relu
 #: takes 8.3 us by columns, and 10.5 by rows.
 LONG_BYTES = 1 << 15
+#: Bytes of a plane of which a multiprocessor has two in work so that their second read comes from the L2, and one.
+MOST_PLANE_BYTES, LARGE_PLANE_BYTES = 48 << 10, 72 << 10
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
+#: Rows from which on partials of each cost more than they gain: layer_norm of (9728, 3) in fp16 takes 3.3 us by rows,
+#: and 15.1 held, (700, 64) with gelu 3.8 and 4.3, but (400, 128) in bf16 3.4 both ways. Without a mean, or of
+#: longer rows of narrow loads, some more are: rms_norm of (967, 256) in bf16 with gelu takes 5.2 us by rows, and 4.7
+#: held, (2000, 32) 3.4 and 4.3, layer_norm of (798, 222) with gelu 7.3 and 5.8.
+MANY_ROWS = 448
 #: Rows of LARGE_HELD elements from which on their backward is faster held, where rows by rows have no wider loads.
 FEW_LONG = 8
 #: Bytes of the steps of all programs of a multiprocessor in a backward of short rows. Beyond these more programs leave
@@ -36,6 +43,11 @@ STEPS_BYTES = 96 << 10
 #: us with 4 steps, and 18.6 with 16, (64, 65536) in fp32 with silu 29 and 39, but (392, 56736) in fp16 with
 #: silu 81 with 16 steps, and more with fewer. On an H100 (71, 65536) in fp16 takes 23 us with 8, and 31 with 4.
 COLUMN_PROGRAMS, MOST_STEPS = 500, 32
+#: Steps of single loads, and the steps in all from which on a program has twice as many, and with a smooth activation
+#: four times that: rms_norm of (273, 17373) in bf16 takes 27.5 us with 4, and 37.6 with 16, (234, 64341) with gelu 84
+#: with 8, and 92 with 16, but layer_norm of (322, 34301) in fp16 69 with 8, and 65 with 16, (14124, 8721) with silu 750
+#: and 690.
+MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
@@ -76,11 +88,26 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
 
 def plane_rows_backward_for(problem: Problem) -> StepsConfig:
     """The channels of samples in steps, on an H100: (28, 619, 48, 87) in fp16 with relu takes 164 us in steps of 1024,
-    and 173 of 2048, (8, 64, 130, 130) in bf16 31 and 27, (9, 43, 20049) in fp32 49 of 4096, and 57 of 1024."""
-    block = power_of_two(problem.reduced)
-    if problem.dtype == "float32" and block > LARGE_HELD:
+    and 173 of 2048, (8, 64, 130, 130) in bf16 31 and 27, (40, 100, 64, 80) in fp32 with silu 91 of 2048, and 102 of
+    4096, (16, 100, 100, 100) 81 of 4096, and 94 of 2048.
+    The second read of large planes comes from the L2 where few are in work at a time, each by a program with many
+    registers: (28, 45, 30208) in fp32 takes 170 us in steps of 16384, and 247 of 4096 on 8 warps, in fp16 86 of 8192,
+    and 117 of 2048."""
+    size, block = DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
+    if block <= LARGE_HELD or (block == 2 * LARGE_HELD and size != 4):
+        return StepsConfig(min(1024, block), 4)
+    if size == 4 and load_bytes(problem) < WIDE_LOAD:  # (9, 43, 20049) takes 49 us so, 57 of 1024, and 83 of 16384
         return StepsConfig(4096, 8)
-    return StepsConfig(2048, 8) if block > 2 * LARGE_HELD else StepsConfig(min(1024, block), 4)
+    if block == 2 * LARGE_HELD or size == 8:
+        return StepsConfig(2048, 8)
+    if size * problem.reduced > LARGE_PLANE_BYTES:
+        return StepsConfig(16384, 16)
+    if block > 4 * LARGE_HELD and size * problem.reduced > MOST_PLANE_BYTES:
+        return StepsConfig(8192, 8)
+    if size == 4:
+        return StepsConfig(4096, 16)
+    # (9, 128, 136, 136) in bf16 with relu takes 55 us in steps of 4096, and 66 of 2048.
+    return StepsConfig(4096 if block > 4 * LARGE_HELD else 2048, 8)
 
 
 def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
@@ -145,7 +172,10 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
         rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
         return RowsBackwardConfig(rows, warps, programs * PROCESSORS, stages=3)
-    elements = 32 * (16 if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
+    # (3000, 30) in fp16 takes 3.9 us with 8 elements a thread, and 4.2 with 16, (9728, 3) 3.3 and 3.6, but (19474, 13)
+    # in bf16 with leaky_relu 7.6 and 6.6.
+    least = 8 if not wide and block <= 64 and view.numel <= FEW_ELEMENTS // 8 else 16
+    elements = 32 * (least if few else 32 if block >= 1024 else 16 if wide else max(8, block // 16))
     warps, rows = max(1, block // elements), max(1, elements // block)
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
     most = 3 * size * view.samples // 32
@@ -217,6 +247,8 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     if seen.elements == LARGE_HELD and slow:
         return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held; (11, 2369) 7.7 held too
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
+    long = seen.elements > 128 and load_bytes(problem) < WIDE_LOAD
+    small = small and seen.units < (3 if long or not problem.norm.has_mean else 1) * MANY_ROWS
     return small and not _one_program(problem, seen.elements)
 
 
@@ -259,10 +291,9 @@ def by_columns(problem: Problem) -> bool:
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     """Each program leaves the sums of its rows: few programs with many rows move fewer bytes, many end sooner. All rows
-    to a program where rows are few and so long that their columns have enough programs. Of 16 bits rows and columns are
-    longer, unless large rows are in flight."""
+    to a program where rows are few and so long that their columns have enough programs."""
     share, view = 4 if problem.dtype == "float64" else 1, problem.view
-    single = DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < PAIR_LOAD
+    single, few = DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < PAIR_LOAD, view.samples < PROCESSORS
     # Few elements a thread of single loads: (341, 59741) in bf16 with gelu takes 110 us so, and 182 with 2048 columns
     # to a program.
     elements = 512 if single else 1024 // share
@@ -272,13 +303,16 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     if view.samples <= ONE_SHARE or (view.samples <= 16 and view.channels > 2 * PROCESSORS * elements):
         steps = view.samples
     else:
-        rows, most = view.samples * blocks, MOST_STEPS // (2 if single else 1)
-        least = 4 if rows // 4 >= FEWEST_PROGRAMS else 2
-        steps = max(least, min(most, power_of_two(rows // COLUMN_PROGRAMS + 1) // 2))
-    programs = PROCESSORS * (4 if view.samples < PROCESSORS else 2)
-    warps = max(1, elements * share // (128 if single else 256))
+        rows = view.samples * blocks
+        most, least = MOST_STEPS, 4 if rows // 4 >= FEWEST_PROGRAMS else 2
+        if single:
+            many = rows >= (4 if problem.norm.smooth else 1) * MANY_SINGLE
+            most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
+        enough = COLUMN_PROGRAMS * (2 if single else 1)
+        steps = max(least, min(most, power_of_two(rows // enough + 1) // 2))
+    # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, but (87, 13902) in bf16
+    # 9.8 and 9.2.
+    warps = max(1, elements * share // (128 if single or 2 * view.samples < PROCESSORS else 256))
     flying = FLYING_STEPS if problem.norm.smooth else FLYING_SIMPLE_STEPS
     stages = 1 if single or steps < flying else 3
-    few = DTYPE_BYTES[problem.dtype] == 2 and view.samples < PROCESSORS // 2 and not single
-    row = (4096, 16) if few else (2048 // share, 8)
-    return ColumnsBackwardConfig(*row, programs, elements, steps, warps, stages)
+    return ColumnsBackwardConfig(2048 // share, 8, PROCESSORS * (4 if few else 2), elements, steps, warps, stages)

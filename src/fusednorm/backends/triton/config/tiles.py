@@ -40,6 +40,8 @@ LARGE_UNIT = 1 << 20
 LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
 #: Odd planes of so many positions are read in tiles of twice the size, by ODD_PROGRAMS programs at least.
 LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
+#: Positions of a plane of single loads of 32 bits beyond which its tiles are a program's each.
+LONG_SINGLE_PLANE = 2048
 #: Tiles of a plane from which on two programs share it where planes are fewer than multiprocessors.
 SHARED_PLANE = 8
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
@@ -67,7 +69,10 @@ FORWARD_STAGES, BACKWARD_STAGES, TILE_BYTES, NARROW_STAGES = 4, 3, 2048, 6
 LONG_ROW_BYTES = 1 << 20
 #: Elements that one program of such a pass takes at least and at most, and about how many programs there are: the
 #: backward of (2, 307, 256, 363) in one group in fp16 with silu takes 190 us so, and 197 with twice as many.
-FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 800
+FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 500
+#: BACKWARD_PROGRAMS of 32 bits with a smooth activation: instance_norm of (1, 640, 24, 32, 19) with silu takes 63 us
+#: so, and 67 with 500. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 500, and 19.7 with 1800.
+SMOOTH_PROGRAMS = 800
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -181,8 +186,14 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     view, wide = problem.view, {"float32": 2, "float64": 4}.get(problem.dtype, 1)
     large = view.spatial >= LARGE_PLANE
     read, warps = _planes_across(problem, 1024 // wide), 2
-    odd = load_bytes(problem) < WIDE_LOAD and wide == 1
-    if wastes(problem, read.positions):
+    length, narrow = length_of_runs(problem), load_bytes(problem) < WIDE_LOAD
+    odd, alone = narrow and wide == 1, narrow and wide == 2 and length > LONG_SINGLE_PLANE
+    if alone:
+        # Narrow loads are not ahead of their use: (10, 192, 97, 97) in fp32 takes 123 us with a tile to a program, and
+        # 142 with 19 of 512 positions.
+        full = filled(length, 2048) >= FULL
+        read, warps = PassConfig(1, 2048 if full else 1024), 8 if full else 4
+    elif wastes(problem, read.positions):
         read = _in_pieces(problem, 1024 // wide)
     elif odd and view.spatial >= LONG_ODD_PLANE:
         # Half as many windows that are not whole: (13, 33, 127, 127) in bf16 with silu takes 22 us so, and 25 in tiles
@@ -190,12 +201,13 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         read = _planes_across(problem, 2048)
     elif large:
         read, warps = replace(read, positions=1024), wide
-    length = length_of_runs(problem)
     count = -(-length // read.positions)
     programs = _programs(problem, read)
     if odd:
         tiles = shares(count, programs // ODD_PROGRAMS if large else count)
         warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
+    elif alone:
+        tiles = 1
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
@@ -301,7 +313,8 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # (1, 128, 169, 169) in fp32 takes 28.2 us backward in tiles of 2 KB, and 30.9 in tiles of 4.
     positions = max(1, TILE_BYTES // size // read)
     count = -(-view.spatial // positions)
-    programs = BACKWARD_PROGRAMS if problem.backward else FORWARD_PROGRAMS
+    slow = size > 2 and problem.norm.smooth
+    programs = FORWARD_PROGRAMS if not problem.backward else SMOOTH_PROGRAMS if slow else BACKWARD_PROGRAMS
     tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))

@@ -37,6 +37,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     else:
         sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block)
         # (9000, 763) in fp32 takes 21.1 us on 4 warps, and 22.9 on 2.
+        few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
+        if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
+            return WholeConfig(2, 2)
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         thread = thread_elements(block * units, most, 32 if narrow else 16)
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
@@ -96,8 +99,9 @@ def _small_whole(block: int, units: int, narrow: bool, size: int) -> WholeConfig
     short units are a warp's, which waits for no other: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
     3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four. The shortest in fp32 are two elements
     a thread: (6, 1800, 3, 3) takes 2.1 us with 16 units on four warps, and 2.8 with 32."""
-    if block == 128 and narrow:
-        # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four.
+    if block == 128 and (narrow or (size > 2 and units <= PROCESSORS // 4)):
+        # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
+        # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
