@@ -95,28 +95,40 @@ def test_a_gpu_gives_the_functional_bits() -> None:
     assert _same(pack["y"], fusednorm.group_norm(pack["x"], 4, scale, bias, activation="silu"))
 
 
+#: Every norm of the graphs in the interpreter, by each instance of triton in turn: an instance may run alone what its
+#: supports() lets through, and not what the choice would have picked.
 INTERPRETED = """
 import json
 import fusednorm
-from graph_support import described, run
 import torch
-found = []
-with fusednorm.use_instance("triton.tiles"):
-    for name in ("norm_activation", "groupnorm_given", "rmsnorm_given", "saved_backward", "batchnorm_chain"):
-        # An image's rows in channels_last lie across memory, and are no rows of triton.tiles.
-        layout = "nchw" if name == "rmsnorm_given" else "nhwc"
-        graph = described(name, torch.float32, layout, (2, 8, 3, 5))
-        verification = graph.verify(run(graph))
-        found += [] if verification.ok else [(name, str(verification))]
-print(json.dumps(found))
+from fusednorm.backends.triton.instances import INSTANCES
+from fusednorm.graph.errors import UnsupportedGraphError
+from graph_support import PATTERNS, described, run
+NODES = [kind + "norm" + how for kind in ("batch", "group", "instance", "layer", "rms") for how in ("", "_backward")]
+GIVEN = ["batchnorm_inference", *(kind + "norm_given" for kind in ("group", "instance", "layer", "rms"))]
+found, counts = [], {}
+for instance in INSTANCES:
+    for name in (*NODES, *GIVEN, *PATTERNS):
+        for layout in ("nchw", "nhwc"):
+            with fusednorm.use_instance(instance.name):
+                graph = described(name, torch.float32, layout, (2, 8, 3, 5))
+                try:
+                    verification = graph.verify(run(graph))
+                except UnsupportedGraphError:
+                    continue
+            counts[instance.name] = counts.get(instance.name, 0) + 1
+            found += [] if verification.ok else [(instance.name, name, layout, str(verification))]
+print(json.dumps([found, counts]))
 """
 
 
-def test_graphs_on_triton_kernels_in_the_interpreter() -> None:
+def test_every_norm_of_the_graphs_on_every_triton_instance_in_the_interpreter() -> None:
     triton = pytest.importorskip("triton")
     if tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8):
         pytest.skip("the interpreter of triton < 3.8 fails with numpy >= 2.4")
-    assert interpreted(INTERPRETED) == []
+    found, counts = interpreted(INTERPRETED)
+    assert found == []
+    assert set(counts) == {f"triton.{one}" for one in ("tiles", "whole", "held", "rows", "columns", "flat")}
 
 
 # --- the functional API's bits ---

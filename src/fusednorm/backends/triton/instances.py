@@ -407,13 +407,15 @@ class ColumnsInstance:
 
 @dataclass(frozen=True, slots=True)
 class FlatInstance:
-    """Evaluations of dense tensors: their elements in the order of memory."""
+    """Evaluations of batch_norm over dense tensors: their elements in the order of memory."""
 
     name: str = "triton.flat"
 
     def supports(self, problem: Problem) -> str | None:
         if problem.direction != "inference":
             return "the statistics are not given"
+        if not problem.norm.per_batch:
+            return "takes one mean and one variance of each channel, and the samples have their own"
         if not is_dense(problem):
             return "the elements of input and output do not follow one another in the same order"
         if problem.view.numel >= 1 << 31:
