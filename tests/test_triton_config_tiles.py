@@ -418,6 +418,15 @@ def test_the_passes_of_a_backward_of_channels_last(
     assert (output.channels, output.positions, output.tiles, output.warps) == write
 
 
+@pytest.mark.parametrize(
+    ("count", "most", "share"), [(256, 6, 4), (34, 4, 4), (182, 7, 7), (57, 5, 3), (7, 12, 7), (400, 6, 5)]
+)
+def test_shares_of_a_program_are_equal_where_these_are_more_than_half_as_large(
+    count: int, most: int, share: int
+) -> None:
+    assert shares(count, most) == share
+
+
 def test_an_only_tile_of_a_program_is_not_in_flight_ahead_of_its_use() -> None:
     for shape, dtype in (((65536, 6), torch.bfloat16), ((16384, 5), torch.float16), ((20000, 7), torch.float32)):
         for problem in problems_of("batch_norm", 0, shape, dtype=dtype):

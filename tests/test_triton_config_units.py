@@ -721,6 +721,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("batch_norm", 0, None, False), (43, 170, 7, 1), torch.float32, True, "backward", HeldConfig(4, 8)),
         (("batch_norm", 0, None, False), (2, 2132, 5, 9), torch.bfloat16, False, "forward", HeldConfig(2, 1)),
         (("batch_norm", 0, "leaky_relu", False), (19, 16, 1, 3), torch.float32, False, "backward", HeldConfig(1, 1)),
+        (("instance_norm", 0, "silu", False), (8, 640, 16, 16), torch.bfloat16, False, "forward", WholeConfig(4, 4)),
         (("layer_norm", 1, None, False), (3666, 768), torch.float16, False, "forward", WholeConfig(2, 2)),
         (("layer_norm", 1, "gelu_tanh", False), (15271, 713), torch.bfloat16, False, "forward", WholeConfig(1, 1)),
         (("layer_norm", 1, None, False), (5, 82), torch.float32, False, "forward", WholeConfig(1, 1)),

@@ -13,11 +13,13 @@ MOST_WARPS = 64
 
 
 def shares(count: int, most: int) -> int:
-    """The size of a share of ``count`` tiles, at most ``most``. Equal shares, where there are any of half that size,
-    need no masks: 47 us against 57 on (16, 320, 64, 64)."""
+    """The size of a share of ``count`` tiles, at most ``most``. Equal shares, where there are any of more than half
+    that size, need no masks: 47 us against 57 on (16, 320, 64, 64). Those of half the size would be twice as many:
+    group_norm of (44, 128, 23, 23) in 32 groups with gelu in bf16 and channels_last takes 12.3 us with 4 of 34 tiles,
+    and 13.5 with 2."""
     most = max(1, min(most, count))
     even = next(tiles for tiles in range(most, 0, -1) if count % tiles == 0)
-    return even if 2 * even >= most else most
+    return even if 2 * even > most else most
 
 
 def program_elements(total: int, most: int) -> int:

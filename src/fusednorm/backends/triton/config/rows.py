@@ -310,9 +310,12 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
         enough = COLUMN_PROGRAMS * (2 if single else 1)
         steps = max(least, min(most, power_of_two(rows // enough + 1) // 2))
-    # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, but (87, 13902) in bf16
-    # 9.8 and 9.2.
-    warps = max(1, elements * share // (128 if single or 2 * view.samples < PROCESSORS else 256))
+    # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, of wide loads (88,
+    # 12288) in bf16 with silu 11.4 and 13.7, but of pairs (87, 13902) 9.8 and 9.2, and in 8 steps (72, 65536) 25.0 and
+    # 23.5.
+    wide = DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) >= WIDE_LOAD
+    dense = single or 2 * view.samples < PROCESSORS or (few and wide and steps <= 4)
+    warps = max(1, elements * share // (128 if dense else 256))
     flying = FLYING_STEPS if problem.norm.smooth else FLYING_SIMPLE_STEPS
     stages = 1 if single or steps < flying else 3
     return ColumnsBackwardConfig(2048 // share, 8, PROCESSORS * (4 if few else 2), elements, steps, warps, stages)

@@ -69,7 +69,8 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
     if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
-        if short and total <= 8 * SMALL_HELD and block <= 128:
+        if short and total <= 8 * SMALL_HELD and block <= 256:
+            # On an H100 (8, 640, 16, 16) in bf16 with silu takes 3.7 us so, and 4.1 in twice as many on two.
             return WholeConfig(1024 // block, 4)
         elements = 2048 if short and block < 512 else 1024
         return WholeConfig(elements // block, max(2, elements // 1024))
