@@ -50,8 +50,14 @@ def moments(element: Element):
                 mean = mean + load_vector(x, offset + i)
             pivot = nearest(totals(mean, mean)[0] / T(head))
         pivots, first, second = spread(pivot), spread(T(0)), spread(T(0))
-        whole = n - n % VECTOR
-        for i in range(0, whole, VECTOR):
+        whole, quads = n - n % VECTOR, n - n % (4 * VECTOR)
+        for i in range(0, quads, 4 * VECTOR):  # one sum waits for another once in four vectors
+            d0, d1 = load_vector(x, offset + i) - pivots, load_vector(x, offset + i + VECTOR) - pivots
+            d2 = load_vector(x, offset + i + 2 * VECTOR) - pivots
+            d3 = load_vector(x, offset + i + 3 * VECTOR) - pivots
+            first = first + ((d0 + d1) + (d2 + d3))
+            second = second + ((d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
+        for i in range(quads, whole, VECTOR):
             deviation = load_vector(x, offset + i) - pivots
             first = first + deviation
             second = second + deviation * deviation
