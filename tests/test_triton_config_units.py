@@ -718,6 +718,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("batch_norm", 0, None, True), (288, 43), torch.bfloat16, False, "backward", HeldConfig(1, 1)),
         (("batch_norm", 0, None, False), (1660, 384), torch.float16, False, "backward", HeldConfig(8, 8)),
         (("batch_norm", 0, None, False), (1000, 100), torch.float32, False, "forward", HeldConfig(2, 8)),
+        (("batch_norm", 0, None, True), (1000, 128), torch.float16, False, "forward", HeldConfig(4, 8)),
         (("batch_norm", 0, None, False), (43, 170, 7, 1), torch.float32, True, "backward", HeldConfig(4, 8)),
         (("batch_norm", 0, None, False), (2, 2132, 5, 9), torch.bfloat16, False, "forward", HeldConfig(2, 1)),
         (("batch_norm", 0, "leaky_relu", False), (19, 16, 1, 3), torch.float32, False, "backward", HeldConfig(1, 1)),

@@ -356,7 +356,7 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
-        if seen.samples == 1 and problem.norm.per_batch:
+        if seen.samples == 1 and problem.norm.per_batch and seen.affine != 3:
             # (1660, 384) in fp16 takes 6.5 us with 8, and 10.0 with 2, (1000, 100) in fp32 4.0 with 2, and 4.3 with 4.
             return max(2, power_of_two(-(-seen.units // FEWEST_ROWS)))
         return max(1, min(4, SMALL_UNIT // seen.elements))
