@@ -158,9 +158,9 @@ def build_given(element: Element, value, pullback):
 
 
 @exact
-def _add(totals, sums, i, n):
+def _add(totals, t, sums, i, n):
     for k in range(n):
-        totals[k] += sums[i + k]
+        totals[t + k] += sums[i + k]
 
 
 @cache
@@ -185,31 +185,27 @@ def _modulated_channels(element: Element):
     rounded = rounded_number(element)
 
     @exact
-    def add_scaled(totals, sums, i, scale, dtype, n):
+    def add_scaled(totals, t, sums, i, scale, first, dtype, n):
         for k in range(n):
-            factor = 1.0 + rounded(scale, i + k, dtype)
-            totals[2 * k] += factor * sums[2 * (i + k)]
-            totals[2 * k + 1] += factor * sums[2 * (i + k) + 1]
+            totals[t + k] += (1.0 + rounded(scale, first + k, dtype)) * sums[i + k]
 
     @exact
-    def scale_gradients(sums, i, gains, offsets, values, n):
+    def scale_gradients(sums, p, q, gains, offsets, values, n):
         for k in range(n):
-            values[k] = gains[k] * sums[2 * (i + k) + 1] + offsets[k] * sums[2 * (i + k)]
+            values[k] = gains[k] * sums[q + k] + offsets[k] * sums[p + k]
 
     return add_scaled, scale_gradients
 
 
 @exact
-def _put_halves(gradient, i, dtype, pairs, j, n, values):
-    """Store every second of 2 n numbers, from j on; ``values`` has room for n. To round pairs is no vector code."""
+def _put(gradient, first, dtype, numbers, i, n):
+    """Store n numbers, which begin at i, from place ``first`` of a gradient on."""
     if wanted(gradient):
-        for k in range(n):
-            values[k] = pairs[j + 2 * k]
-        narrow(values, -i, gradient, dtype, i, i + n)
+        narrow(numbers, i - first, gradient, dtype, first, first + n)
 
 
 def build_parameter_gradients(element: Element, value, pullback):
-    """The gradients of the parameters from p and q per (n, c).
+    """The gradients of the parameters from p and q per (n, c): a sample has p of its channels, and then q.
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
@@ -222,31 +218,35 @@ def build_parameter_gradients(element: Element, value, pullback):
         channels, scale_dtype = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SCALE_DTYPE]
         weight_dtype, bias_dtype, shift_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE], geometry[SHIFT_DTYPE]
         totals, gains, offsets, values = scratch(), scratch(), scratch(), scratch()
-        # Several samples of few channels, which touch, are taken as one, for longer loops.
-        together = max(1, SCRATCH // 2 // max(1, channels)) if stop - start == channels else 1
+        # Several samples of few channels, which touch, are summed as one, for longer loops.
+        alone = scale_dtype or wanted(grad_scale) or wanted(grad_shift) or stop - start < channels
+        together = 1 if alone else max(1, SCRATCH // 2 // max(1, channels))
         for first in range(start, stop, SCRATCH // 2):
             width = min(SCRATCH // 2, stop - first)
             for k in range(2 * width * together):
                 totals[k] = 0.0
             if wanted(grad_scale):
-                for k in range(together):
-                    numbers(weight, first, weight_dtype, 1.0, gains, k * width, width)
-                    numbers(bias, first, bias_dtype, 0.0, offsets, k * width, width)
+                numbers(weight, first, weight_dtype, 1.0, gains, 0, width)
+                numbers(bias, first, bias_dtype, 0.0, offsets, 0, width)
             for step in range((geometry[SAMPLES] + together - 1) // together):
-                sample = step * together
-                i, n = sample * channels + first, min(together, geometry[SAMPLES] - sample) * width
+                n = step * together
+                p, q, place = 2 * n * channels + first, (2 * n + 1) * channels + first, n * channels + first
                 if scale_dtype:
-                    add_scaled(totals, sums, i, scale, scale_dtype, n)
+                    add_scaled(totals, 0, sums, p, scale, place, scale_dtype, width)
+                    add_scaled(totals, width, sums, q, scale, place, scale_dtype, width)
+                elif width == channels:
+                    _add(totals, 0, sums, p, 2 * width * min(together, geometry[SAMPLES] - n))
                 else:
-                    _add(totals, sums, 2 * i, 2 * n)
+                    _add(totals, 0, sums, p, width)
+                    _add(totals, width, sums, q, width)
                 if wanted(grad_scale):
-                    scale_gradients(sums, i, gains, offsets, values, n)
-                    narrow(values, -i, grad_scale, scale_dtype, i, i + n)
-                _put_halves(grad_shift, i, shift_dtype, sums, 2 * i, n, values)
+                    scale_gradients(sums, p, q, gains, offsets, values, width)
+                    narrow(values, -place, grad_scale, scale_dtype, place, place + width)
+                _put(grad_shift, place, shift_dtype, sums, p, width)
             for k in range(1, together):
-                _add(totals, totals, 2 * width * k, 2 * width)
-            _put_halves(grad_bias, first, bias_dtype, totals, 0, width, values)
-            _put_halves(grad_weight, first, weight_dtype, totals, 1, width, values)
+                _add(totals, 0, totals, 2 * width * k, 2 * width)
+            _put(grad_bias, first, bias_dtype, totals, 0, width)
+            _put(grad_weight, first, weight_dtype, totals, width, width)
 
     return parameter_gradients
 

@@ -352,9 +352,9 @@ def build_backward(
 
 
 @exact
-def _add_task(partials, to, other, start, stop):
-    for c in range(start, stop):
-        partials[to + c] += partials[other + c]
+def _add_numbers(sums, first, partials, other, n):
+    for c in range(n):
+        sums[first + c] += partials[other + c]
 
 
 def build_parameter_gradients(element: Element, value, pullback):
@@ -363,8 +363,8 @@ def build_parameter_gradients(element: Element, value, pullback):
     def parameter_gradients(partials, grad_weight, grad_bias, geometry, start, stop):
         channels = geometry[GROUP_CHANNELS]
         for task in range(1, tasks_together(geometry)):
-            _add_task(partials, 0, 2 * task * channels, start, stop)
-            _add_task(partials, channels, (2 * task + 1) * channels, start, stop)
+            for first in (start, start + channels):  # of p, and of q
+                _add_numbers(partials, first, partials, 2 * task * channels + first, stop - start)
         narrow(partials, 0, grad_bias, geometry[BIAS_DTYPE], start, stop)
         narrow(partials, channels, grad_weight, geometry[WEIGHT_DTYPE], start, stop)
 
@@ -374,19 +374,13 @@ def build_parameter_gradients(element: Element, value, pullback):
 def build_modulation_sums(element: Element, value, pullback):
     """p and q per (n, c) of samples start to stop, from the tasks of each in order."""
 
-    @exact
-    def add_task(sums, first, partials, other, n):
-        for c in range(n):
-            sums[first + 2 * c] += partials[other + c]
-
     def modulation_sums(partials, sums, geometry, start, stop):
-        channels, tasks = geometry[GROUP_CHANNELS], tasks_together(geometry)
+        width, tasks = 2 * geometry[GROUP_CHANNELS], tasks_together(geometry)
         for n in range(start, stop):
-            for c in range(2 * n * channels, 2 * (n + 1) * channels):
+            for c in range(n * width, (n + 1) * width):
                 sums[c] = 0.0
             for task in range(n * tasks, (n + 1) * tasks):
-                add_task(sums, 2 * n * channels, partials, 2 * task * channels, channels)
-                add_task(sums, 2 * n * channels + 1, partials, (2 * task + 1) * channels, channels)
+                _add_numbers(sums, n * width, partials, task * width, width)
 
     return modulation_sums
 

@@ -248,7 +248,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
         grad_step = row_step(geometry, GRAD_SAMPLE, GRAD_STEP)
         output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
-        post_step, sums_step = row_step(geometry, POST_SAMPLE, POST_STEP), 2 * channels if geometry[PER_BATCH] else 2
+        post_step, sums_step = row_step(geometry, POST_SAMPLE, POST_STEP), 2 * channels if geometry[PER_BATCH] else 1
         kept_step = kept_length(length)
         slot = worker * rows * kept_step
         for unit in range(start, stop):
@@ -257,7 +257,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             first_i = i = place_of(geometry, INPUT_SAMPLE, INPUT_STEP, n, c)
             first_g = g = place_of(geometry, GRAD_SAMPLE, GRAD_STEP, n, c)
             first_o = o = place_of(geometry, OUTPUT_SAMPLE, OUTPUT_STEP, n, c)
-            r, p_of, s = slot, place_of(geometry, POST_SAMPLE, POST_STEP, n, c), 2 * (n * channels + c)
+            r, p_of, s = slot, place_of(geometry, POST_SAMPLE, POST_STEP, n, c), 2 * n * channels + c
             total_p, total_q = 0.0, 0.0
             for first in range(0, rows, SCRATCH):
                 block = min(SCRATCH, rows - first)
@@ -273,7 +273,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                     p, q = row_sums(
                         grad, g, x, i, kept, r, length, centre, inverse, gain, offset, activation_parameter
                     )  # fmt: skip
-                    sums[s], sums[s + 1] = p, q
+                    sums[s], sums[s + channels] = p, q
                     total_p += gain * p
                     total_q += gain * q
                     i, g, o, r = i + input_step, g + grad_step, o + output_step, r + kept_step
@@ -344,8 +344,8 @@ def build_combine(element: Element, value, pullback):
                 for task in range((unit * rows + row) * pieces, (unit * rows + row + 1) * pieces):
                     p += partials[2 * task]
                     q += partials[2 * task + 1]
-                i = 2 * (n * channels + c)
-                sums[i], sums[i + 1] = p, q
+                i = 2 * n * channels + c
+                sums[i], sums[i + channels] = p, q
                 gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 total_p += gain * p
                 total_q += gain * q

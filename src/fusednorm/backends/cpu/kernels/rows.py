@@ -634,26 +634,23 @@ def build_modulation_sums(element: Element, value, pullback):
     read = element.read
 
     @exact
-    def add_segment(sums, first, running, partials, ps, n, flushed):
-        # p and q in one loop, whose stores then have no gaps: 9 ms for 10230 samples of 512 channels, not 14.
-        qs = ps + n
+    def add_segment(sums, first, running, partials, start, n, flushed):
+        """Add n numbers of a segment, the p of its channels and then their q."""
         if flushed:
             for c in range(n):
-                sums[first + 2 * c] += partials[ps + c]
-                sums[first + 2 * c + 1] += partials[qs + c]
+                sums[first + c] += partials[start + c]
         else:
             for c in range(n):
-                sums[first + 2 * c] += np.float64(read(running, ps + c))
-                sums[first + 2 * c + 1] += np.float64(read(running, qs + c))
+                sums[first + c] += np.float64(read(running, start + c))
 
     def modulation_sums(partials, running, sums, geometry, start, stop):
-        channels, segments = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SEGMENTS]
+        width, segments = 2 * geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[SEGMENTS]
         flushed = geometry[PIECE] > ROWS_FLUSHED
         for n in range(start, stop):
-            for c in range(2 * n * channels, 2 * (n + 1) * channels):
+            for c in range(n * width, (n + 1) * width):
                 sums[c] = 0.0
             for segment in range(n * segments, (n + 1) * segments):
-                add_segment(sums, 2 * n * channels, running, partials, 2 * segment * channels, channels, flushed)
+                add_segment(sums, n * width, running, partials, segment * width, width, flushed)
 
     return modulation_sums
 

@@ -128,16 +128,13 @@ def _slab_sums(element: Element, pullback):
 
 @exact
 def _sample_sums(partials, sums, geometry, n):
-    """p and q of each channel of a sample, from its slabs in order."""
-    channels, pieces = channel_count(geometry), geometry[PIECES]
-    for c in range(channels):
-        i, task = 2 * (n * channels + c), n * pieces
-        sums[i], sums[i + 1] = partials[2 * task * channels + c], partials[(2 * task + 1) * channels + c]
+    """p of each channel of a sample, then q, from its slabs in order."""
+    width, pieces = 2 * channel_count(geometry), geometry[PIECES]
+    for c in range(width):
+        sums[n * width + c] = partials[n * pieces * width + c]
     for task in range(n * pieces + 1, (n + 1) * pieces):
-        for c in range(channels):
-            i = 2 * (n * channels + c)
-            sums[i] += partials[2 * task * channels + c]
-            sums[i + 1] += partials[(2 * task + 1) * channels + c]
+        for c in range(width):
+            sums[n * width + c] += partials[task * width + c]
 
 
 @cache
@@ -145,18 +142,18 @@ def _weighted_sums(element: Element):
     rounded = rounded_number(element)
 
     @reassociated
-    def weighted_sums(sums, i, weight, dtype, c, n):
-        """P and Q of n channels from c on, whose p and q follow one another from ``i`` on."""
+    def weighted_sums(sums, p, q, weight, dtype, c, n):
+        """P and Q of n channels from c on, whose p and q begin at these places."""
         total_p, total_q = 0.0, 0.0
         if dtype == 0:
             for k in range(n):
-                total_p += sums[i + 2 * k]
-                total_q += sums[i + 2 * k + 1]
+                total_p += sums[p + k]
+                total_q += sums[q + k]
         else:
             for k in range(n):
                 gain = rounded(weight, c + k, dtype)
-                total_p += gain * sums[i + 2 * k]
-                total_q += gain * sums[i + 2 * k + 1]
+                total_p += gain * sums[p + k]
+                total_q += gain * sums[q + k]
         return total_p, total_q
 
     return weighted_sums
@@ -172,15 +169,16 @@ def _unit_gradient(element: Element):
         """c2 and c3 of each channel of a group, from P and Q."""
         channels, size = channel_count(geometry), geometry[GROUP_CHANNELS]
         unit, c0 = n * geometry[GROUPS] + g, g * size
+        p, q = 2 * n * channels, (2 * n + 1) * channels
         total_p, total_q = 0.0, 0.0
         if geometry[SCALE_DTYPE]:
             for c in range(c0, c0 + size):
                 gain, _ = channel_affine(weight, bias, scale, shift, geometry, n, c)
-                total_p += gain * sums[2 * (n * channels + c)]
-                total_q += gain * sums[2 * (n * channels + c) + 1]
+                total_p += gain * sums[p + c]
+                total_q += gain * sums[q + c]
         else:
             dtype = 0 if geometry[SHARED] else geometry[WEIGHT_DTYPE]
-            total_p, total_q = weighted_sums(sums, 2 * (n * channels + c0), weight, dtype, c0, size)
+            total_p, total_q = weighted_sums(sums, p + c0, q + c0, weight, dtype, c0, size)
         if geometry[SHARED] and geometry[WEIGHT_DTYPE]:
             gain = rounded(weight, unit, geometry[WEIGHT_DTYPE])
             total_p, total_q = gain * total_p, gain * total_q
@@ -324,12 +322,12 @@ def build_gradient_coefficients(element: Element, value, pullback):
     unit_gradient, T = _unit_gradient(element), element.compute
 
     @exact
-    def add_channels(sums, i, stats, u, coefficients, a, n):
+    def add_channels(sums, p, q, stats, u, coefficients, a, n):
         """Add a p and a q of n channels, where a is A rstd, to the P and Q of their units."""
         for k in range(n):
             gain = np.float64(coefficients[a + k])
-            stats[u + 2 * k] += gain * sums[i + 2 * k]
-            stats[u + 2 * k + 1] += gain * sums[i + 2 * k + 1]
+            stats[u + 2 * k] += gain * sums[p + k]
+            stats[u + 2 * k + 1] += gain * sums[q + k]
 
     @exact
     def put_channels(stats, u, coefficients, c2s, width, n, count, rms):
@@ -353,8 +351,8 @@ def build_gradient_coefficients(element: Element, value, pullback):
         for k in range(u, 2 * stop):
             stats[k] = 0.0
         for n in range(n0, n1):
-            i, a = 2 * (n * channels + c), (n * COEFFICIENTS + 1) * width + c
-            add_channels(sums, i, stats, u, coefficients, a, stop - start)
+            p, q, a = 2 * n * channels + c, (2 * n + 1) * channels + c, (n * COEFFICIENTS + 1) * width + c
+            add_channels(sums, p, q, stats, u, coefficients, a, stop - start)
         for n in range(n0, n1):
             c2s = (n * COEFFICIENTS + 4) * width + c
             put_channels(stats, u, coefficients, c2s, width, stop - start, reduced_count(geometry), geometry[RMS])
@@ -382,9 +380,11 @@ def build_shared_gradients(element: Element, value, pullback):
     weighted_sums = _weighted_sums(element)
 
     def shared_gradients(sums, weight, grad_weight, grad_bias, geometry, start, stop):
-        size = geometry[GROUP_CHANNELS]
+        size, channels = geometry[GROUP_CHANNELS], channel_count(geometry)
         for unit in range(start, stop):
-            p, q = weighted_sums(sums, 2 * unit * size, weight, 0, 0, size)
+            n, c = unit // geometry[GROUPS], unit % geometry[GROUPS] * size
+            first = 2 * n * channels + c
+            p, q = weighted_sums(sums, first, first + channels, weight, 0, 0, size)
             if wanted(grad_weight):
                 put_number(grad_weight, unit, q, geometry[WEIGHT_DTYPE])
             if wanted(grad_bias):

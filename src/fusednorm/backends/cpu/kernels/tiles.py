@@ -370,33 +370,35 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     recall, keep = element.recall, element.keep
 
     @exact
-    def put_sums(sums, i, ps, qs, n):
+    def put_sums(sums, i, numbers, n):
         for k in range(n):
-            sums[i + 2 * k], sums[i + 2 * k + 1] = np.float64(recall(ps, k)), np.float64(recall(qs, k))
+            sums[i + k] = np.float64(recall(numbers, k))
 
     @exact
     def tile_sums(sums, geometry, n, c, planes, dzs, r, products, ps, qs):
         """p and q of each plane of a tile."""
-        length, i = geometry[SPATIAL], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c)
+        length, channels = geometry[SPATIAL], geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        p, q = 2 * n * channels + c, (2 * n + 1) * channels + c
         if length < VECTOR:
             plane_sums(dzs, r, length, planes, ps)
             plane_sums(products, 0, length, planes, qs)
-            put_sums(sums, i, ps, qs, planes)
+            put_sums(sums, p, ps, planes)
+            put_sums(sums, q, qs, planes)
             return
         for plane in range(planes):
-            sums[i], sums[i + 1] = two_sums(dzs, r + plane * length, products, plane * length, length)
-            i += 2
+            sums[p + plane], sums[q + plane] = two_sums(dzs, r + plane * length, products, plane * length, length)
 
     @exact
     def add_totals(sums, totals, gain_of, geometry, n, c, planes, first, unit):
         """Add A p and A q of the planes of a tile, the first of which is row ``first`` of the units, to the totals of
         their units."""
-        size, i = geometry[GROUP_CHANNELS], 2 * (n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c)
+        size, channels = geometry[GROUP_CHANNELS], geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        p, q = 2 * n * channels + c, (2 * n + 1) * channels + c
         if size == 1:
             j = 2 * (unit + first)
             for plane in range(planes):
-                totals[j + 2 * plane] += gain_of[plane] * sums[i + 2 * plane]
-                totals[j + 2 * plane + 1] += gain_of[plane] * sums[i + 2 * plane + 1]
+                totals[j + 2 * plane] += gain_of[plane] * sums[p + plane]
+                totals[j + 2 * plane + 1] += gain_of[plane] * sums[q + plane]
             return
         u, row = unit + first // size, first % size
         start = 0
@@ -404,8 +406,8 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             stop = min(start + size - row, planes)
             total_p, total_q = totals[2 * u], totals[2 * u + 1]
             for plane in range(start, stop):
-                total_p += gain_of[plane] * sums[i + 2 * plane]
-                total_q += gain_of[plane] * sums[i + 2 * plane + 1]
+                total_p += gain_of[plane] * sums[p + plane]
+                total_q += gain_of[plane] * sums[q + plane]
             totals[2 * u], totals[2 * u + 1] = total_p, total_q
             start, u, row = stop, u + 1, 0
 

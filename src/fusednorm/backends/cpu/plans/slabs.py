@@ -151,14 +151,20 @@ class SlabsBackward(BackwardPlan):
 
     def loops(self) -> list[Loop]:
         channels, count, units = self.channels, self.samples * self.channels, self.num_statistics
-        self.reserve(partials=2 * self.tasks * channels, stats=2 * units, sums=2 * count)
+        self.reserve(partials=2 * self.tasks * channels, stats=2 * units)
+        if self.pieces > 1:
+            self.reserve(sums=2 * count)
+        else:  # the partials of a sample's only slab are its sums
+            self.workspace["sums"] = self.workspace["partials"]
         recall = self.kernel("recall", activated=False)
         coefficients = self.kernel("coefficients", activated=False, module="slabs")
-        reduce, combine = self.reduce(), self.kernel("combine", activated=False)
+        reduce, combine = self.reduce(), self.kernel("combine", activated=False) if self.pieces > 1 else 0
         prepare = self.kernel("gradient_coefficients", activated=False) if self.wants_input else 0
         if self.whole:
             of_sample = units // max(1, self.samples)
-            stages = [(recall, of_sample), (coefficients, 1), (reduce, self.pieces), (combine, 1)]
+            stages = [(recall, of_sample), (coefficients, 1), (reduce, self.pieces)]
+            if self.pieces > 1:
+                stages.append((combine, 1))
             if self.wants_input:
                 stages += [(prepare, of_sample), (self.input_gradient(), self.pieces)]
             loop = _steps(self, stages, 2 * self.tensor_bytes)
@@ -169,8 +175,9 @@ class SlabsBackward(BackwardPlan):
             self.loop(recall, units, 16 * units),
             self.loop(coefficients, self.samples, 32 * count),
             self.loop(reduce, self.tasks, 2 * self.tensor_bytes),
-            self.loop(combine, self.samples, 16 * self.tasks * channels),
         ]
+        if self.pieces > 1:
+            loops.append(self.loop(combine, self.samples, 16 * self.tasks * channels))
         if self.wants_input:
             loops.append(self.loop(prepare, units, 16 * count))
             loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.tensor_bytes))
