@@ -406,6 +406,22 @@ def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:
     assert not in_tiles(forward_problem(norm, Operands(torch.empty(2, 66, 9, 9))))
 
 
+@pytest.mark.parametrize(
+    ("groups", "shape", "dtype", "tiled"),
+    [
+        (0, (2, 66, 8, 16), torch.bfloat16, True), (0, (2, 66, 8, 17), torch.bfloat16, False),
+        (0, (2, 66, 8, 8), torch.float32, True), (0, (2, 66, 7, 11), torch.float32, False),
+        (33, (2, 66, 6, 6), torch.float32, True), (33, (2, 66, 8, 9), torch.float32, False),
+        (0, (0, 66, 8, 8), torch.float32, True), (0, (2, 66, 0, 8), torch.float32, False),
+    ],
+)  # fmt: skip
+def test_the_units_of_a_forward_that_tiles_take(
+    groups: int, shape: tuple[int, ...], dtype: torch.dtype, tiled: bool
+) -> None:
+    norm = norm_of("group_norm", groups) if groups else norm_of("instance_norm")
+    assert in_tiles(forward_problem(norm, Operands(torch.empty(shape, dtype=dtype)))) == tiled
+
+
 def test_short_planes_of_other_strides() -> None:
     """Samples with others between them; a channel's planes apart, which make no rows; weight and bias of any dtype."""
     norm, whole = norm_of("batch_norm", eps=1e-3), torch.randn(40, 66, 4, 4)
