@@ -158,7 +158,8 @@ def build_given(element: Element, value, pullback):
 
 
 @exact
-def _add(totals, t, sums, i, n):
+def add_numbers(totals, t, sums, i, n):
+    """Add n numbers from place i on to those from t on."""
     for k in range(n):
         totals[t + k] += sums[i + k]
 
@@ -199,9 +200,8 @@ def _modulated_channels(element: Element):
 
 @exact
 def _put(gradient, first, dtype, numbers, i, n):
-    """Store n numbers, which begin at i, from place ``first`` of a gradient on."""
-    if wanted(gradient):
-        narrow(numbers, i - first, gradient, dtype, first, first + n)
+    """Store n numbers, which begin at i, from place ``first`` of a gradient on, if it is wanted."""
+    narrow(numbers, i - first, gradient, dtype, first, first + n)
 
 
 def build_parameter_gradients(element: Element, value, pullback):
@@ -235,16 +235,16 @@ def build_parameter_gradients(element: Element, value, pullback):
                     add_scaled(totals, 0, sums, p, scale, place, scale_dtype, width)
                     add_scaled(totals, width, sums, q, scale, place, scale_dtype, width)
                 elif width == channels:
-                    _add(totals, 0, sums, p, 2 * width * min(together, geometry[SAMPLES] - n))
+                    add_numbers(totals, 0, sums, p, 2 * width * min(together, geometry[SAMPLES] - n))
                 else:
-                    _add(totals, 0, sums, p, width)
-                    _add(totals, width, sums, q, width)
+                    add_numbers(totals, 0, sums, p, width)
+                    add_numbers(totals, width, sums, q, width)
                 if wanted(grad_scale):
                     scale_gradients(sums, p, q, gains, offsets, values, width)
-                    narrow(values, -place, grad_scale, scale_dtype, place, place + width)
+                    _put(grad_scale, place, scale_dtype, values, 0, width)
                 _put(grad_shift, place, shift_dtype, sums, p, width)
             for k in range(1, together):
-                _add(totals, 0, totals, 2 * width * k, 2 * width)
+                add_numbers(totals, 0, totals, 2 * width * k, 2 * width)
             _put(grad_bias, first, bias_dtype, totals, 0, width)
             _put(grad_weight, first, weight_dtype, totals, width, width)
 

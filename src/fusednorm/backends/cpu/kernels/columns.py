@@ -47,7 +47,7 @@ from fusednorm.backends.cpu.geometry import (
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
+from fusednorm.backends.cpu.kernels.affine import add_numbers, dz_of, normalized
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element, element
 from fusednorm.backends.cpu.kernels.mathematics import joined
@@ -351,12 +351,6 @@ def build_backward(
     return backward
 
 
-@exact
-def _add_numbers(sums, first, partials, other, n):
-    for c in range(n):
-        sums[first + c] += partials[other + c]
-
-
 def build_parameter_gradients(element: Element, value, pullback):
     """The gradients of weight and bias for channels start to stop, from the tasks in order."""
 
@@ -364,7 +358,7 @@ def build_parameter_gradients(element: Element, value, pullback):
         channels = geometry[GROUP_CHANNELS]
         for task in range(1, tasks_together(geometry)):
             for first in (start, start + channels):  # of p, and of q
-                _add_numbers(partials, first, partials, 2 * task * channels + first, stop - start)
+                add_numbers(partials, first, partials, 2 * task * channels + first, stop - start)
         narrow(partials, 0, grad_bias, geometry[BIAS_DTYPE], start, stop)
         narrow(partials, channels, grad_weight, geometry[WEIGHT_DTYPE], start, stop)
 
@@ -380,7 +374,7 @@ def build_modulation_sums(element: Element, value, pullback):
             for c in range(n * width, (n + 1) * width):
                 sums[c] = 0.0
             for task in range(n * tasks, (n + 1) * tasks):
-                _add_numbers(sums, n * width, partials, task * width, width)
+                add_numbers(sums, n * width, partials, task * width, width)
 
     return modulation_sums
 
