@@ -23,10 +23,11 @@ from fusednorm.backends.triton.runs import (
     runs_of,
     window_of,
 )
+from fusednorm.choice import default
 from fusednorm.norm import Family, norm_of
-from fusednorm.operands import BackwardOperands, Operands
+from fusednorm.operands import BackwardOperands, Operands, Sums
 from fusednorm.problem import View
-from fusednorm.problems import backward_problem, forward_problem
+from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
@@ -470,6 +471,10 @@ def test_the_tiles_of_a_program_that_reads_a_large_batch() -> None:
         (("instance_norm", 0, None), (3, 203, 300, 300), torch.bfloat16, True, PassConfig(64, 16, 64, 2, 3)),
         (("batch_norm", 0, None), (9, 75, 80, 80), torch.float32, True, PassConfig(64, 8, 18, 2, 3)),
         (("batch_norm", 0, None), (121, 1280, 3, 8), torch.float16, True, PassConfig(64, 16, 7, 2, 3)),  # no repeats
+        (("group_norm", 1, "relu"), (62, 1275, 9, 9), torch.float16, True, PassConfig(32, 16, 1, 1, 3)),
+        (("group_norm", 3, None), (53, 6, 256, 256), torch.float16, True, PassConfig(64, 16, 41, 2, 3)),
+        (("group_norm", 1, "gelu"), (13, 2, 32, 3192), torch.bfloat16, True, PassConfig(8, 128, 8, 2, 3)),
+        (("batch_norm", 0, "gelu"), (65536, 67), torch.bfloat16, False, PassConfig(64, 16, 8, 2, 3)),
     ],
 )  # fmt: skip
 def test_the_passes_of_drawn_shapes_that_were_measured(
@@ -481,3 +486,21 @@ def test_the_passes_of_drawn_shapes_that_were_measured(
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=memory)
     problem = backward_problem(norm_of(family, groups, activation=resolve(activation)), BackwardOperands(x, x, x, x))
     assert passes_for(tiled(problem)).reduction == reduction
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("names", [("pre_add",), ("post_add",), ("pre_add", "post_add")])
+def test_the_sums_around_an_evaluation_are_fused(
+    names: tuple[str, ...], last: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where an instance that adds nothing runs the evaluation alone."""
+    monkeypatch.setattr(instances, "unavailable", lambda: None)
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.empty(16, 64, 56, 56, dtype=torch.bfloat16).contiguous(memory_format=memory)
+    one = torch.ones(64)
+    operands = Operands(x, mean=one, var=one)
+    norm = norm_of("batch_norm", training=False)
+    sums = Sums(**dict.fromkeys(names, x))
+    summed = replace(sum_forward_problem(norm, operands, sums, False), device="cuda")
+    assert default(replace(summed, added=None)) is (instances.TILES if last else instances.FLAT)
+    assert default(summed).supports(summed) is None

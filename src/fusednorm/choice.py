@@ -112,14 +112,14 @@ def default(problem: Problem, alone: bool = True) -> Instance:
     """The instance that the heuristics choose: a pure function of the problem.
 
     A call that is not ``alone``, since its launches become part of generated code, gets none of those that are not for
-    that. Sums around a norm are fused by the instance that runs the norm, where it can. The gradients of a product
-    before the norm are made by an instance that can, where there is one.
+    that. Sums around a norm are fused by the instance that runs the norm, where it can; those of an evaluation by
+    another one that can, where it cannot. The gradients of a product before the norm are made by an instance that can,
+    where there is one.
     """
     if problem.constant:
         return reference.INSTANCE
     if problem.gated_backward:
-        found = next((instance for instance in all_instances() if instance.supports(problem) is None), None)
-        return found or default(replace(problem, added=None), alone=False)
+        return _first_that_can(problem) or default(replace(problem, added=None), alone=False)
     if problem.added is not None and problem.quantized is None:
         if alone and problem.device == "cuda":
             from fusednorm.backends.hopper import instances as hopper
@@ -127,9 +127,14 @@ def default(problem: Problem, alone: bool = True) -> Instance:
             found = hopper.choose(problem)
             if found is not None:
                 return found
-        return default(replace(problem, added=None), alone=False)
+        plain = default(replace(problem, added=None), alone=False)
+        if problem.direction == "inference" and plain.supports(problem) is not None:
+            return _first_that_can(problem) or plain
+        return plain
     if problem.quantized is not None:
-        return next(instance for instance in all_instances() if instance.supports(problem) is None)
+        quantizing = _first_that_can(problem)
+        assert quantizing is not None
+        return quantizing
     if problem.device == "cpu":
         from fusednorm.backends.cpu import instances as cpu
 
@@ -145,6 +150,10 @@ def default(problem: Problem, alone: bool = True) -> Instance:
     return reference.INSTANCE
 
 
+def _first_that_can(problem: Problem) -> Instance | None:
+    return next((instance for instance in all_instances() if instance.supports(problem) is None), None)
+
+
 def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Choice:
     """The instance that runs a problem, with its configuration.
 
@@ -157,7 +166,8 @@ def choose(problem: Problem, name: str | None = None, alone: bool = True) -> Cho
     file = tuned_file()
     if file is not None and problem.quantized is None:
         found = file.find(plain, all_instances())
-        if found is not None and instance in (None, found[0]):
+        fuses = found is not None and (problem.direction != "inference" or found[0].supports(problem) is None)
+        if found is not None and fuses and instance in (None, found[0]):
             return Choice(*found, file)
     return Choice(instance or default(problem, alone))
 
