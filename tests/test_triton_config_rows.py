@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import held_for
-from fusednorm.backends.triton.config.kinds import StepsConfig
+from fusednorm.backends.triton.config.kinds import StepsConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import (
     by_columns,
     columns_backward_for,
@@ -29,6 +30,8 @@ from fusednorm.backends.triton.runs import (
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Gated, Operands
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem
+
+TILES = instances.TILES
 
 
 def test_rows() -> None:
@@ -224,7 +227,8 @@ def test_few_long_rows_go_by_columns_and_those_of_rms_norm_sooner_by_rows(
 
 @pytest.mark.parametrize(
     ("rows", "length", "elements", "steps", "stages"),
-    [(17, 9536, 512, 2, 1), (36, 12288, 1024, 2, 1), (200, 10240, 1024, 4, 1), (264, 12288, 1024, 4, 1),
+    [(17, 9536, 512, 1, 1), (36, 12288, 1024, 2, 1), (30, 12288, 1024, 2, 1), (6, 65536, 1024, 2, 1),
+     (18, 12288, 512, 2, 1), (20, 16384, 1024, 1, 1), (200, 10240, 1024, 4, 1), (264, 12288, 1024, 4, 1),
      (112, 65536, 1024, 8, 1), (71, 65536, 1024, 8, 1), (200, 24576, 1024, 8, 1), (132, 16384, 1024, 4, 1),
      (88, 12288, 1024, 4, 1),
      (6335, 12288, 1024, 32, 3), (341, 59741, 512, 16, 1), (4, 12288, 512, 4, 1), (3, 20000, 512, 3, 1)],
@@ -304,11 +308,57 @@ def test_long_rows_of_32_bits_without_a_mean_go_in_longer_steps(monkeypatch: pyt
             assert rows_forward_for(problem) == StepsConfig(16384, 16)
 
 
-def test_few_rows_are_read_once() -> None:
-    for rows, reload in ((300, False), (8000, True)):
-        x = torch.empty(rows, 9001, dtype=torch.bfloat16, device="meta")
-        problem = backward_problem(norm_of("rms_norm", 1), BackwardOperands(x, x, x, x))
-        assert rows_backward_for(problem).reload == reload
+@pytest.mark.parametrize(
+    ("rows", "length", "activation", "programs", "reload"),
+    [
+        (300, 9914, None, 132, False), (8000, 9914, None, 132, True), (8000, 9914, "relu", 132, True),
+        (3000, 9914, "silu", 264, False), (999, 11251, None, 132, False), (8000, 11251, None, 264, False),
+        (3000, 15001, "relu", 264, False), (1038, 16384, "gelu", 132, False), (1038, 16384, None, 132, True),
+    ],
+)  # fmt: skip
+def test_long_rows_are_loaded_twice_where_their_loads_are_not_narrow(
+    rows: int, length: int, activation: str | None, programs: int, reload: bool
+) -> None:
+    x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
+    norm = norm_of("rms_norm", 1, activation=resolve(activation))
+    config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
+    assert (config.rows, config.warps, config.programs, config.reload) == (1, 16, programs, reload)
+
+
+@pytest.mark.parametrize(
+    ("family", "rows", "columns"),
+    [("rms_norm", 32, False), ("rms_norm", 2, True), ("rms_norm", 66, False), ("rms_norm", 67, True),
+     ("layer_norm", 24, True)],
+)  # fmt: skip
+def test_few_rows_of_32_kilobytes_without_a_mean_go_by_rows(family: Family, rows: int, columns: bool) -> None:
+    assert by_columns(problems_of(family, 1, (rows, 8192), dtype=torch.float32)[1]) == columns
+
+
+@pytest.mark.parametrize(
+    ("family", "activation", "rows", "length", "expected"),
+    [
+        ("layer_norm", "silu", 288, 16967, TILES), ("layer_norm", None, 400, 20001, TILES),
+        ("layer_norm", None, 1000, 20001, WholeConfig(1, 16)), ("layer_norm", None, 600, 24001, StepsConfig(8192, 16)),
+        ("layer_norm", None, 1000, 50001, TILES), ("layer_norm", "silu", 300, 16390, TILES),
+        ("layer_norm", None, 500, 17002, StepsConfig(4096, 16)), ("layer_norm", None, 300, 30000, StepsConfig(4096, 8)),
+        ("layer_norm", None, 400, 24576, StepsConfig(4096, 16)),
+        ("layer_norm", None, 264, 24576, StepsConfig(4096, 16)),
+        ("rms_norm", None, 300, 26001, TILES), ("rms_norm", "silu", 700, 40001, StepsConfig(8192, 16)),
+        ("rms_norm", None, 200, 60001, TILES), ("rms_norm", None, 300, 30002, WholeConfig(1, 16)),
+        ("rms_norm", "silu", 700, 40002, StepsConfig(8192, 16)),
+        ("rms_norm", "silu", 384, 16384, StepsConfig(4096, 16)),
+        ("rms_norm", "silu", 600, 16384, WholeConfig(1, 16)), ("rms_norm", "silu", 384, 12288, WholeConfig(1, 16)),
+        ("rms_norm", "silu", 700, 40000, StepsConfig(16384, 16)),
+    ],
+)  # fmt: skip
+def test_long_rows_of_32_bits(
+    family: Family, activation: str | None, rows: int, length: int, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(rows, length, device="meta")
+    problem = forward_problem(norm_of(family, 1, activation=resolve(activation)), Operands(x))
+    chosen = instances.choose(problem)
+    assert (chosen if expected is TILES else chosen.configs(problem)[0]) == expected
 
 
 @pytest.mark.parametrize(

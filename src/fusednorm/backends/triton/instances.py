@@ -41,6 +41,8 @@ from fusednorm.backends.triton.config.lists import (
     whole_forwards,
 )
 from fusednorm.backends.triton.config.rows import (
+    FEW_IN_WAVES,
+    LONG_ROW,
     PAIR_LOAD,
     by_columns,
     columns_backward_for,
@@ -56,7 +58,7 @@ from fusednorm.backends.triton.config.rows import (
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
-from fusednorm.backends.triton.runs import WIDE_LOAD, load_bytes
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -70,6 +72,9 @@ STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without an activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one.
 SIMPLE_ROW = 2560
+#: Elements of rows of 32-bit single loads up to which registers are faster than steps, and the bytes that the L2 holds
+#: beside what is written.
+LONGEST_SINGLES, CACHED_BYTES = 20480, 40 << 20
 #: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
 #: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200; without a mean up to twice as many, 1377
 #: x 59918 170 and 137.
@@ -527,12 +532,21 @@ def _for_rows(problem: Problem) -> Instance:
     """The forward of rows: in one program, in registers or in steps, or by pieces of few long rows. Programs with a row
     of 32 bits and a mean fill a multiprocessor each, so that few of them end with idle ones: layer_norm of 404 x 12288
     takes 16 us in registers and 14 in steps, 2000 x 12288 52 and 55. (500, 65536) takes 109 us in steps, 130 in pieces.
+    Without a mean those of 384 x 16384 with silu take 21.7 us in registers and 19.0 in steps, 600 x 16384 28.2, and
+    28.9.
     """
     length, count = problem.reduced, problem.view.samples
     wide = load_bytes(problem) >= WIDE_LOAD
     short = DTYPE_BYTES[problem.dtype] == 2
     simple = not problem.norm.has_mean and problem.norm.activation is None
-    waves = not short and problem.norm.has_mean and length > STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
+    if problem.dtype == "float32" and load_bytes(problem) < WIDEST_LOAD and length > 2 * STEPPED_ROW:
+        found = _for_long_rows_of_narrow_loads(problem)
+        if found is not None:
+            return found
+    if problem.norm.has_mean:
+        waves = not short and length > STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
+    else:
+        waves = not short and LONG_ROW < length <= LONGEST_HELD and 2 * PROCESSORS < count <= 3 * PROCESSORS
     least = MOST_WHOLE if not short else SIMPLE_ROW if simple else STEPPED_ROW
     if not short and not problem.norm.has_mean and problem.dtype == "float32" and 8 * length <= 7 * MOST_WHOLE:
         least = LONGEST_HELD
@@ -544,3 +558,18 @@ def _for_rows(problem: Problem) -> Instance:
     longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS
     pairs = load_bytes(problem) >= PAIR_LOAD and length <= longest and count >= 2 * PROCESSORS
     return ROWS if stepped or pairs or (count > FEW_LONG_ROWS and (wide or not short)) else TILES
+
+
+def _for_long_rows_of_narrow_loads(problem: Problem) -> Instance | None:
+    """The forward of rows of 32 bits beyond 16384 elements whose loads are narrow; None where rows of the widest are as
+    fast. Pieces are read twice, the second time from the L2, where that holds all rows: layer_norm of (288, 16967) with
+    silu takes 21 us so, 27 in registers and 36 in steps, but (1000, 20001) 86, 80 and 91, (600, 24001) 63, 67 and 54,
+    rms_norm of (600, 40001) 107 and 93 in steps."""
+    length, count, mean = problem.reduced, problem.view.samples, problem.norm.has_mean
+    if load_bytes(problem) == DTYPE_BYTES[problem.dtype]:
+        held_by_cache = DTYPE_BYTES[problem.dtype] * problem.view.numel <= CACHED_BYTES
+        if held_by_cache or count < 2 * PROCESSORS or (mean and length > MOST_WHOLE):
+            return TILES
+        return WHOLE if length <= LONGEST_SINGLES and WHOLE.supports(problem) is None else ROWS
+    # Pairs in one wave and little more: (300, 16390) takes 20.0 us in pieces, 23.4 in registers and 25.8 in steps.
+    return TILES if mean and 2 * PROCESSORS < count <= FEW_IN_WAVES else None

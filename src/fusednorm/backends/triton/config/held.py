@@ -29,6 +29,11 @@ MANY_SHORT = 1000
 FEW_CHANNELS = 64
 #: Rows that one program of a small backward takes, where their loads are narrow.
 FEW_ROWS = 8
+#: Bytes of neighbouring rows of short planes that a program reads together, the positions of such a plane at most, and
+#: the elements of these units, of which there are to be programs.
+ROW_BYTES, SHORT_ROW, MOST_SHORT_ROWS, FEWEST_SHARED = 64, 16, 4096, 48
+#: Channels of samples with scale and shift that are many enough to share programs.
+MANY_MODULATED = 120
 #: The samples, elements and channels from which on a backward of one position walks over the samples, in tiles of so
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
@@ -91,19 +96,67 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         units = min(8 if total > SMALL_HELD else 4, power_of_two(seen.in_sample // 8))
         most = max(4, units * seen.elements // (32 * 32)) if problem.backward else 4
         return HeldConfig(units, max(1, min(most, units * seen.elements // 64)))
-    if seen.units < MANY_CHANNELS:
-        return None
-    if seen.affine == 3 and not seen.contiguous and 512 <= seen.elements <= 1024 and (problem.backward or not narrow):
-        # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps, backward 4.8 and 6.0.
-        return HeldConfig(2, 4)
+    if problem.backward and seen.affine == 3 and not seen.contiguous:
+        found = _modulated_samples(problem, seen)
+    else:
+        found = _short_planes(problem, seen)
+    if found is not None or seen.units < MANY_CHANNELS:
+        return found
+    if seen.affine == 3 and not seen.contiguous and 512 <= seen.elements <= 1024 and not narrow:
+        return HeldConfig(2, 4)  # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
     several = seen.affine == 0 and narrow and 128 <= seen.elements <= 256 and seen.units >= MANY_SHORT
-    if several and not problem.backward and total <= 2 * SMALL_HELD:
-        return HeldConfig(2, 1)  # (2, 2132, 5, 9) in bf16 takes 2.2 us so, and 2.8 with 8 units on 8 warps
+    simple = seen.elements == 128 and not problem.norm.smooth
+    if several and (simple or not problem.backward) and total <= 2 * SMALL_HELD:
+        # (2, 2132, 5, 9) in bf16 takes 2.2 us so, and 2.8 with 8 units on 8 warps, the backward of (2, 3000, 7, 9) 2.8,
+        # and 3.4.
+        return HeldConfig(2, 1)
+    planes = problem.backward and seen.affine == 0 and narrow and seen.elements == 256 and seen.columns > SHORT_ROW
+    if planes and not problem.norm.smooth and total <= 4 * SMALL_HELD:
+        return HeldConfig(1, 1)  # (3, 1500, 45) in bf16 takes 2.6 us so, and 3.2 with two units on two warps
     if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= 2 * SMALL_HELD:
         return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
     return None
+
+
+def _row_of_planes(problem: Problem, seen: HeldUnits) -> int:
+    """The channels of short planes whose rows make ROW_BYTES, where channels are many enough for that."""
+    row = DTYPE_BYTES[problem.dtype] * power_of_two(seen.columns)
+    return max(1, min(ROW_BYTES // row, power_of_two(seen.in_sample // FEWEST_SHARED + 1) // 2))
+
+
+def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """Channels of samples with short planes, several to a program, with 8 elements a thread; None for others. In bf16
+    (128, 500, 2, 2) takes 2.5 us backward with 8 on 8 warps, and 4.0 with one on four, forward with relu 2.4 and 3.5,
+    (64, 200, 4, 4) in fp16 2.4 with two on 8, and 2.7 with one, (20, 500, 3, 3) in bf16 2.4 with two on two, and 2.7.
+    """
+    if seen.contiguous or seen.affine == 3 or seen.columns == 1 or seen.rows == 1 or seen.elements < 256:
+        return None
+    if seen.flat and not (problem.backward and seen.elements == 256):
+        return None
+    units = _row_of_planes(problem, seen)
+    if units == 1 or units * seen.elements > MOST_SHORT_ROWS:
+        return None
+    return HeldConfig(units, min(8, units * seen.elements // (32 * 8)))
+
+
+def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """The backward of channels of samples with scale and shift, whose four sums take registers; None for others.
+    In fp16 (16, 2000, 3, 5) with silu takes 5.1 us with 4 elements a thread, and 11.4 with 8, (122, 384, 3, 5) 7.0
+    with two units on 8 warps, and 9.5 with one, (100, 500, 2, 4) in bf16 3.9 with four on 16, and 4.7 with two on 4.
+    Longer planes are many elements of a thread: (30, 1000, 5, 5) in bf16 takes 6.5 us with 32, and 9.3 with 16."""
+    unit, short = seen.elements, seen.columns <= SHORT_ROW
+    if unit == 2 * ALL_SAMPLES and short and seen.rows > 1:
+        return HeldConfig(1, 8)
+    if seen.rows == 1 or seen.in_sample < MANY_MODULATED or unit > ALL_SAMPLES:
+        return None
+    if unit <= 256:
+        return HeldConfig(4, max(1, 4 * unit // (32 * 4))) if short else None
+    if not short and unit >= 512:
+        return HeldConfig(4, 4) if unit <= 1024 else None
+    units = max(2, min(4096 // unit, _row_of_planes(problem, seen)))
+    return HeldConfig(units, min(16, units * unit // (32 * (8 if unit <= 1024 else 16))))
 
 
 def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
@@ -132,8 +185,10 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
+        if problem.backward:
+            return _few_planes_backward(problem, seen)
         units = max(1, min(256 // seen.elements, _fitting(seen)))
-        return HeldConfig(units, max(1, units * seen.elements // (32 * (16 if problem.backward else 2))))
+        return HeldConfig(units, max(1, units * seen.elements // (32 * 2)))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
         # (288, 43) 3.7 with one, and 12.3 with 16.
@@ -144,6 +199,19 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
         return HeldConfig(1, max(1, seen.elements // 32))
     return None
+
+
+def _few_planes_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """Few units of one channel: a program has one of 128 elements or more, with 8 a thread, and 4 with a smooth
+    activation, whose instructions are many. With silu (30, 10, 9, 9) in bf16 takes 3.0 us so, and 4.0 with two units to
+    a warp, with gelu (10, 8, 19, 19) in fp32 3.1, and 4.1 on one warp. Shorter ones are several, of two elements a
+    thread: (80, 40, 3, 3, 3) in bf16 with gelu takes 3.3 us with four on two warps, and 4.4 with eight on one."""
+    smooth, load = problem.norm.smooth, seen.load_bytes(problem) // DTYPE_BYTES[problem.dtype]
+    lanes, thread = (64, 4) if smooth else (256 if seen.elements == 64 else 128, 8)
+    if seen.elements <= 32:
+        lanes, thread, load = 128, 2, 1
+    units = max(1, min(lanes // seen.elements, _fitting(seen)))
+    return HeldConfig(units, max(1, units * seen.elements // (32 * max(thread, load))))
 
 
 def fewest(unit: int, narrow: bool) -> int:
@@ -260,10 +328,10 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # (64, 100, 10, 10) in 10 groups in bf16 with gelu takes 6.6 us with 16 elements a thread, and 8.1 with 32.
         short = load_bytes(problem) < WIDEST_LOAD and 2048 <= seen.elements <= 4096
         units = max(1024 // seen.elements, _row_of_groups(problem, seen))
-        thread = 16 if _uneven(seen) or short else 32
-    units = max(1, min(units, power_of_two(seen.in_sample)))
+        thread = 16 if uneven(seen) or short else 32
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
     most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
+    units = max(1, min(units, power_of_two(seen.in_sample), 32 * 32 * most // seen.elements))
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
 
 
@@ -332,10 +400,10 @@ def _most_small(problem: Problem, seen: HeldUnits) -> int:
 def _padded(problem: Problem, seen: HeldUnits) -> bool:
     """Whether lanes of a forward hold no channel beside the few of a group. Then a program has few groups, and a thread
     few elements: (64, 105, 12, 12) in 21 groups in fp16 and channels_last takes 7.4 us with one, and 10.8 with two."""
-    return _uneven(seen) and seen.positions and not problem.backward
+    return uneven(seen) and seen.positions and not problem.backward
 
 
-def _uneven(seen: HeldUnits) -> bool:
+def uneven(seen: HeldUnits) -> bool:
     """Whether groups have few channels, and no power of two."""
     return seen.columns < power_of_two(seen.columns) <= 8
 

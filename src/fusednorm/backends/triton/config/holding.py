@@ -10,9 +10,11 @@ from fusednorm.backends.triton.config.held import (
     MOST_FEW_APART,
     MOST_HELD,
     SHARING_HELD,
+    SHORT_ROW,
     SMALL_UNIT,
     most_together,
     of_many_points,
+    uneven,
 )
 from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.config.units import HeldUnits
@@ -52,6 +54,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return True
     if problem.backward and _few_large(problem, seen):
         return False
+    if problem.backward and seen.positions and uneven(seen) and seen.elements >= LARGE_HELD:
+        # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, (2, 90, 32, 32) in 30 6.3 and 5.0.
+        return False
     if seen.apart:
         # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
         if seen.elements > MOST_APART:
@@ -68,6 +73,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+        if problem.backward and problem.norm.smooth and seen.elements == 512 and seen.load_bytes(problem) < WIDE_LOAD:
+            return False  # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles
         # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
         # 257) in fp16 22.6, 50 % full, and 20.8.
         least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
@@ -79,7 +86,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles, but (3, 534, 24) in 2
         # groups in bf16 3.0 and 4.9.
         return False
-    if not problem.backward and seen.positions and not small and _short_rows(problem, seen, full):
+    if seen.positions and not small and _short_rows(problem, seen, full):
         return False
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
@@ -110,7 +117,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
 def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:
     """Whether the groups of channels_last that a program can hold make less than SECTOR_BYTES of each position, or few
     channels fill the lanes of a large one: in bf16 with silu (15, 128, 47, 56) in 32 groups takes 15 us in tiles, and
-    33 held, (16, 320, 32, 32) 14.7 and 23.3."""
+    33 held, (16, 320, 32, 32) 14.7 and 23.3, the backward of (20, 128, 40, 40) in bf16 with scale and shift 18 and 23,
+    of (60, 100, 30, 30) in 20 groups in fp16 22 and 58."""
     row = DTYPE_BYTES[problem.dtype] * seen.columns * max(1, most_together(problem, seen))
     return row < SECTOR_BYTES or (seen.elements == MOST_HELD and full < 0.7)
 
@@ -148,7 +156,9 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
         return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
     if seen.affine == 3:
-        return seen.elements <= (ALL_SAMPLES if seen.units >= 32 else ALL_SAMPLES // 2)
+        # (250, 40, 4, 4) in bf16 takes 3.6 us held, and 5.4 in tiles, but (60, 256, 7, 7) 9.4 and 8.0.
+        most = ALL_SAMPLES * (2 if seen.columns <= SHORT_ROW else 1)
+        return seen.elements <= (most if seen.units >= 32 else ALL_SAMPLES // 2)
     if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
         return True
     return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)

@@ -15,6 +15,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 #: The elements of two rows at most that one program takes in one step, those that it does with 16 warps, and those that
 #: many programs take in few steps.
 ONE_PROGRAM, LARGE_PROGRAM, FEW_ELEMENTS = 2048, 1 << 14, 1 << 20
+#: Rows that programs of 16 warps, two to a multiprocessor, take in two waves, the second of which is nearly empty.
+FEW_IN_WAVES = 8 * PROCESSORS // 3
 #: Bytes of a row that is long for one multiprocessor where others have none: layer_norm of (68, 8192) in fp32 with relu
 #: takes 8.3 us by columns, and 10.5 by rows.
 LONG_BYTES = 1 << 15
@@ -33,6 +35,8 @@ FEW_LONG = 8
 #: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
 #: 528 and 72 with 1056, (40000, 512) in bf16 46 with 1056 and 52 with 2112.
 PROCESSOR_BYTES = 8 << 10
+#: Long rows of single elements beyond which two programs to a multiprocessor pay.
+FEW_SINGLE_ROWS = 12 * PROCESSORS
 #: Rows of a program from which on more programs of the shortest rows pay.
 LEAST_SUMMED = 24
 #: Bytes of a load of two elements of 16 bits, the narrowest that steps of 4096 suit.
@@ -51,9 +55,10 @@ MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
-#: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
-#: (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half.
-FEWEST_PROGRAMS = 200
+#: Those that steps of four rows leave at least, and steps of two of so few rows: (150, 10000) in bf16 takes 11.2 us
+#: with 190 programs and 12.4 with 750, (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half, rms_norm of (10,
+#: 16384) in fp32 with gelu 6.1 with 320 and 7.2 with half, but (30, 12288) in bf16 6.6 with 360 and 6.2 with half.
+FEWEST_PROGRAMS, FEW_OF_ONE_STEP = 200, 24
 #: Steps of a program by columns from which on some are in flight, with a smooth activation and without: layer_norm of
 #: (68, 8192) in fp32 with relu takes 8.3 us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with
 #: 16, and 61 with some in flight, but (200, 24576) in bf16 20.8 with 8, and 22.5 with some in flight.
@@ -75,6 +80,11 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         return StepsConfig(2048, 4)
     if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
         return StepsConfig(2048, 8)
+    longest = 2 * MOST_ROW if load_bytes(problem) >= WIDE_LOAD else 5 * MOST_ROW // 4
+    if problem.dtype == "float32" and load_bytes(problem) < WIDEST_LOAD and problem.reduced > longest:
+        # rms_norm of (700, 40001) with silu takes 116 us so, and 477 in steps of 16384, of (700, 40002) 107 and 113,
+        # layer_norm of (600, 24001) 54, and 60 of 4096.
+        return StepsConfig(8192, 16)
     if block > 2 * MOST_ROW and problem.dtype != "float64":
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
         return StepsConfig(8192 if problem.norm.has_mean else 16384, 16)
@@ -82,7 +92,13 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192.
         return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 else 16384, 16)
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
-    long = block > 16384 if problem.dtype == "float32" else block > 8192 and (problem.norm.has_mean or block == 16384)
+    mean = problem.norm.has_mean
+    if problem.dtype == "float32":
+        long = block > 16384 or (block == 16384 and not mean)
+    else:
+        long = block > 8192 and (mean or block == 16384)
+    if problem.dtype == "float32" and 2 * PROCESSORS < problem.view.samples <= FEW_IN_WAVES and mean:
+        long = False  # one wave: layer_norm of (300, 30000) takes 34.7 us so, and 44.2 in programs of 16 warps
     return StepsConfig(4096, 16 if long else 8)
 
 
@@ -130,14 +146,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if _one_large_program(problem, block):
         return RowsBackwardConfig(view.samples, 16, 1)
     if block > 8192:
-        # Of 16 bits, with p beside q, the rows do not fit: 2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor
-        # do the longest, and those of narrow loads, without p: rms_norm of 8000 x 9914 takes 349 us, and 182 so,
-        # but 300 x 9001 14.9, and 24.9. An activation takes longer twice: 1038 x 16384 with leaky_relu on an H100 takes
-        # 55 us, and 75 loaded twice.
-        narrow = load_bytes(problem) < WIDE_LOAD and view.samples > 4 * PROCESSORS
-        longest = view.channels > LONG_ROW and problem.norm.activation is None
-        many = problem.norm.has_mean or longest or narrow
-        return RowsBackwardConfig(1, 16, PROCESSORS, reload=many and size == 2)
+        return _long_row_backward(problem)
     if block >= 4096:
         full = 8 * view.channels > 7 * block
         short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
@@ -192,6 +201,23 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         max(2 * PROCESSORS, min(programs, most)),
         stages=4 if step >= 2048 and row_window(problem) == 1 else 3,
     )
+
+
+def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
+    """Rows of more than 8192 elements, one program to a multiprocessor. Of 16 bits, with p beside q, they do not fit:
+    2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor do the longest, and those of narrow loads, without p:
+    rms_norm of 8000 x 9914 takes 349 us, and 182 so, but 300 x 9001 14.9, and 24.9. An activation takes longer twice:
+    1038 x 16384 with leaky_relu on an H100 takes 55 us, and 75 loaded twice, 3000 x 9914 with silu 116 and 140. So do
+    single elements: rms_norm of 999 x 11251 in fp16 takes 38 us, and 89 loaded twice, and with two programs to a
+    multiprocessor 44, of 8000 rows 365, 606 and 228."""
+    view, load = problem.view, load_bytes(problem)
+    if DTYPE_BYTES[problem.dtype] != 2:
+        return RowsBackwardConfig(1, 16, PROCESSORS)
+    if load < PAIR_LOAD or (load < WIDE_LOAD and problem.norm.smooth):
+        return RowsBackwardConfig(1, 16, PROCESSORS * (1 if view.samples <= FEW_SINGLE_ROWS else 2))
+    narrow = load < WIDE_LOAD and view.samples > 4 * PROCESSORS
+    longest = view.channels > LONG_ROW and problem.norm.activation is None
+    return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean or longest or narrow)
 
 
 def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
@@ -279,9 +305,12 @@ def by_columns(problem: Problem) -> bool:
     """
     narrow, mean = load_bytes(problem) < WIDE_LOAD, problem.norm.has_mean
     few = problem.view.samples <= (2 if not mean else 16 if narrow else 4) * PROCESSORS
-    if problem.view.samples <= PROCESSORS and problem.reduced * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
-        return True
     length = problem.reduced
+    # Without a mean (32, 8192) in fp32 with silu takes 7.7 us by columns, and 6.7 by rows, but (2, 8192) 4.6 and 5.8.
+    by_rows = not mean and problem.view.samples != 2 and 2 * problem.view.samples <= PROCESSORS
+    longest = LONG_BYTES + 1 if by_rows else LONG_BYTES
+    if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= longest:
+        return True
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
     if mean and DTYPE_BYTES[problem.dtype] == 2 and (narrow or problem.norm.smooth):
@@ -304,7 +333,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
         steps = view.samples
     else:
         rows = view.samples * blocks
+        few_long = view.samples <= FEW_OF_ONE_STEP and view.channels <= 2 * MOST_ROW
         most, least = MOST_STEPS, 4 if rows // 4 >= FEWEST_PROGRAMS else 2
+        if few_long and rows // 2 < FEWEST_PROGRAMS:
+            least = 1
         if single:
             many = rows >= (4 if problem.norm.smooth else 1) * MANY_SINGLE
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
