@@ -6,10 +6,10 @@ the compute dtype are read where they lie. Others are read from ``wide_weight`` 
 put the converted numbers, or the plan ones and zeros for an absent operand. With a scale or shift, ``modulate`` puts
 A = weight (1 + scale) and B = bias (1 + scale) + shift of all samples there, and the other kernels read these.
 
-The forward takes each row from its statistics to its output. The backward takes each row from its sums to its gradient,
-and sums the parameters' gradients over fixed segments of rows, with a scale or shift of rows of one sample. Few rows
-would make few segments: first the sums of all pieces of them are taken, then, a block of channels at a time, all
-gradients.
+The forward takes each row, or a few short ones, from the statistics to the output. The backward takes each row from its
+sums to its gradient, and sums the parameters' gradients over fixed segments of rows, with a scale or shift of rows of
+one sample. Few rows would make few segments: first the sums of all pieces of them are taken, then, a block of channels
+at a time, all gradients.
 
 With sums around the norm the forward first makes a row of s = x + gate pre_add, in ``total``, and then normalizes that
 row while it lies in cache; it adds post_add to z. The backward, whose x is s, then keeps dz of each row and stores it
@@ -71,11 +71,15 @@ from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, unc
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
-from fusednorm.backends.cpu.kernels.moments import CHUNK, moments
+from fusednorm.backends.cpu.kernels.moments import CHUNK, SHORT, moments
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 from fusednorm.formats import FORMATS
+
+#: Short rows whose statistics are made before their outputs: one root and its divisions then do not wait for another.
+#: layer_norm of (43456, 67) in bf16 takes 0.49 ms so, and 0.85 row by row.
+TOGETHER = 16
 
 
 @exact
@@ -140,6 +144,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     load = element.load_total if adds_before else element.load
     row_moments, as_read = moments(element._replace(load=load)), widened(element)
     add, make_row = add_row(element), partial(_row_loop, element, load, value, adds_behind)
+    wide_scratch = accesses("float64").scratch
     apply_row = quantized_row(element, make_row, *quantized) if quantized else _plain_row(element, make_row)
 
     def forward(
@@ -154,36 +159,48 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
         output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
         post_sample, post_step = geometry[POST_SAMPLE], geometry[POST_STEP]
-        # One loop over the groups of all rows: for one within another LLVM prepares a pointer per tensor at each row.
-        n, k, i, p, j, place = start, 0, 0, 0, 0, 0
-        for unit in range(start * groups, stop * groups):
-            if k == 0:
-                i = begin_of(positions, n, input_sample, input_step)
-                p = begin_of(positions, n, post_sample, post_step)
-                j = begin_of(positions, n, output_sample, output_step)
-                place = parameters_of(positions, modulation, n)
-            source, s = x, i + k
-            if adds_before:
-                t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + k
-                t += worker * geometry[TOTAL_WORKER]
-                pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + k
-                q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
-                q += k if geometry[GATE_PER_ELEMENT] else 0
-                add(
-                    x, s, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
-                    length,
+        centres, inverses = wide_scratch(), wide_scratch()
+        together = TOGETHER if length <= SHORT and not adds_before else 1
+        # Loops over the groups of several rows: for one within another LLVM prepares a pointer per tensor at each row.
+        n, k, i = start, 0, 0  # the row and the channel whose statistics are made, and where the row begins
+        m, c, h, p, j, place = start, 0, 0, 0, 0, 0  # those whose output is made
+        for first in range(start * groups, stop * groups, together):
+            units = min(together, stop * groups - first)
+            source, s = x, 0
+            for u in range(units):
+                if k == 0:
+                    i = begin_of(positions, n, input_sample, input_step)
+                s = i + k
+                if adds_before:
+                    t = begin_of(positions, n, geometry[TOTAL_SAMPLE], geometry[TOTAL_STEP]) + k
+                    t += worker * geometry[TOTAL_WORKER]
+                    pre = begin_of(positions, n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + k
+                    q = n // max(1, geometry[GATE_ROWS]) * geometry[GATE_STEP]
+                    q += k if geometry[GATE_PER_ELEMENT] else 0
+                    add(
+                        x, s, pre_add, pre, pre_gate, q, geometry[GATE_ROWS] > 0, geometry[GATE_PER_ELEMENT], total, t,
+                        length,
+                    )  # fmt: skip
+                    source, s = total, t
+                centres[u], inverses[u] = row_moments(source, s, length, rms)
+                n, k = (n, k + length) if k + length < groups * length else (n + 1, 0)
+            for u in range(units):
+                inverses[u] = 1.0 / np.sqrt(inverses[u] / length + eps)
+            for u in range(units):
+                rstd[first + u] = T(inverses[u])
+            for u in range(0 if rms else units):
+                mean[first + u] = T(centres[u])
+            for u in range(units):
+                if c == 0:
+                    h = begin_of(positions, m, input_sample, input_step)
+                    p = begin_of(positions, m, post_sample, post_step)
+                    j = begin_of(positions, m, output_sample, output_step)
+                    place = parameters_of(positions, modulation, m)
+                apply_row(
+                    source, s if adds_before else h + c, y, j + c, post_add, p + c, length, centres[u], inverses[u],
+                    gains, offsets, place + c, activation_parameter, codes, out_scale, m, kept, worker * length,
                 )  # fmt: skip
-                source, s = total, t
-            centre, m2 = row_moments(source, s, length, rms)
-            inverse = 1.0 / np.sqrt(m2 / length + eps)
-            rstd[unit] = T(inverse)
-            if not rms:
-                mean[unit] = T(centre)
-            apply_row(
-                source, s, y, j + k, post_add, p + k, length, centre, inverse, gains, offsets, place + k,
-                activation_parameter, codes, out_scale, n, kept, worker * length,
-            )  # fmt: skip
-            n, k = (n, k + length) if k + length < groups * length else (n + 1, 0)
+                m, c = (m, c + length) if c + length < groups * length else (m + 1, 0)
 
     return forward
 
