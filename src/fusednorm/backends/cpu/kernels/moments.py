@@ -21,6 +21,9 @@ from fusednorm.backends.cpu.kernels.lanes import lanes
 CHUNK = 4096  # elements: 16 KB of float32, half of the L1 cache
 HEAD = 16  # a chunk's pivot is the mean of its first 1/16
 SHORT = 256  # rows of so many elements at most are taken vector by vector
+#: Short units whose statistics are made before their outputs: the root and the divisions of one then do not wait for
+#: those of another. layer_norm of (43456, 67) in bf16 takes 0.49 ms so, and 0.85 row by row.
+TOGETHER = 16
 FEWEST = 64  # and of at least so many elements: with fewer, the typical (pivot - mean)**2 comes near the worst
 
 

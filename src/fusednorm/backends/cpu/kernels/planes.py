@@ -38,7 +38,7 @@ from fusednorm.backends.cpu.kernels.affine import affine, operand_numbers, publi
 from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.moments import merge, moments, strided_moments
+from fusednorm.backends.cpu.kernels.moments import SHORT, TOGETHER, merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import rounded_number
 from fusednorm.backends.cpu.kernels.plane_rows import (
     gradient_maker,
@@ -152,30 +152,38 @@ def _row_affines(element: Element):
 
 
 def build_forward(element: Element, value, pullback):
-    """Units start to stop, from statistics to output."""
+    """Units start to stop, each or a few short ones from statistics to output."""
     unit_moments, keep, apply_row = moments_of_units(element), publish(element), row_applier(element, value)
     row_affines, scratch = _row_affines(element), accesses("float64").scratch
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
     ):
-        gains, offsets = scratch(), scratch()
+        gains, offsets, centres, inverses = scratch(), scratch(), scratch(), scratch()
         rows, length = rows_per_unit(geometry), geometry[SPATIAL]
         input_step = row_step(geometry, INPUT_SAMPLE, INPUT_STEP)
         output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
-        for unit in range(start, stop):
-            centre, m2 = unit_moments(x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP], geometry, unit)
-            centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
-            n, c = locate(geometry, unit, 0)
-            i = place_of(geometry, INPUT_SAMPLE, INPUT_STEP, n, c)
-            j = place_of(geometry, OUTPUT_SAMPLE, OUTPUT_STEP, n, c)
-            for first in range(0, rows, SCRATCH):
-                count = min(SCRATCH, rows - first)
-                m, d = row_place(geometry, n, c, first)
-                row_affines(weight, bias, scale, shift, geometry, m, d, count, gains, offsets)
-                for row in range(count):
-                    apply_row(x, i, y, j, length, centre, inverse, gains[row], offsets[row], activation_parameter)
-                    i, j = i + input_step, j + output_step
+        together = TOGETHER if rows * length <= SHORT else 1
+        for begin in range(start, stop, together):
+            units = min(together, stop - begin)
+            for u in range(units):
+                centres[u], inverses[u] = unit_moments(
+                    x, 0, geometry[INPUT_SAMPLE], geometry[INPUT_STEP], geometry, begin + u
+                )
+            for u in range(units):
+                centres[u], inverses[u] = keep(mean, rstd, variance, geometry, eps, begin + u, centres[u], inverses[u])
+            for u in range(units):
+                centre, inverse = centres[u], inverses[u]
+                n, c = locate(geometry, begin + u, 0)
+                i = place_of(geometry, INPUT_SAMPLE, INPUT_STEP, n, c)
+                j = place_of(geometry, OUTPUT_SAMPLE, OUTPUT_STEP, n, c)
+                for first in range(0, rows, SCRATCH):
+                    count = min(SCRATCH, rows - first)
+                    m, d = row_place(geometry, n, c, first)
+                    row_affines(weight, bias, scale, shift, geometry, m, d, count, gains, offsets)
+                    for row in range(count):
+                        apply_row(x, i, y, j, length, centre, inverse, gains[row], offsets[row], activation_parameter)
+                        i, j = i + input_step, j + output_step
 
     return forward
 
