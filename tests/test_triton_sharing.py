@@ -81,7 +81,7 @@ def _lengths(most: int, least: int = 1) -> list[int]:
 FAMILIES: dict[str, tuple[Callable[[int], Case], int, int]] = {
     "layer_norm": (lambda n: Case("layer_norm", 1, (n, 4096)), 65536, 9),
     "layer_norm of 1000": (lambda n: Case("layer_norm", 1, (n, 1000)), 65536, 16),
-    "layer_norm of long rows": (lambda n: Case("layer_norm", 1, (n, 20000)), 8192, 10),
+    "layer_norm of long rows": (lambda n: Case("layer_norm", 1, (n, 20000)), 8192, 8),
     "rms_norm": (lambda n: Case("rms_norm", 1, (n, 768), FP32), 65536, 9),
     "group_norm": (lambda n: Case("group_norm", 32, (2, 320, n), activation="silu"), 1 << 18, 40),
     "group_norm, last": (lambda n: Case("group_norm", 32, (2, 320, n, 1), last=True), 1 << 18, 10),

@@ -55,10 +55,9 @@ MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
-#: Those that steps of four rows leave at least, and steps of two of so few rows: (150, 10000) in bf16 takes 11.2 us
-#: with 190 programs and 12.4 with 750, (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half, rms_norm of (10,
-#: 16384) in fp32 with gelu 6.1 with 320 and 7.2 with half, but (30, 12288) in bf16 6.6 with 360 and 6.2 with half.
-FEWEST_PROGRAMS, FEW_OF_ONE_STEP = 200, 24
+#: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
+#: (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half.
+FEWEST_PROGRAMS = 200
 #: Steps of a program by columns from which on some are in flight, with a smooth activation and without: layer_norm of
 #: (68, 8192) in fp32 with relu takes 8.3 us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with
 #: 16, and 61 with some in flight, but (200, 24576) in bf16 20.8 with 8, and 22.5 with some in flight.
@@ -308,8 +307,9 @@ def by_columns(problem: Problem) -> bool:
     length = problem.reduced
     # Without a mean (32, 8192) in fp32 with silu takes 7.7 us by columns, and 6.7 by rows, but (2, 8192) 4.6 and 5.8.
     by_rows = not mean and problem.view.samples != 2 and 2 * problem.view.samples <= PROCESSORS
-    longest = LONG_BYTES + 1 if by_rows else LONG_BYTES
-    if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= longest:
+    if by_rows and problem.dtype == "float32" and length * DTYPE_BYTES[problem.dtype] == LONG_BYTES:
+        return False
+    if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
         return True
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
@@ -333,10 +333,7 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
         steps = view.samples
     else:
         rows = view.samples * blocks
-        few_long = view.samples <= FEW_OF_ONE_STEP and view.channels <= 2 * MOST_ROW
         most, least = MOST_STEPS, 4 if rows // 4 >= FEWEST_PROGRAMS else 2
-        if few_long and rows // 2 < FEWEST_PROGRAMS:
-            least = 1
         if single:
             many = rows >= (4 if problem.norm.smooth else 1) * MANY_SINGLE
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
