@@ -8,6 +8,7 @@ import pytest
 import torch
 from triton_config_support import group_norms, problems_of
 
+from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.device import shares
@@ -23,10 +24,10 @@ from fusednorm.backends.triton.runs import (
     runs_of,
     window_of,
 )
-from fusednorm.choice import default
+from fusednorm.instance import Instance
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands, Sums
-from fusednorm.problem import View
+from fusednorm.problem import Problem, View
 from fusednorm.problems import backward_problem, forward_problem, sum_forward_problem
 
 
@@ -502,5 +503,15 @@ def test_the_sums_around_an_evaluation_are_fused(
     norm = norm_of("batch_norm", training=False)
     sums = Sums(**dict.fromkeys(names, x))
     summed = replace(sum_forward_problem(norm, operands, sums, False), device="cuda")
-    assert default(replace(summed, added=None)) is (instances.TILES if last else instances.FLAT)
-    assert default(summed).supports(summed) is None
+    assert choice.default(replace(summed, added=None)) is (instances.TILES if last else instances.FLAT)
+    assert choice.default(summed).supports(summed) is None
+
+    class Tuned:
+        """A file whose choice for the evaluation adds nothing."""
+
+        def find(self, problem: Problem, found: object) -> tuple[Instance, None]:
+            return instances.FLAT, None
+
+    monkeypatch.setattr(choice, "tuned_file", Tuned)
+    assert choice.choose(replace(summed, added=None)).instance is instances.FLAT
+    assert choice.choose(summed).instance.supports(summed) is None
