@@ -430,10 +430,15 @@ def test_shares_of_a_program_are_equal_where_these_are_more_than_half_as_large(
 
 
 def test_an_only_tile_of_a_program_is_not_in_flight_ahead_of_its_use() -> None:
-    for shape, dtype in (((65536, 6), torch.bfloat16), ((16384, 5), torch.float16), ((20000, 7), torch.float32)):
+    for shape, dtype, few in (
+        ((65536, 6), torch.bfloat16, False),
+        ((16384, 5), torch.float16, True),
+        ((20000, 7), torch.float32, True),
+    ):
         for problem in problems_of("batch_norm", 0, shape, dtype=dtype):
             reduction = passes_for(tiled(problem)).reduction
-            assert (reduction.tiles, reduction.warps, reduction.stages) == (1, 1, 1)
+            warps = 4 if few and not problem.backward else 1  # few programs of single loads hide no time of memory
+            assert (reduction.tiles, reduction.warps, reduction.stages) == (1, warps, 1)
 
 
 @pytest.mark.parametrize(("shape", "channels", "positions"), [((115, 2521, 256), 512, 8), ((128, 640, 144), 128, 32)])

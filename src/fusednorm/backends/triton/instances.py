@@ -547,10 +547,15 @@ def _for_rows(problem: Problem) -> Instance:
         waves = not short and length > STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
     else:
         waves = not short and LONG_ROW < length <= LONGEST_HELD and 2 * PROCESSORS < count <= 3 * PROCESSORS
+        # On an H100 (230, 28672) takes 21 us in steps, and 26 in registers, (207, 39560) 27, and 31 in pieces.
+        fp32 = problem.dtype == "float32" and load_bytes(problem) == WIDEST_LOAD
+        waves = waves or (fp32 and length > LONGEST_HELD and PROCESSORS < count <= 2 * PROCESSORS)
     least = MOST_WHOLE if not short else SIMPLE_ROW if simple else STEPPED_ROW
     if not short and not problem.norm.has_mean and problem.dtype == "float32" and 8 * length <= 7 * MOST_WHOLE:
         least = LONGEST_HELD
-    stepped = wide and (waves or (length > least and count >= 2 * PROCESSORS))
+    # On an H100 (200, 40960) in bf16 takes 16.1 us in steps, and 17.2 in pieces, (250, 65536) with silu 30.6 and 34.5.
+    fewest = 3 * PROCESSORS // 2 if short and length > MOST_WHOLE else 2 * PROCESSORS
+    stepped = wide and (waves or (length > least and count >= fewest))
     if load_bytes(problem) < PAIR_LOAD and LONGEST_SMOOTH < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
         stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):

@@ -166,11 +166,17 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
     if problem.backward and few and seen.contiguous and seen.elements <= 128:
         return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
-    if problem.backward and few and seen.across == "sample" and 32 <= seen.elements <= 64 and seen.affine != 3:
-        return HeldConfig(1, 1)  # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps
+    channels = seen.across == "sample" and seen.affine != 3 and not seen.contiguous
+    if problem.backward and channels and 32 <= seen.elements <= 64 and seen.units <= 4 * FEW_CHANNELS:
+        # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
+        # with gelu 1.7 with two on one, and 2.1 with 8 on two.
+        return HeldConfig(1 if few else 2, 1)
+    points = problem.backward and seen.affine == 3 and seen.contiguous and total <= FEW_CONTIGUOUS // 4
+    if points and seen.elements <= 32:
+        return _few_points(problem, seen)
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
-    if narrow and not small and problem.backward and 32 <= seen.elements <= 512 and not seen.contiguous:
+    if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
         return _short_narrow(problem, seen.elements, seen.rows, total > 4 * SMALL_HELD)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
     if narrow and not small and not problem.backward and groups:
@@ -195,10 +201,24 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         most = power_of_two(max(1, 2 * seen.units // PROCESSORS))
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen), most))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
-    if problem.backward and small and narrow and _rows(seen) and seen.elements <= 256:
+    if problem.backward and narrow and _rows(seen) and seen.elements <= (256 if small else 16):
+        if seen.units > 4 * PROCESSORS or not small:
+            # Several short ones: on an H100 (479, 192) in 32 groups in bf16 with silu takes 4.6 us with 16 on two
+            # warps, and 22 with one, (200, 336) in 16 groups 3.7 with 4, and 6.1, (490, 640) in 64 in fp16 5.6 with 16,
+            # and 6.2 with 64.
+            return HeldConfig(max(1, (128 if small else 256) // seen.elements), 2)
         # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
         return HeldConfig(1, max(1, seen.elements // 32))
     return None
+
+
+def _few_points(problem: Problem, seen: HeldUnits) -> HeldConfig:
+    """The backward of few points with scale and shift, one element a thread: on an H100 (17, 96) in fp32 takes 1.8 us
+    with two channels on a warp, and 2.3 with 8 on four, (5, 1280) in bf16 1.8 with four, and 2.4 with 32, but (32, 512)
+    in fp32 with gelu 2.1 with 8 on 8 warps, and 2.4 with two on one."""
+    if seen.elements == 32 and problem.norm.smooth:
+        return HeldConfig(8, 8)
+    return HeldConfig(max(2, min(4, 32 // seen.elements)), 1)
 
 
 def _few_planes_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -286,17 +306,33 @@ def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
         # and 3.2.
         most = min(most, ALL_SAMPLES // 2)
+    elif rows and problem.norm.smooth and problem.norm.has_mean:
+        most = min(
+            most, ALL_SAMPLES // 4
+        )  # on an H100 (8, 128) in fp16 with silu takes 3.3 us so, and 2.6 with partials
     samples = power_of_two(seen.samples)
     lanes = samples * seen.elements
-    if lanes > most:
+    if lanes > (most if small else min(most, _most_sharing(problem, seen, narrow))):
         return None
     if rows:
         # Of wide loads a thread has one place of several rows; of narrow ones it has few elements: (6, 122) in bf16
         # with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and without an activation 1.8 on 2.
         warps = 8 if narrow else 4 if problem.norm.smooth else max(2, lanes // (32 * 16))
         return HeldConfig(samples, min(warps, lanes // 32), all_samples=True)
-    thread = max(fewest(seen.elements, narrow), thread_elements(total, 8))
+    thread = fewest(seen.elements, narrow)
+    if not narrow:  # on an H100 (8, 2000, 5, 5) in bf16 with silu takes 4.1 us with 4 elements a thread, and 4.9 with 8
+        thread = max(thread, thread_elements(total, 8))
     return HeldConfig(samples, max(1, min(8, lanes // (32 * thread))), all_samples=True)
+
+
+def _most_sharing(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
+    """Elements of the units in one place of all samples, of many places, up to which one program has them. On an H100
+    (47, 699, 3, 3) in fp16 with scale and shift and silu takes 11 us so, and 5.7 with partials of each sample, (48,
+    1280, 3, 3) in fp32 with silu 9.7 and 7.6, (10, 1280, 7, 7) in fp16 9.1 and 5.7, but (60, 300, 3, 5) in fp32 with
+    relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4."""
+    if problem.modulated:
+        return 0
+    return ALL_SAMPLES // (4 if narrow and seen.units * seen.elements > 2 * SMALL_HELD else 2)
 
 
 def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -374,9 +410,15 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         return 64 if size == 2 and total > 4 * SMALL_HELD else 32
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
-    if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 2048 and total > 4 * SMALL_HELD:
-        # Loads of single elements, many to a thread: (34, 1280, 679) in bf16 takes 63 us with one warp, 76 with four.
-        return 32 if size == 2 and problem.norm.activation is None else 16
+    if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 8192 and total > 4 * SMALL_HELD:
+        # Loads of single elements, many to a thread: (34, 1280, 679) in bf16 takes 63 us with one warp, 76 with four;
+        # on an H100 (126, 78, 781) in fp16 20.2 with two, and 22.7 with one, (20, 200, 2209) 24.6 with four, and 28.7
+        # with 8, (9, 128, 67, 67) 16.8 with 8.
+        simple = size == 2 and problem.norm.activation is None and seen.elements > 1024
+        return 32 if simple or (seen.elements > SMALL_UNIT and not problem.norm.smooth) else 16
+    large = size == 2 and not narrow and seen.elements == SHARING_HELD and problem.added is None
+    if problem.backward and large and not problem.norm.smooth:
+        return 32  # on an H100 (14, 960, 4928) in bf16 takes 133 us so, and 147 with 16
     few = problem.backward and narrow and seen.elements < 2048
     return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)
 
@@ -454,8 +496,10 @@ def _short_narrow(problem: Problem, unit: int, rows: int, many: bool) -> HeldCon
     14.4 us with them, and 17.5 with one."""
     if unit == 512 and 1 < rows <= 8:  # (50, 448, 7, 7) in 64 groups in fp32 takes 8.8 us so, and 11.0 with two on two
         return HeldConfig(1, 1)
+    if unit == 16:  # on an H100 (48, 1280, 3, 3) in fp32 with silu takes 7.6 us so, and 8.3 with 32 on 8 warps
+        return HeldConfig(16, 2)
     if not many or unit <= 32:
         return HeldConfig(512 // unit, 2)
     if unit <= 256:
         return HeldConfig(512 // unit, 1)
-    return HeldConfig(1024 // unit, DTYPE_BYTES[problem.dtype] // 2)
+    return HeldConfig(1024 // unit, 2)

@@ -29,6 +29,8 @@ SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of points with scale and shift whose backward is as fast held: (1000, 128) in fp16 takes 9.0 us held, and
 #: 6.9 in tiles, (288, 43) in bf16 3.7 and 6.9.
 FEW_POINTS = 1 << 16
+#: Elements of a short unit of narrow loads, few of which are faster whole.
+SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.
 MOST_WHOLE_PLANE = 512
 #: Samples from which on batch_norm's spread planes fill tiles.
@@ -103,13 +105,16 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             return False  # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles
         if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
-            # 67.
-            return seen.elements == LARGE_HELD or full >= 0.75
+            # 67, on an H100 (14, 960, 4928) 133, and 146.
+            simple = seen.elements == SHARING_HELD and not problem.norm.smooth
+            return seen.elements == LARGE_HELD or simple or full >= 0.75
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
         if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
             return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
-        # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles.
-        return short or full >= (0.55 if seen.elements in (256, 1024) else 0.6) or size > 2
+        # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
+        # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
+        odd = 512 <= seen.elements <= SHARING_HELD
+        return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
@@ -168,6 +173,9 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a small unit fills a tile of one axis better than one of two: (43, 768, 3, 3) in 32 groups takes 2.5 us
     whole, 84 % full, and 3.5 held, 42 % full."""
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
+    short = SHORT_WHOLE // 4 < problem.reduced <= SHORT_WHOLE and unit_bytes(problem) < WIDE_LOAD
+    if short and problem.num_statistics <= PROCESSORS:
+        return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)
 
 
@@ -225,6 +233,10 @@ def few_odd_planes(problem: Problem) -> bool:
 def fills_block(problem: Problem) -> bool:
     """Whether a long unit of one channel has elements for most lanes of a program that holds it: (111, 24, 106, 106) in
     bf16 takes 40 us whole and 45 in steps, (8, 300, 100, 100) 37 and 40, (53, 24, 132, 132) 40 and 34. Lanes that load
-    single elements take longer: (138, 24, 95, 95) takes 83 us whole and 58 in tiles."""
-    lanes = 16 * problem.reduced
-    return lanes >= (9 if load_bytes(problem) >= WIDE_LOAD else 12) * power_of_two(problem.reduced)
+    single elements take longer: (138, 24, 95, 95) takes 83 us whole and 58 in tiles, and so do the 64 elements of a
+    thread: on an H100 (20, 128, 136, 136) in fp16 with relu takes 86 us whole and 75 in steps, (8, 256, 168, 168) 88
+    and 103."""
+    lanes, block = 16 * problem.reduced, power_of_two(problem.reduced)
+    if load_bytes(problem) < WIDE_LOAD:
+        return lanes >= 12 * block
+    return lanes >= (11 if block > 16384 and DTYPE_BYTES[problem.dtype] == 2 else 9) * block

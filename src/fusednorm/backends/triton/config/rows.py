@@ -74,7 +74,8 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
             return StepsConfig(1024, 4)
         if problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD:
             return StepsConfig(4096, 16)  # on an H100 (10, 100, 20001) takes 69 us so, and 82 on 8 warps
-        return StepsConfig(2048, 4)
+        # On an H100 (13, 512, 144, 144) in fp16 takes 206 us on 8 warps, and 212 on 4.
+        return StepsConfig(2048, 8 if DTYPE_BYTES[problem.dtype] == 2 else 4)
     if block <= 4096:
         return StepsConfig(2048, 4)
     if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
@@ -86,10 +87,14 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         return StepsConfig(8192, 16)
     if block > 2 * MOST_ROW and problem.dtype != "float64":
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
+        if problem.dtype == "float32":
+            return StepsConfig(_long_step(problem), 16)
         return StepsConfig(8192 if problem.norm.has_mean else 16384, 16)
     if problem.reduced > 3 * MOST_ROW // 2 and not problem.norm.has_mean and problem.dtype != "float64":
-        # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192.
-        return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 else 16384, 16)
+        # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192, but
+        # on an H100 (230, 28672) 22.8, and 21.0.
+        few = problem.view.samples <= 2 * PROCESSORS
+        return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 or few else 16384, 16)
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     mean = problem.norm.has_mean
     if problem.dtype == "float32":
@@ -99,6 +104,15 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     if problem.dtype == "float32" and 2 * PROCESSORS < problem.view.samples <= FEW_IN_WAVES and mean:
         long = False  # one wave: layer_norm of (300, 30000) takes 34.7 us so, and 44.2 in programs of 16 warps
     return StepsConfig(4096, 16 if long else 8)
+
+
+def _long_step(problem: Problem) -> int:
+    """The step of rows of more than 32768 elements in fp32: the longest where most multiprocessors have two rows or
+    more. On an H100 layer_norm of (207, 39560) takes 31 us in steps of 16384, 33 of 4096 and 41 of 8192, (140, 36864)
+    with relu 26, 20 and 39, rms_norm of (250, 33000) 26.4, 28.6 and 28.7, (150, 65536) 39, 37.5 and 34.8."""
+    if 2 * problem.view.samples > 3 * PROCESSORS:
+        return 16384
+    return 4096 if problem.norm.has_mean else 8192
 
 
 def plane_rows_backward_for(problem: Problem) -> StepsConfig:
@@ -151,14 +165,18 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
         if short and view.numel < FEW_ELEMENTS:
             return RowsBackwardConfig(2 if view.samples > PROCESSORS else 1, 8, 2 * PROCESSORS)
-        if block == 8192 and not full and PROCESSORS // 2 < view.samples <= 2 * PROCESSORS:
-            # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program.
+        most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
+        if block == 8192 and PROCESSORS // 2 < view.samples <= most:
+            # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
+            # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
             return RowsBackwardConfig(2, 16, PROCESSORS)
         if problem.dtype == "float32":
             if block == 4096 and view.samples <= 4 * PROCESSORS:
                 # (368, 3072) takes 8.5 us so, and 10.3 with twice as many sums.
                 return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
-            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if full else 3)
+            # On an H100 rms_norm of (200, 8192) takes 12.4 us with three stages, and 13.9 with one.
+            many = full and view.samples > 2 * PROCESSORS
+            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
             # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
@@ -305,9 +323,9 @@ def by_columns(problem: Problem) -> bool:
     narrow, mean = load_bytes(problem) < WIDE_LOAD, problem.norm.has_mean
     few = problem.view.samples <= (2 if not mean else 16 if narrow else 4) * PROCESSORS
     length = problem.reduced
-    # Without a mean (32, 8192) in fp32 with silu takes 7.7 us by columns, and 6.7 by rows, but (2, 8192) 4.6 and 5.8.
-    by_rows = not mean and problem.view.samples != 2 and 2 * problem.view.samples <= PROCESSORS
-    if by_rows and problem.dtype == "float32" and length * DTYPE_BYTES[problem.dtype] == LONG_BYTES:
+    # Without a mean (32, 8192) in fp32 with silu takes 7.7 us by columns, and 6.7 by rows, but (2, 8192) 4.6 and 5.8,
+    # on an H100 (100, 8192) with silu 10.9 and 9.2.
+    if not mean and problem.view.samples != 2 and problem.dtype == "float32" and 4 * length == LONG_BYTES:
         return False
     if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
         return True

@@ -308,7 +308,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
             # (40000, 25) in fp16 takes 9.1 us so, and 11.8 with one warp to 64 x 16 elements.
             return _with_positions(problem, view, moments, PassConfig(32, 128, 1, 4), output)
         if tiles == 1 < count:  # batch_norm of (65536, 6) in bf16 takes 5.2 us so, and 7.0 on two warps
-            warps, stages = 1, 1
+            warps, stages = (4 if _few_singles(problem, runs.alignment, blocks * count, read) else 1), 1
         return _with_positions(problem, view, moments, PassConfig(read, positions, tiles, warps, stages), output)
     # (1, 128, 169, 169) in fp32 takes 28.2 us backward in tiles of 2 KB, and 30.9 in tiles of 4.
     positions = max(1, TILE_BYTES // size // read)
@@ -340,6 +340,16 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         # batch_norm of (61, 1024, 16, 17) in fp16 with gelu_tanh takes 30.8 us so, and 32.2 in half of it on half.
         output = replace(output, positions=2 * output.positions, warps=2 * output.warps)
     return _with_positions(problem, view, moments, reduction, _spread(view, output))
+
+
+def _few_singles(problem: Problem, alignment: int, programs: int, channels: int) -> bool:
+    """Whether a forward's pass over channels_last has so few programs of narrow loads that more warps hide the time
+    that memory takes: on an H100 batch_norm of (9781, 13) in fp32 with silu takes 5.5 us so, and 10.5 on one warp,
+    (30000, 11) in fp16 with relu 6.0 and 7.9, but (4000, 27) 5.4 and 4.5, (65536, 5) 5.9 and 5.3."""
+    size = DTYPE_BYTES[problem.dtype]
+    most = 4 if alignment == 1 and (size > 2 or channels == 16) else 2
+    few = programs <= most * PROCESSORS and alignment * size < WIDE_LOAD
+    return not problem.backward and few and (size > 2 or 4 < channels < 32)
 
 
 def _repeated(problem: Problem, reduction: PassConfig, rows: int) -> PassConfig:
