@@ -186,8 +186,10 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(max(1, lanes // seen.elements), 1)
     shortest = seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD
     if shortest and not problem.backward:
-        # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps.
-        return HeldConfig(max(1, min(1024 // size // seen.elements, 64 // size, _fitting(seen))), 1)
+        # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps, and
+        # of 32 for few programs: on an H100 (20, 234, 3, 3) in fp16 takes 1.8 us so, and 2.1 with rows of 64.
+        row = 64 if total > 2 * FEW_CONTIGUOUS else 32
+        return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
@@ -306,7 +308,7 @@ def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (20, 11, 61) in fp16 with silu takes 3.1 us so, and 2.7 with partials of each sample, with scale and shift 6.0
         # and 3.2.
         most = min(most, ALL_SAMPLES // 2)
-    elif rows and problem.norm.smooth and problem.norm.has_mean:
+    elif rows and problem.norm.smooth and problem.norm.has_mean and seen.in_sample == 1:
         most = min(
             most, ALL_SAMPLES // 4
         )  # on an H100 (8, 128) in fp16 with silu takes 3.3 us so, and 2.6 with partials
@@ -329,8 +331,8 @@ def _most_sharing(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     """Elements of the units in one place of all samples, of many places, up to which one program has them. On an H100
     (47, 699, 3, 3) in fp16 with scale and shift and silu takes 11 us so, and 5.7 with partials of each sample, (48,
     1280, 3, 3) in fp32 with silu 9.7 and 7.6, (10, 1280, 7, 7) in fp16 9.1 and 5.7, but (60, 300, 3, 5) in fp32 with
-    relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4."""
-    if problem.modulated:
+    relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4, (30, 384, 27) with scale and shift 4.7 and 5.6."""
+    if problem.modulated and (problem.norm.smooth or seen.elements <= SHORT_ROW):
         return 0
     return ALL_SAMPLES // (4 if narrow and seen.units * seen.elements > 2 * SMALL_HELD else 2)
 
@@ -417,7 +419,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         simple = size == 2 and problem.norm.activation is None and seen.elements > 1024
         return 32 if simple or (seen.elements > SMALL_UNIT and not problem.norm.smooth) else 16
     large = size == 2 and not narrow and seen.elements == SHARING_HELD and problem.added is None
-    if problem.backward and large and not problem.norm.smooth:
+    if problem.backward and large and problem.norm.activation is None and not problem.modulated:
         return 32  # on an H100 (14, 960, 4928) in bf16 takes 133 us so, and 147 with 16
     few = problem.backward and narrow and seen.elements < 2048
     return thread_elements(total, 8 if few else 16 if problem.backward or size > 2 or seen.flat else 32)

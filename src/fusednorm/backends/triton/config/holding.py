@@ -105,8 +105,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             return False  # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles
         if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
-            # 67, on an H100 (14, 960, 4928) 133, and 146.
-            simple = seen.elements == SHARING_HELD and not problem.norm.smooth
+            # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
+            # 183, and 158.
+            simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
             return seen.elements == LARGE_HELD or simple or full >= 0.75
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
         if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:

@@ -24,8 +24,7 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     if block * units <= 2 * SMALL_HELD and block <= 8192:
         if block == 8192 and problem.view.group_channels > 1 and problem.view.spatial > 1:
             return WholeConfig(1, 16)  # (2, 320, 19, 19) in 16 groups in fp16 takes 3.7 us so, and 4.0 on 8 warps
-        shared = problem.view.group_channels == 1 or problem.view.spatial == 1
-        return _small_whole(block, units, narrow, size, problem.norm.smooth or not shared)
+        return _small_whole(problem, block, units, narrow)
     if narrow and block <= 128:
         if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
             return WholeConfig(SHORT_UNITS // block, 4)
@@ -38,7 +37,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     elif block > 8192:
         thread = 16
     else:
-        sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block)
+        # On an H100 (71, 561, 35) in 33 groups in bf16 takes 5.3 us on two warps, and 6.4 on one.
+        sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block) and not _several(problem)
         # (9000, 763) in fp32 takes 21.1 us on 4 warps, and 22.9 on 2.
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
         if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
@@ -101,13 +101,20 @@ def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
     return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
 
 
-def _small_whole(block: int, units: int, narrow: bool, size: int, busy: bool) -> WholeConfig:
+def _several(problem: Problem) -> bool:
+    """Whether the elements of a unit have the parameters of several channels, each along its positions."""
+    return problem.view.group_channels > 1 and problem.view.spatial > 1
+
+
+def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> WholeConfig:
     """A warp to a unit, or several short units, as long as it fits: sums over warps wait for barriers. 200 x 200 in
     fp32 takes 1.66 us, and 1.81 with two warps. The many narrow loads of few units are spread over more, but those of
-    short units are a warp's, which waits for no other, and so are those of ``busy`` elements, which have a smooth
-    activation or parameters of several channels: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
+    short units are a warp's, which waits for no other: 3904 x 75 in fp16 takes 2.4 us with four units on one warp, and
     3.1 on four, 581 x 73 in bf16 1.7 with two on one, and 1.9 with four on four. The shortest in fp32 are two elements
     a thread: (6, 1800, 3, 3) takes 2.1 us with 16 units on four warps, and 2.8 with 32."""
+    size = DTYPE_BYTES[problem.dtype]
+    if block == 128 and narrow and size > 2 and FEW_UNITS < units <= MANY_UNITS and problem.view.spatial > 1:
+        return WholeConfig(2, 2)  # on an H100 (10, 200, 11, 11) in fp32 takes 2.7 us so, and 3.0 on one warp
     if block == 128 and (narrow or (size > 2 and units <= PROCESSORS // 4)):
         # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
         # with one, and 2.1 with four on four.
@@ -117,10 +124,11 @@ def _small_whole(block: int, units: int, narrow: bool, size: int, busy: bool) ->
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
         warps = max(1, block * together // (32 * 4))
         return WholeConfig(together // 2 if narrow and size > 2 and block <= 16 and warps >= 4 else together, warps)
-    # On an H100 72 x 463 in fp16 with silu takes 1.8 us on four warps, and 2.1 on one, (34, 67, 3) in one group in fp32
-    # 1.8, and 2.0.
-    spread = units < PROCESSORS // 4 if narrow or block == 512 else False
-    if block <= 512 and not spread and not (busy and units <= PROCESSORS):
+    # Where elements take more instructions, more units are spread: on an H100 72 x 463 in fp16 with silu takes 1.8 us
+    # on four warps, and 2.1 on one, (34, 67, 3) in one group in fp32 1.8, and 2.0.
+    busy = problem.norm.smooth and (problem.norm.has_mean or (narrow and block == 512))
+    few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
+    if block <= 512 and units > few:
         return WholeConfig(1, 1)
     return WholeConfig(1, 4 if block <= 1024 else 8)
 
