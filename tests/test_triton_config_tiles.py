@@ -441,6 +441,36 @@ def test_an_only_tile_of_a_program_is_not_in_flight_ahead_of_its_use() -> None:
             assert (reduction.tiles, reduction.warps, reduction.stages) == (1, warps, 1)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tile"),
+    [
+        ((9781, 13), torch.float32, (16, 64, 4)),
+        ((60000, 5), torch.float32, (8, 128, 4)),
+        ((30000, 11), torch.float16, (16, 64, 4)),
+        ((7021, 5), torch.float16, (8, 128, 4)),
+        ((12000, 10), torch.bfloat16, (16, 64, 4)),  # pairs
+        ((40000, 12), torch.float16, (16, 64, 1)),  # many pairs
+        ((65536, 5), torch.float16, (8, 128, 1)),
+        ((4000, 27), torch.float16, (32, 32, 1)),
+        ((20000, 31), torch.float32, (32, 32, 1)),
+        ((9000, 50), torch.bfloat16, (32, 32, 1)),
+    ],
+)
+def test_few_programs_that_read_odd_channels_have_more_warps(
+    shape: tuple[int, int], dtype: torch.dtype, tile: tuple[int, int, int]
+) -> None:
+    problem, _ = problems_of("batch_norm", 0, shape, dtype=dtype)
+    reduction = passes_for(tiled(problem)).reduction
+    assert (reduction.channels, reduction.positions, reduction.warps) == tile
+
+
+@pytest.mark.parametrize(("channels", "warps"), [(30, 8), (32, 2)])
+def test_points_of_narrow_loads_are_written_on_more_warps(channels: int, warps: int) -> None:
+    x = torch.empty(6000, channels, dtype=torch.bfloat16, device="meta")
+    problem = forward_problem(norm_of("batch_norm"), Operands(x, scale=x, shift=x))
+    assert instances.TILES.configs(problem)[0].output.warps == warps
+
+
 @pytest.mark.parametrize(("shape", "channels", "positions"), [((115, 2521, 256), 512, 8), ((128, 640, 144), 128, 32)])
 def test_the_output_of_long_rows_of_channels_is_written_in_long_tiles(
     shape: tuple[int, ...], channels: int, positions: int

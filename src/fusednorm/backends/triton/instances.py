@@ -55,7 +55,7 @@ from fusednorm.backends.triton.config.rows import (
     rows_gated_backward_for,
     rows_sum_backward_for,
 )
-from fusednorm.backends.triton.config.tiles import of_points, passes_for, tiled
+from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes
@@ -155,7 +155,10 @@ class TilesInstance:
         return _unquantized(problem) or _adding_numbers(problem)
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
-        seen = of_points(problem) or tiled(problem)
+        sample = of_points(problem)
+        if sample is not None:
+            return passes(sample, points_passes_for(sample))
+        seen = tiled(problem)
         return passes(seen, passes_for(seen))
 
     def plan(self, problem: Problem, config: TilesConfig | None = None) -> Plan:
@@ -163,10 +166,12 @@ class TilesInstance:
         from fusednorm.backends.triton.plans import tiles as plans
 
         sample = of_points(problem)
-        seen = sample or tiled(problem)
         if sample is not None:
-            make: Any = points.PointsBackward if problem.backward else points.PointsForward
-        elif problem.added is None:
+            kind = points.PointsBackward if problem.backward else points.PointsForward
+            return kind(problem, sample, config or points_passes_for(sample))
+        make: Any
+        seen = tiled(problem)
+        if problem.added is None:
             make = plans.TilesBackward if problem.backward else plans.TilesForward
         else:
             make = plans.TilesSumBackward if problem.backward else plans.TilesSumForward

@@ -177,7 +177,7 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
-        return _short_narrow(problem, seen.elements, seen.rows, total > 4 * SMALL_HELD)
+        return _short_narrow(seen.elements, seen.rows, total > 4 * SMALL_HELD, problem.norm.smooth)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
     if narrow and not small and not problem.backward and groups:
         # (50, 448, 7, 7) in 64 groups in fp32 takes 5.0 us so, and 12.1 with two units on two warps, (64, 640, 7, 7) in
@@ -321,9 +321,8 @@ def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and without an activation 1.8 on 2.
         warps = 8 if narrow else 4 if problem.norm.smooth else max(2, lanes // (32 * 16))
         return HeldConfig(samples, min(warps, lanes // 32), all_samples=True)
-    thread = fewest(seen.elements, narrow)
-    if not narrow:  # on an H100 (8, 2000, 5, 5) in bf16 with silu takes 4.1 us with 4 elements a thread, and 4.9 with 8
-        thread = max(thread, thread_elements(total, 8))
+    # On an H100 (8, 2000, 5, 5) in bf16 with silu takes 4.1 us with 4 elements a thread, and 4.9 with 8.
+    thread = max(fewest(seen.elements, narrow), thread_elements(total, 4 if narrow else 8))
     return HeldConfig(samples, max(1, min(8, lanes // (32 * thread))), all_samples=True)
 
 
@@ -491,16 +490,17 @@ def _row_of_groups(problem: Problem, seen: HeldUnits) -> int:
     return min(least, power_of_two(max(1, 8 * seen.units // PROCESSORS, 2048 // seen.elements)))
 
 
-def _short_narrow(problem: Problem, unit: int, rows: int, many: bool) -> HeldConfig:
+def _short_narrow(unit: int, rows: int, many: bool, smooth: bool) -> HeldConfig:
     """Short units of narrow loads in a backward: one warp with 16 elements a thread, or 32 of longer units. In bf16
     (22, 2048, 5, 5, 5) takes 16 us with four units on one warp, and 29 with eight on four. The shortest have two warps:
-    (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest in fp32: (45, 256, 315) takes
-    14.4 us with them, and 17.5 with one."""
+    (120, 700, 27) in fp16 takes 14.9 us with them, and 17.9 with one. So have the longest: (45, 256, 315) in fp32 takes
+    14.4 us with them, and 17.5 with one, on an H100 (25, 700, 361) in bf16 with silu 22.7, and 25.2, and some that are
+    not many, but (10, 1280, 7, 7) in fp16 with silu takes 5.9 us with one, and 8.3 with two."""
     if unit == 512 and 1 < rows <= 8:  # (50, 448, 7, 7) in 64 groups in fp32 takes 8.8 us so, and 11.0 with two on two
         return HeldConfig(1, 1)
     if unit == 16:  # on an H100 (48, 1280, 3, 3) in fp32 with silu takes 7.6 us so, and 8.3 with 32 on 8 warps
         return HeldConfig(16, 2)
-    if not many or unit <= 32:
+    if unit <= 32 or not (many or (smooth and unit == 64)):
         return HeldConfig(512 // unit, 2)
     if unit <= 256:
         return HeldConfig(512 // unit, 1)
