@@ -56,7 +56,15 @@ POINT_SCALE_DTYPE, POINT_SHIFT_DTYPE, TOGETHER = 45, 46, 47
 SLOTS = 48
 #: Whether a slab of channels_last is a run of one group's elements.
 RUN = 49
-FIELDS = 50
+#: Into how many parts, of whole groups, a segment of rows is cut.
+PARTS = 50
+#: Of rows made of planes: the elements of a plane, which share their weight and bias.
+PLANE = 51
+FIELDS = 52
+#: Groups of rows that a backward takes together, of at most SHORT_UNIT elements.
+TOGETHER_ROWS = 16
+#: A derivative of more operations has an exponential.
+COSTLY_FLOPS = 8
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
 #: Channels that a backward of few rows takes together, whose sums, in the compute dtype, fit such arrays.
@@ -134,6 +142,15 @@ def in_blocks(problem: Problem) -> bool:
     layouts = [layout for layout in problem.layouts if layout is not None]
     close = view.spatial == 1 or all(layout.spatial == view.channels for layout in layouts)
     return close and (view.samples == 1 or all(each.sample == view.channels * view.spatial for each in layouts))
+
+
+def in_vectors(problem: Problem) -> bool:
+    """Whether the backward of rows takes sixteen groups together, by vectors: short groups around which nothing is
+    added. Of fp16 and an activation without an exponential LLVM makes scalar code there."""
+    activation = problem.norm.activation
+    scalar = problem.dtype == "float16" and activation is not None and activation.derivative_flops <= COSTLY_FLOPS
+    short = VECTOR <= problem.view.group_channels <= SHORT_UNIT
+    return problem.added is None and short and not scalar
 
 
 def padded(n: int) -> int:
