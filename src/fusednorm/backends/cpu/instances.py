@@ -90,13 +90,10 @@ LEAST_GATED = 4
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
-
-
-#: Planes of at most so many elements, in short groups, are rows of a backward, of so many samples at least, or, with
-#: an activation or from VECTOR elements on, twice as many: group_norm(32) of (64, 384, 3, 3) in float32 takes 0.13 ms
-#: so in one thread, and 0.34 in tiles, of (128, 512, 4, 4) 0.60 and 0.89, but instance_norm of (64, 512, 8, 8) 2.0 and
-#: 1.7.
-LONGEST_FLAT, FEWEST_FLAT = 32, 2
+#: A backward takes planes shorter than a vector as rows, and planes of so many elements at most in short groups, of so
+#: many samples at least. In one thread group_norm(32) of (64, 384, 3, 3) in float32 takes 0.13 ms so, and 0.34 in
+#: tiles, of (128, 512, 4, 4) 0.60 and 0.89 plane by plane, but instance_norm of (64, 512, 8, 8) 2.0 and 1.7.
+LONGEST_FLAT, FEWEST_FLAT = 32, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +208,11 @@ def _distinct(configs: Iterable[T], size: Callable[[T], Hashable]) -> tuple[T, .
 def _as_rows(problem: Problem) -> Problem | None:
     """The backward of channels_first as that of rows, or None where planes are not so short, or samples too few for the
     sums of all elements."""
-    flat = problem.flat if problem.backward else None
-    if flat is None:
+    flat, spatial = problem.flat if problem.backward else None, problem.view.spatial
+    if flat is None or problem.view.samples < FEWEST_FLAT or problem.reduced < VECTOR:
         return None
-    view = problem.view
-    shorter = 1 < view.spatial < VECTOR
-    if view.samples < (FEWEST_FLAT if shorter and problem.norm.activation is None else 2 * FEWEST_FLAT):
-        return None
-    short = shorter or (1 < view.spatial <= LONGEST_FLAT and in_vectors(flat))
-    return flat if problem.reduced >= VECTOR and short else None
+    short = spatial < VECTOR or (spatial <= LONGEST_FLAT and in_vectors(flat))
+    return flat if spatial > 1 and short else None
 
 
 @dataclass(frozen=True, slots=True)
