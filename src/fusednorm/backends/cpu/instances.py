@@ -13,6 +13,7 @@ from fusednorm.backends.cpu.geometry import (
     ROWS_FLUSHED,
     SCRATCH,
     VECTOR,
+    fit_vectors,
     in_blocks,
     in_vectors,
     parameter_rows,
@@ -90,10 +91,11 @@ LEAST_GATED = 4
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
-#: A backward takes planes shorter than a vector as rows, and planes of so many elements at most in short groups, of so
-#: many samples at least. In one thread group_norm(32) of (64, 384, 3, 3) in float32 takes 0.13 ms so, and 0.35 in
-#: tiles, of (128, 512, 4, 4) in bfloat16 0.70 and 1.01 plane by plane, but instance_norm of (64, 512, 8, 8) in float32
-#: 2.2 and 1.7.
+#: A backward takes planes shorter than a vector as rows, those of a vector too but for an activation without an
+#: exponential in 32 and 64 bits, and without an activation planes of so many elements at most; of so many samples at
+#: least. In one thread group_norm(32) of (64, 384, 3, 3) in float32 takes 0.13 ms so, and 0.35 in tiles, of (128, 512,
+#: 4, 4) in bfloat16 0.70 and 1.01 plane by plane, but instance_norm of (64, 512, 8, 8) in float32 2.2 and 1.7,
+#: group_norm(16) of (64, 128, 4, 4) with relu 0.18 and 0.15.
 LONGEST_FLAT, FEWEST_FLAT = 32, 4
 
 
@@ -212,7 +214,11 @@ def _as_rows(problem: Problem) -> Problem | None:
     flat, spatial = problem.flat if problem.backward else None, problem.view.spatial
     if flat is None or problem.view.samples < FEWEST_FLAT or problem.reduced < VECTOR:
         return None
-    short = spatial < VECTOR or (spatial <= LONGEST_FLAT and in_vectors(flat))
+    activation, simple = problem.norm.activation, problem.dtype in ("float32", "float64")
+    most = LONGEST_FLAT if activation is None else VECTOR
+    if activation is not None and simple and activation.derivative_flops <= COSTLY_FLOPS:
+        most = VECTOR - 1
+    short = spatial < VECTOR or (spatial <= most and fit_vectors(flat))
     return flat if spatial > 1 and short else None
 
 

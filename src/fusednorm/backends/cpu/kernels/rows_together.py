@@ -157,12 +157,8 @@ def build_backward(element: Element, value, pullback, accumulate=True):
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
-        groups, length, parts, positions = (
-            geometry[GROUPS],
-            geometry[GROUP_CHANNELS],
-            geometry[PARTS],
-            geometry[SPATIAL],
-        )
+        groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
+        parts, positions = geometry[PARTS], geometry[SPATIAL]
         # Read once: for all that the compiler knows, a store could change them.
         input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
         output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]

@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.geometry import (
     SEGMENTS,
     SUMMED,
     TOGETHER_ROWS,
+    fit_vectors,
     in_vectors,
     padded,
     parameter_rows,
@@ -129,9 +130,13 @@ class RowsBackward(BackwardPlan):
         """The loop that makes the gradients of weight and bias from the sums of all segments."""
         return self.loop(self.kernel("parameter_gradients", activated=False), self.channels, work_bytes)
 
+    def in_vectors(self) -> bool:
+        """Whether sixteen groups are taken together."""
+        return in_vectors(self.problem)
+
     def rows_loop(self, name: str, keeps: bool, segments: int) -> Loop:
         """The loop over so many segments of rows."""
-        if not in_vectors(self.problem):
+        if not self.in_vectors():
             return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.tensor_bytes)
         view = self.problem.view
         if self.problem.norm.activation is not None:
@@ -157,6 +162,9 @@ class PlaneRowsBackward(RowsBackward):
         self.reserve(**{f"wide_{name}": room for name, dtype in operands if dtype is not None})
         spread = self.kernel("spread", activated=False, module="rows_together")
         return [self.loop(spread, self.planes, 8 * self.channels)], constant_operands(self)
+
+    def in_vectors(self) -> bool:
+        return fit_vectors(self.problem)
 
     def finishing_loop(self, work_bytes: int) -> Loop:
         finish = self.kernel("plane_gradients", activated=False, module="rows_together")
