@@ -29,9 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
-from fusednorm.backends.cpu.geometry import in_tiles, repeat, tile
+from fusednorm.backends.cpu.geometry import in_tiles, in_vectors, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, choose
-from fusednorm.backends.cpu.plans.rows import FewRowsBackward
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward, PlaneRowsBackward
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
@@ -372,12 +372,24 @@ VECTORS = [
 ]  # fmt: skip
 
 
+AS_ROWS = [
+    Workload("group_norm", (5, 96, 3, 3), 8, "float32", "nchw"),
+    Workload("group_norm", (70, 32, 4, 5), 4, "float32", "nchw"),
+    Workload("group_norm", (70, 32, 4, 4), 4, "float32", "nchw", "gelu"),
+    Workload("group_norm", (19, 130, 3, 3), 2, "bfloat16", "nchw", "silu"),
+    Workload("group_norm", (4, 64, 2, 3, 2), 16, "float64", "nchw", "relu"),
+    Workload("group_norm", (6, 40, 3, 3), 4, "float16", "nchw", "relu"),
+    Workload("instance_norm", (6, 40, 5, 5), 0, "float32", "nchw"),
+    Workload("instance_norm", (130, 24, 4, 4), 0, "bfloat16", "nchw"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-@pytest.mark.parametrize("workload", TILED + VECTORS, ids=lambda workload: workload.key)
+@pytest.mark.parametrize("workload", TILED + VECTORS + AS_ROWS, ids=lambda workload: workload.key)
 def test_short_planes(workload: Workload, offset: float) -> None:
     """In tiles: units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer
     planes. By vectors: planes of whole vectors and of others; units of more planes than a block's, and with dz kept for
-    the workers."""
+    the workers. As rows: groups of whole vectors and of others, of more than go together, and sums of several parts."""
     inputs = draw(workload)
     inputs.input.add_(offset)
     assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
@@ -396,6 +408,54 @@ def test_the_backward_of_longer_planes_is_by_vectors(workload: Workload) -> None
     results = forward(workload, inputs)
     operands = inputs.backward_operands(results["mean"], results["rstd"])
     assert not in_tiles(backward_problem(workload.norm, operands))
+
+
+@pytest.mark.parametrize("workload", AS_ROWS, ids=lambda workload: workload.key)
+def test_the_backward_of_short_planes_of_several_samples_is_by_rows(workload: Workload) -> None:
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert isinstance(PLANES.plan(problem), PlaneRowsBackward)
+    few = replace(problem, view=replace(problem.view, samples=3))
+    assert not isinstance(PLANES.plan(few), PlaneRowsBackward)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "activation", "by_rows"),
+    [
+        ((8, 32, 4, 4), "float32", "relu", False), ((8, 32, 4, 4), "bfloat16", "relu", True),
+        ((8, 32, 5, 5), "float32", "silu", False), ((8, 32, 4, 8), "float32", None, True),
+        ((8, 32, 3, 11), "float32", None, False), ((8, 128, 4, 4), "float16", "relu", False),
+    ],
+)  # fmt: skip
+def test_what_planes_are_rows_to_a_backward(
+    shape: tuple[int, ...], dtype: str, activation: str | None, by_rows: bool
+) -> None:
+    workload = Workload("group_norm", shape, 8, dtype, "nchw", activation)
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert isinstance(PLANES.plan(problem), PlaneRowsBackward) == by_rows
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "groups", "dtype", "activation", "together"),
+    [
+        ("group_norm", (40, 320), 8, "float32", None, True), ("group_norm", (40, 320), 8, "float32", "silu", False),
+        ("group_norm", (40, 2048), 8, "float32", None, False), ("group_norm", (40, 320), 8, "bfloat16", None, False),
+        ("layer_norm", (400, 128), 1, "bfloat16", "silu", True), ("layer_norm", (400, 128), 1, "float32", None, False),
+        ("layer_norm", (400, 128), 1, "float16", "relu", False), ("layer_norm", (400, 300), 1, "bfloat16", None, False),
+    ],
+)  # fmt: skip
+def test_what_rows_a_backward_takes_together(
+    family: Family, shape: tuple[int, ...], groups: int, dtype: str, activation: str | None, together: bool
+) -> None:
+    workload = Workload(family, shape, groups, dtype, activation=activation)
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert in_vectors(problem) == together
+    assert faults(workload, inputs, run(workload, inputs, "cpu.rows")) == []
 
 
 def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:

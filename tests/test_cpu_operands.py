@@ -179,7 +179,7 @@ def summands(dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
 def test_a_gradient_is_rounded_once(instance: str, dtype: torch.dtype) -> None:
     """From the sum over samples in float64: by way of float32, a sum just beyond a tie would be rounded as a tie."""
     first, second = summands(dtype)
-    # Segments of rows are summed in float32.
+    # Segments of rows are summed in float32, and so are four samples or more of short planes, which are rows.
     samples, last = (64, 63) if instance == "cpu.rows" else (2, 1)
     grad_output = torch.zeros(samples, 2048, 1 if instance == "cpu.rows" else 2)
     grad_output[0, :, 0], grad_output[last, :, 0] = torch.from_numpy(first), torch.from_numpy(second)

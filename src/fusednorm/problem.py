@@ -433,6 +433,24 @@ class Problem:
         whole = View(blocks, channels, view.spatial, view.samples)
         return self._seen_as(grouped, whole, *map(across, layouts))
 
+    @cached_property
+    def flat(self) -> Problem | None:
+        """channels_first as rows, in which each element of a sample is a channel. None where strides do not permit
+        that, for batch_norm, with given statistics, and where anything differs by sample."""
+        view, norm = self.view, self.norm
+        if norm.per_batch or norm.per_position or not norm.training or self.by_sample or self.added is not None:
+            return None
+        if any(
+            layout and (layout.order == "channels_last" or layout.channel != view.spatial) for layout in self.layouts
+        ):
+            return None
+
+        def row(layout: Layout | None) -> Layout | None:
+            return layout and Layout("channels_last", layout.sample, 1, 0)
+
+        whole = View(view.samples, view.groups, view.group_channels * view.spatial, 1)
+        return self._seen_as(norm, whole, *map(row, self.layouts))
+
     @property
     def layouts(self) -> tuple[Layout | None, ...]:
         """Those of all tensors: input, output, grad_output, pre_add and post_add."""

@@ -199,14 +199,15 @@ def _make_round(compute, widen, narrow):
     return round
 
 
-def _make_add(compute, scope):
-    pointer = types.CPointer(compute)
+def make_add(pointee, compute, scope, load=load_marked, store=store_marked):
+    """add(p, i, v) to a pointer's elements, as :func:`make_load` loads."""
+    pointer = types.CPointer(pointee)
 
     @intrinsic
     def add(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
             p, i, v = arguments
-            store_marked(builder, p, i, builder.fadd(load_marked(builder, p, i, scope), v), scope)
+            store(builder, p, i, builder.fadd(load(builder, p, i, scope), v), scope)
             return void_value(context)
 
         return types.void(pointer, types.int64, compute), codegen
@@ -250,6 +251,9 @@ def _make_fill(compute):
     return fill
 
 
+places = _make_scratch(types.int64)  # an array of places in tensors
+
+
 @cache
 def element(dtype: str) -> Element:
     """The accesses for an input's dtype."""
@@ -263,8 +267,8 @@ def element(dtype: str) -> Element:
         read=make_load(compute, compute, None),
         store=make_store(pointee, compute, narrow),
         round=_make_round(compute, widen, narrow),
-        add_first=_make_add(compute, "first"),
-        add_second=_make_add(compute, "second"),
+        add_first=make_add(compute, compute, "first"),
+        add_second=make_add(compute, compute, "second"),
         scratch=_make_scratch(compute),
         fill=_make_fill(compute),
         keep=make_store(compute, compute, None, "kept"),

@@ -22,6 +22,7 @@ from fusednorm.backends.cpu.kernels.elements import (
     CONVERSIONS,
     POINTEE,
     load_vector,
+    make_add,
     make_load,
     make_store,
     store_vector,
@@ -70,8 +71,11 @@ class Lanes(NamedTuple):
 
     load: object
     load_total: object
+    read: object
     recall: object
     store: object
+    add_first: object
+    add_second: object
     spread: object
     behind: object
     totals: object
@@ -147,8 +151,11 @@ def lanes(dtype: str) -> Lanes:
     return Lanes(
         load=make_load(pointee, kind, widen, load=load_vector),
         load_total=make_load(pointee, kind, widen, "total", load=load_vector),
+        read=make_load(compute, kind, None, load=load_vector),
         recall=make_load(compute, kind, None, "kept", load=load_vector),
         store=make_store(pointee, kind, narrow, store=store_vector),
+        add_first=make_add(compute, kind, "first", load=load_vector, store=store_vector),
+        add_second=make_add(compute, kind, "second", load=load_vector, store=store_vector),
         spread=_make_spread(kind),
         behind=_make_behind(kind),
         totals=_make_totals(kind),

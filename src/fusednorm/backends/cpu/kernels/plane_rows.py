@@ -106,7 +106,7 @@ def row_keeper(element: Element, pullback, adds_behind: bool):
 
 
 @cache
-def _given_vector(element: Element, kept: bool):
+def given_vector(element: Element, kept: bool):
     """A vector of dz that was kept, or is grad_output where there is no activation."""
     load, recall = lanes(element.dtype).load, lanes(element.dtype).recall
 
@@ -122,7 +122,7 @@ def row_summer(element: Element, pullback, kept: bool):
     """p = sum dz and q = sum dz xhat of one row, in float64."""
     load, make, T = element.load, dz_of(element, pullback, kept), element.compute
     given_dz = kept or pullback is identity_pullback
-    given, vector = _given_vector(element, kept), lanes(element.dtype)
+    given, vector = given_vector(element, kept), lanes(element.dtype)
     load_vector, spread, behind, totals = vector.load, vector.spread, vector.behind, vector.totals
 
     @exact
@@ -177,7 +177,7 @@ def gradient_maker(element: Element, pullback, kept: bool, adds_gradient: bool):
     Where the statistics were given, dx is a dz alone, since 0 xhat would be NaN where x is infinite.
     """
     load, store, make, T = element.load, element.store, dz_of(element, pullback, kept), element.compute
-    given_dz, given, vector = kept or pullback is identity_pullback, _given_vector(element, kept), lanes(element.dtype)
+    given_dz, given, vector = kept or pullback is identity_pullback, given_vector(element, kept), lanes(element.dtype)
     load_vector, store_vector, spread = vector.load, vector.store, vector.spread
 
     @exact

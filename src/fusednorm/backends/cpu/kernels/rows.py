@@ -604,7 +604,7 @@ def build_modulate(element: Element, value, pullback):
 
 
 @cache
-def _add_segment(element: Element):
+def segment_summer(element: Element):
     read = element.read
 
     @exact
@@ -616,27 +616,32 @@ def _add_segment(element: Element):
             for c in range(start, stop):
                 partials[first + c] += np.float64(read(running, other + c))
 
-    return add_segment
+    @exact
+    def sum_segments(partials, running, first, geometry, start, stop):
+        """The sums of channels start to stop of all segments, in order, put into ``partials`` from ``first`` on.
+
+        Segments of few rows have left theirs in ``running``."""
+        channels, flushed = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECE] > ROWS_FLUSHED
+        for c in range(start, start if flushed else stop):
+            partials[first + c] = 0.0
+        for segment in range(1 if flushed else 0, geometry[SEGMENTS]):
+            add_segment(partials, first, running, 2 * segment * channels + first, start, stop, flushed)
+
+    return sum_segments
 
 
 def build_parameter_gradients(element: Element, value, pullback):
-    """The gradients of weight and bias for channels start to stop, from the segments in order.
-
-    Segments of few rows have left their sums in ``running``.
-    """
-    add_segment = _add_segment(element)
+    """The gradients of weight and bias for channels start to stop, from the segments in order."""
+    sum_segments = segment_summer(element)
 
     def parameter_gradients(partials, running, grad_weight, grad_bias, geometry, start, stop):
-        channels, flushed = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECE] > ROWS_FLUSHED
+        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
         for place in range(2):  # one loop for both: the code takes half as long to compile
             gradient, dtype = grad_bias, geometry[BIAS_DTYPE]
             if place == 1:
                 gradient, dtype = grad_weight, geometry[WEIGHT_DTYPE]
             first = place * channels
-            for c in range(start, start if flushed else stop):
-                partials[first + c] = 0.0
-            for segment in range(1 if flushed else 0, geometry[SEGMENTS]):
-                add_segment(partials, first, running, 2 * segment * channels + first, start, stop, flushed)
+            sum_segments(partials, running, first, geometry, start, stop)
             narrow(partials, first, gradient, dtype, start, stop)
 
     return parameter_gradients

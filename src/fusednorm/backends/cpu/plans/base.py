@@ -15,7 +15,7 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
 from fusednorm.backends.cpu.frame import Frame, template, writer
-from fusednorm.backends.cpu.geometry import DTYPE_CODES, REPEAT, SHARED, WANT_VARIANCE, geometry
+from fusednorm.backends.cpu.geometry import COSTLY_FLOPS, DTYPE_CODES, REPEAT, SHARED, WANT_VARIANCE, geometry
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted, no_memory
@@ -26,8 +26,8 @@ from fusednorm.strides import contiguous, packed_strides
 CPU = torch.device("cpu")  # named in every allocation: torch's default device may be another
 DISCARDED = 4096  # a plan keeps room for at most so many statistics that nobody asks for
 KEPT_ROOM = 1 << 15  # bytes of workspace at most that a frame keeps between calls
-#: A derivative of more operations has an exponential, and units of at most so many elements keep dz then.
-COSTLY_FLOPS, KEPT_ELEMENTS = 8, 1 << 20
+#: Units of at most so many elements keep dz of an activation with an exponential.
+KEPT_ELEMENTS = 1 << 20
 #: Channels at least whose parameters' gradients a thread makes at a time, in vector code, and shares of them at most.
 FEWEST_CHANNELS, MOST_SHARES = 64, 64
 NOTHING: Wanted = (False, False, False, False, False)

@@ -7,42 +7,60 @@ from torch import Tensor
 
 from fusednorm.backends.cpu.geometry import (
     COLUMNS,
+    GAIN_DTYPE,
     GATE_SEGMENTS,
+    OFFSET_DTYPE,
+    PARTS,
     PIECE,
     PIECES,
+    PLANE,
     ROWS_FLUSHED,
     SEGMENTS,
     SUMMED,
+    TOGETHER_ROWS,
+    fit_vectors,
+    in_vectors,
+    padded,
     parameter_rows,
     summed_rows,
 )
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import DTYPE_BYTES
+from fusednorm.problem import DTYPE_BYTES, Problem
+
+#: Short rows are cut into parts where their segments are too few for many threads: no more tasks than MOST_TASKS, of
+#: TASK_ELEMENTS elements at least, and of so many channels.
+MOST_TASKS, TASK_ELEMENTS, PART_CHANNELS = 64, 16384, 1024
+
+
+def constant_operands(plan: Plan) -> list[Tensor]:
+    """Ones and zeros that kernels read for an absent weight and bias."""
+    problem, constants = plan.problem, []
+    for name, dtype, value in (("weight", problem.weight_dtype, 1.0), ("bias", problem.bias_dtype, 0.0)):
+        if dtype is None:
+            constants.append(torch.full((plan.channels,), value, dtype=plan.compute, device=CPU))
+            plan.constants[f"wide_{name}"] = constants[-1].data_ptr()
+    return constants
 
 
 def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
     """The loop, if any, that converts weight and bias to the compute dtype, or makes A and B of all samples of a
     modulated problem, and ones or zeros for an absent operand."""
     problem, channels = plan.problem, plan.channels
-    constants: list[Tensor] = []
     loops: list[Loop] = []
     if problem.modulated:
         count = plan.samples * channels
         room = -(-count * DTYPE_BYTES[problem.compute_dtype] // 8)
         plan.reserve(wide_weight=room, wide_bias=room)
         modulate = plan.kernel("modulate", activated=False, module="rows")
-        return [plan.loop(modulate, plan.samples, 16 * count)], constants
-    for name, dtype, value in (("weight", problem.weight_dtype, 1.0), ("bias", problem.bias_dtype, 0.0)):
-        if dtype is None:
-            constants.append(torch.full((channels,), value, dtype=plan.compute, device=CPU))
-            plan.constants[f"wide_{name}"] = constants[-1].data_ptr()
-        elif dtype != problem.compute_dtype:
+        return [plan.loop(modulate, plan.samples, 16 * count)], []
+    for name, dtype in (("weight", problem.weight_dtype), ("bias", problem.bias_dtype)):
+        if dtype not in (None, problem.compute_dtype):
             plan.reserve(**{f"wide_{name}": -(-channels * DTYPE_BYTES[problem.compute_dtype] // 8)})
             widen = plan.kernel("widen", activated=False, module="rows")
             loops = [plan.loop(widen, channels, 8 * channels)]
-    return loops, constants
+    return loops, constant_operands(plan)
 
 
 def modulation_loops(plan: BackwardPlan, work_bytes: int) -> list[Loop]:
@@ -84,14 +102,13 @@ class RowsBackward(BackwardPlan):
         pieces = int(self.geometry[PIECES])
         segments = rows // max(1, summed) * pieces
         self.geometry[SEGMENTS] = parameter_rows(self.problem)[1] // max(1, summed) * pieces
-        widening, self.constant_operands = widen_parameters(self)
+        widening, self.constant_operands = self.widen_parameters()
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
         gated = self.problem.gated_backward
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps or gated else 0
         name = "backward" if self.sums_parameters else "backward_data"
-        backward = self.kernel(name + self.variant(keeps))
-        loops = [*widening, self.loop(backward, segments, 2 * self.tensor_bytes)]
+        loops = [*widening, self.rows_loop(name, keeps, segments)]
         if self.sums_parameters:
             count = 2 * segments * self.channels
             flushed = self.geometry[PIECE] > ROWS_FLUSHED
@@ -100,12 +117,58 @@ class RowsBackward(BackwardPlan):
             if self.problem.modulated:
                 loops += modulation_loops(self, 8 * count)
             else:
-                finish = self.kernel("parameter_gradients", activated=False)
-                loops.append(self.loop(finish, self.channels, 8 * count))
+                loops.append(self.finishing_loop(8 * count))
         if gated:
             loops += gate_loops(self, segments)
         self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
+
+    def widen_parameters(self) -> tuple[list[Loop], list[Tensor]]:
+        return widen_parameters(self)
+
+    def finishing_loop(self, work_bytes: int) -> Loop:
+        """The loop that makes the gradients of weight and bias from the sums of all segments."""
+        return self.loop(self.kernel("parameter_gradients", activated=False), self.channels, work_bytes)
+
+    def in_vectors(self) -> bool:
+        """Whether sixteen groups are taken together."""
+        return in_vectors(self.problem)
+
+    def rows_loop(self, name: str, keeps: bool, segments: int) -> Loop:
+        """The loop over so many segments of rows."""
+        if not self.in_vectors():
+            return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.tensor_bytes)
+        view = self.problem.view
+        if self.problem.norm.activation is not None:
+            kept = TOGETHER_ROWS * padded(view.group_channels)
+            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * kept
+        most = min(MOST_TASKS, view.numel // TASK_ELEMENTS) // max(1, segments)
+        parts = self.geometry[PARTS] = max(1, min(view.groups, view.channels // PART_CHANNELS, most))
+        return self.loop(self.kernel(name, module="rows_together"), segments * parts, 2 * self.tensor_bytes)
+
+
+class PlaneRowsBackward(RowsBackward):
+    """The same of channels_first with short units: a sample is a row, whose elements are its channels."""
+
+    def __init__(self, problem: Problem, pieces: int, piece: int, made_for: Problem) -> None:
+        self.planes, self.plane = made_for.view.channels, made_for.view.spatial
+        super().__init__(problem, pieces, piece, made_for)
+
+    def widen_parameters(self) -> tuple[list[Loop], list[Tensor]]:
+        self.geometry[PLANE] = self.plane
+        self.geometry[GAIN_DTYPE] = self.geometry[OFFSET_DTYPE] = 0
+        room = -(-self.channels * DTYPE_BYTES[self.problem.compute_dtype] // 8)
+        operands = (("weight", self.problem.weight_dtype), ("bias", self.problem.bias_dtype))
+        self.reserve(**{f"wide_{name}": room for name, dtype in operands if dtype is not None})
+        spread = self.kernel("spread", activated=False, module="rows_together")
+        return [self.loop(spread, self.planes, 8 * self.channels)], constant_operands(self)
+
+    def in_vectors(self) -> bool:
+        return fit_vectors(self.problem)
+
+    def finishing_loop(self, work_bytes: int) -> Loop:
+        finish = self.kernel("plane_gradients", activated=False, module="rows_together")
+        return self.loop(finish, self.planes, work_bytes)
 
 
 class ShortRowsForward(ForwardPlan):
