@@ -61,10 +61,8 @@ PARTS = 50
 #: Of rows made of planes: the elements of a plane, which share their weight and bias.
 PLANE = 51
 FIELDS = 52
-#: Groups of rows that a backward takes together, of at most SHORT_UNIT elements.
-TOGETHER_ROWS = 16
-#: Those of rows of several groups.
-MOST_TOGETHER = 160
+#: Groups of rows that a backward takes together, and their elements at most where rows have several in float32.
+TOGETHER_ROWS, MOST_TOGETHER = 16, 160
 #: A derivative of more operations has an exponential.
 COSTLY_FLOPS = 8
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
@@ -155,13 +153,16 @@ def fit_vectors(problem: Problem) -> bool:
 
 
 def in_vectors(problem: Problem) -> bool:
-    """Whether the backward of rows does so: where dz is not made first, in fp32, of several groups to a row, and of one
-    in 16 bits. In one thread group_norm of (800, 320) in 8 groups in fp32 takes half the time so, with relu twice the
-    time, layer_norm of (20000, 128) in fp32 1.9 ms so, and 1.5 row by row, in bf16 1.6 and 1.9."""
-    view, short = problem.view, problem.dtype in ("float16", "bfloat16")
-    several = problem.dtype == "float32" and problem.norm.activation is None and 1 < view.groups
-    found = several and view.group_channels <= MOST_TOGETHER
-    return fit_vectors(problem) and (found or (short and view.groups == 1))
+    """Whether the backward of rows takes them together: several groups to a row in float32 without an activation, and
+    one to a row in 16 bits. In one thread group_norm of (800, 320) in 8 groups in float32 takes half the time so, and
+    with relu twice the time, layer_norm of (20000, 128) in float32 1.9 ms so, and 1.5 row by row, in bfloat16 1.6 and
+    1.9."""
+    view = problem.view
+    if view.groups == 1:
+        pays = problem.dtype in ("float16", "bfloat16")
+    else:
+        pays = problem.dtype == "float32" and problem.norm.activation is None and view.group_channels <= MOST_TOGETHER
+    return pays and fit_vectors(problem)
 
 
 def padded(n: int) -> int:

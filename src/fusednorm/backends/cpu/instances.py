@@ -401,8 +401,8 @@ class RowsInstance:
         if problem.added is None and self._few(problem):
             pieces = max(1, -(-problem.view.group_channels // ROW_PIECE))
             return FewRowsBackward(problem, pieces, ROW_PIECE)
-        rows = (config or SEGMENTS[0]).size(problem)
         make = RowsBackward if problem.added is None else RowsSumBackward
+        rows = (config or SEGMENTS[0]).size(problem)
         return make(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
 
     @staticmethod
