@@ -851,6 +851,8 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("instance_norm", 0, "relu", False), (28, 619, 48, 87),
          torch.float16, False, "backward", StepsConfig(1024, 4)),
         (("instance_norm", 0, "relu", True), (3, 354, 64, 128), torch.float16, False, "backward", HeldConfig(1, 16)),
+        (("instance_norm", 0, None, True), (14, 96, 16, 308), torch.float16, False, "backward", StepsConfig(1024, 4)),
+        (("instance_norm", 0, None, False), (14, 96, 16, 308), torch.float16, False, "backward", HeldConfig(1, 8)),
         (("instance_norm", 0, "silu", False), (62, 279, 3, 3),
          torch.float32, False, "backward", HeldConfig(64, 8, True)),
         (("instance_norm", 0, "relu", False), (20, 128, 136, 136),
