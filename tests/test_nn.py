@@ -254,3 +254,39 @@ def test_autocast_in_a_network_of_bf16_activations() -> None:
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8, activation="silu"))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert network(torch.randn(2, 3, 6, 6)).dtype == torch.bfloat16
+
+
+# --- rows whose numbers lie apart ---
+
+
+@pytest.mark.parametrize("name", ["LayerNorm", "RMSNorm"])
+def test_outputs_of_tokens_of_an_image_are_contiguous_as_torchs(name: str) -> None:
+    """What adds them to the result of a linear layer would else read across memory, and the layers behind copy them."""
+    image, residual = torch.randn(2, 24, 5, 7), torch.randn(2, 24, 5, 7)
+    ours, theirs = getattr(nn, name)(24), getattr(torch.nn, name)(24)
+    for seen in (lambda x: x.flatten(2).transpose(1, 2), lambda x: x.permute(0, 2, 3, 1)):
+        x, h = seen(image), seen(residual)
+        results = []
+        for module in (ours, theirs):
+            leaf = x.detach().requires_grad_()
+            y = module(leaf)
+            assert y.is_contiguous()
+            results.append((y, *torch.autograd.grad(y.square().sum(), (leaf, *module.parameters()))))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+        y, s = ours(x, pre_add=h, return_sum=True)
+        assert y.is_contiguous()
+        assert s.is_contiguous()
+        assert torch.equal(s, x + h)
+        assert ours(x, scale=torch.ones(2, 24)).is_contiguous()
+        assert ours(x.contiguous().requires_grad_(), post_add=h).is_contiguous()
+
+
+def test_rows_side_by_side_keep_their_order() -> None:
+    """Rows that lie along memory are not copied, whatever order they have."""
+    x = torch.randn(4, 3, 16).transpose(0, 1)
+    assert nn.LayerNorm(16)(x).stride() == x.stride()
+    image = torch.randn(2, 8, 4, 4)
+    assert nn.LayerNorm2d(8)(image).stride() == image.stride()
+    channels_last = image.to(memory_format=torch.channels_last)
+    assert nn.LayerNorm2d(8)(channels_last).stride() == channels_last.stride()

@@ -243,3 +243,43 @@ def test_tensors_of_another_device_than_the_current_one(workload: Workload) -> N
         assert faults(workload, inputs, found[0]) == []
         for other in found[1:]:
             assert all(torch.equal(found[0][key], other[key]) for key in other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_of_training(momentum: float | None, dtype: torch.dtype) -> None:
+    """In buffers of both dtypes, over calls that repeat, and in a replayed graph."""
+    ours, theirs = (
+        module(700, momentum=momentum, device="cuda", dtype=dtype)
+        for module in (fusednorm.nn.BatchNorm2d, torch.nn.BatchNorm2d)
+    )
+    x = torch.randn(6, 700, 9, 9, device="cuda").to(dtype) * 3 + 1
+    for step in range(4):
+        for module in (ours, theirs):
+            module(x * (step + 1))
+    wide = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {}
+    for name in ("running_mean", "running_var", "num_batches_tracked"):
+        torch.testing.assert_close(getattr(ours, name), getattr(theirs, name), **wide)
+    if momentum is None:
+        return
+    before = ours.num_batches_tracked.item()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        ours(x)
+    for _ in range(3):
+        graph.replay()
+        theirs(x)
+    assert ours.num_batches_tracked.item() == before + 3
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean, **wide)
+
+
+def test_running_statistics_move_in_one_launch() -> None:
+    module = fusednorm.nn.BatchNorm2d(64, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(4, 64, 7, 7, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        module(x)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        module(x)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    assert len(kernels) == 2, kernels

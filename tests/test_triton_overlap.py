@@ -50,6 +50,7 @@ def test_all_kernels_of_several_launches() -> None:
         "positions_sum_forward",
         "whole_sum_forward",
         "held_sum_forward",
+        "move_statistics",
     }
     assert set(_names(FOLLOWING)) | set(_names(FOLLOWED)) == KERNELS - alone
 

@@ -24,6 +24,7 @@ from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.instances import COLUMNS, FLAT, HELD, ROWS, TILES, WHOLE
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans import base
+from fusednorm.backends.triton.plans.running import MoveRunning
 from fusednorm.backends.triton.plans.spread import RankKernels
 from fusednorm.instance import CutGroups
 from fusednorm.norm import Family, Norm, activation_of, norm_of
@@ -50,6 +51,7 @@ KERNELS = {
     "sum_ranks", "pack_sums", "pack_group_moments", "pack_group_sums", "spread_groups", "row_moments", "row_results",
     "row_sums", "row_gradients", "points_apply", "points_reduce", "points_gradients",
     "held_samples_backward", "flat_forward", "plane_rows_backward",
+    "move_statistics",
 }  # fmt: skip
 
 
@@ -73,6 +75,7 @@ class Case:
     sums: tuple[str, ...] = ()  # around the norm; a gate is each sample's, of elements, or of channels as small_add is
     keeps_sum: bool = True  # which a backward needs
     ranks: int = 0  # the processes that the input is spread over
+    running: bool = False  # whether running statistics move too
 
 
 #: Between them every kernel, and every kind of tile, dtype and branch.
@@ -84,7 +87,7 @@ CASES: tuple[Case, ...] = (
     Case("group_norm", 8, (2, 24, 33, 31), FP16, "gelu", modulated=True, instance=TILES),
     Case("group_norm", 8, (2, 24, 33, 31), FP32, "gelu_tanh", last=True, modulated=True, instance=TILES),
     Case("group_norm", 8, (2, 24, 33, 31), modulated=True, parameters=FP32, instance=TILES),
-    Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES),
+    Case("batch_norm", 0, (8, 32, 28, 28), FP32, "silu", instance=TILES, running=True),
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, "tanh", last=True, instance=TILES),
     Case("batch_norm", 0, (8, 32, 28, 28), training=False, instance=TILES),
     Case("batch_norm", 0, (128, 64, 7, 7), activation="relu", instance=TILES),
@@ -297,10 +300,21 @@ def _run(case: Case, made: list[Operation]) -> None:
         _run_ranks(case, norm, operands, compute, made)
         return
     results = _plan(case.instance, forward_problem(norm, operands))(operands)
+    if case.running:
+        _move_running(results.mean, results.var, made)
     if case.instance not in (WHOLE, FLAT):
         made.append([])
         gradient = BackwardOperands(x, x, results.mean, results.rstd, weight, bias, scale, scale)
         _plan(case.instance, backward_problem(norm, gradient))(gradient, (True,) * 5)
+
+
+def _move_running(mean: torch.Tensor, var: torch.Tensor, made: list[Operation]) -> None:
+    """By a number and by a tensor, with and without a counter."""
+    running, counter = torch.empty_like(mean), torch.empty((), dtype=torch.int64, device="meta")
+    move, shares = MoveRunning(), (0.1, torch.empty((), device="meta"))
+    for share, counted in product(shares, (counter, None)):
+        made.append([])
+        move(running, running, mean, var, 1.01, share, counted)
 
 
 def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation]) -> None:

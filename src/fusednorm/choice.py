@@ -18,6 +18,7 @@ from fusednorm.instance import (
     Backend,
     Candidate,
     Instance,
+    MoveRunning,
     Plan,
     Ranks,
     SpreadBackwardPlan,
@@ -194,6 +195,22 @@ def _rank_kernels() -> Ranks:
     from fusednorm.backends.triton.plans.spread import RankKernels
 
     return RankKernels()
+
+
+def moving(device: str) -> MoveRunning | None:
+    """What moves running statistics on a device; None where torch's operators do."""
+    if device != "cuda" and forced() is None:
+        return None
+    from fusednorm.backends.triton.instances import TILES, unavailable
+
+    return _move_running() if (device == "cuda" or forced() == TILES.name) and unavailable() is None else None
+
+
+@cache
+def _move_running() -> MoveRunning:
+    from fusednorm.backends.triton.plans.running import MoveRunning as Kernel
+
+    return Kernel()
 
 
 @contextmanager

@@ -722,7 +722,8 @@ def counted_batch_norm(
     return_sum: bool = False,
     post_add: Tensor | None = None,
 ) -> Any:
-    """A module's :func:`batch_norm`, which then adds one to ``counter``; a momentum of None is a cumulative average.
+    """A module's :func:`batch_norm`, which in training adds one to ``counter``; a momentum of None is a cumulative
+    average.
 
     It is one function, since torch.fx records calls alone and would lose the change of a buffer.
     """
@@ -748,10 +749,8 @@ def counted_batch_norm(
         share = (counter + 1).to(compute_dtype(running_mean.dtype)).reciprocal()
     operands = Operands(input, weight, bias, scale, shift)
     results = batch_norm_results(
-        operands, running_mean, running_var, training, share, eps, activation, channel_dim, False, sums
+        operands, running_mean, running_var, training, share, eps, activation, channel_dim, False, sums, counter
     )
-    if counter is not None:
-        counter.add_(1)
     return _returned(results, sums)
 
 
@@ -766,9 +765,10 @@ def batch_norm_results(
     channel_dim: int,
     wants_statistics: bool,
     sums: Sums | None = None,
+    counter: Tensor | None = None,
 ) -> Results:
-    """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too; ``momentum`` may be a tensor,
-    for a cumulative average."""
+    """:func:`batch_norm`, which with ``wants_statistics`` returns the mean and rstd too, and in training adds one to
+    ``counter``; ``momentum`` may be a tensor, for a cumulative average."""
     input, weight, bias, scale, shift = operands.input, operands.weight, operands.bias, operands.scale, operands.shift
     number = Tensor if isinstance(momentum, Tensor) else momentum
     call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
@@ -781,7 +781,9 @@ def batch_norm_results(
                 assert running_mean is not None and running_var is not None
                 mean, var = moments[0]
                 elements = input.numel() // input.shape[channel_dim]
-                update_running(running_mean, running_var, mean, var, elements, momentum)
+                update_running(running_mean, running_var, mean, var, elements, momentum, counter)
+            elif counter is not None:
+                counter.add_(1)
             return Results(output)
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
@@ -809,7 +811,9 @@ def batch_norm_results(
     if moves:
         assert running_mean is not None and running_var is not None
         assert results.mean is not None and results.var is not None
-        update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum)
+        update_running(running_mean, running_var, results.mean, results.var, numel // channels, momentum, counter)
+    elif counter is not None:
+        counter.add_(1)
     if repeats and (moves or running_mean is None):
         keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var))
     return results

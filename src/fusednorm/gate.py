@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -33,6 +34,17 @@ def on_mesh(operands: Operands) -> bool:
 def plain(tensor: Tensor) -> bool:
     """True for a tensor of no subclass whose memory holds its values; torch.conj(c).imag is negated lazily."""
     return (type(tensor) is Tensor or type(tensor) is Parameter) and not tensor.is_neg()
+
+
+def writable(tensor: Tensor, device: torch.device) -> bool:
+    """True where a kernel of the device may write to a tensor that autograd does not follow."""
+    return (
+        plain(tensor)
+        and tensor.device == device
+        and tensor.is_contiguous()
+        and not tensor.requires_grad
+        and not tensor.is_inference()
+    )
 
 
 def readable(gradient: Tensor) -> bool:

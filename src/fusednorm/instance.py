@@ -203,6 +203,23 @@ class Ranks(Protocol):
         """P / K and Q / K of the group of each sample and channel of this process."""
 
 
+class MoveRunning(Protocol):
+    """The kernel of a device that moves running statistics."""
+
+    def __call__(
+        self,
+        running_mean: Tensor,
+        running_var: Tensor,
+        mean: Tensor,
+        var: Tensor,
+        factor: float,
+        share: float | Tensor,
+        counter: Tensor | None,
+    ) -> None:
+        """The running statistics of channels move towards ``mean`` and ``factor var`` by ``share``; ``counter`` grows
+        by 1. All tensors are contiguous."""
+
+
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan
 
 

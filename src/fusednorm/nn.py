@@ -8,7 +8,9 @@ Keywords that torch's constructors gain (``bias=`` of some releases) pass throug
 A call takes the modulation and the sums around the norm as the functions' keywords: ``norm(x, scale=s, shift=t)``,
 ``norm(x, pre_add=residual, return_sum=True)``, which gives (output, s), and ``norm(x, post_add=shortcut)``, which adds
 before the activation; SyncBatchNorm takes the sums alone. A sample without its batch dimension has all of these without
-it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output.
+it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output. Their eager outputs
+are contiguous where the numbers of a row of the input lie apart, as torch's are: what comes behind them, most often a
+linear layer, would copy others.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
 these modules where nothing is fused, and raise RuntimeError where they would drop an activation. ``torch.fx`` records
@@ -30,6 +32,7 @@ from fusednorm.distributed import SyncBatchNorm as SyncBatchNorm
 from fusednorm.distributed import convert_sync_batchnorm_ as convert_sync_batchnorm_
 from fusednorm.fused_module import ActivationLike, FusedBatchNorm, FusedModule
 from fusednorm.private.torch_names import InstanceNormBase, input_check, unbatched_rank
+from fusednorm.strides import contiguous, rows_lie_apart
 
 
 def _check_channels_alone(module: Any) -> None:
@@ -151,6 +154,8 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
             )  # fmt: skip
             if call is not None:
                 return call
+        if self.channel_dim == -1 and rows_lie_apart(input):
+            input, pre_add, post_add = map(contiguous, (input, pre_add, post_add))  # type: ignore[assignment]
         return functional.layer_norm(
             input,
             self.normalized_shape,
@@ -240,6 +245,8 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
             )  # fmt: skip
             if call is not None:
                 return call
+        if self.channel_dim == -1 and rows_lie_apart(x):
+            x, pre_add, post_add = map(contiguous, (x, pre_add, post_add))  # type: ignore[assignment]
         return functional.rms_norm(
             x,
             self.normalized_shape,

@@ -26,6 +26,14 @@ def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return tensor if tensor is None or tensor.is_contiguous() else tensor.contiguous()
 
 
+def rows_lie_apart(tensor: torch.Tensor) -> bool:
+    """Whether the numbers of a row of an eager call's tensor lie apart in memory, as those of an image's tokens do that
+    were flattened and transposed without a copy."""
+    if type(tensor) is not torch.Tensor or torch.compiler.is_dynamo_compiling() or tensor.is_nested:
+        return False
+    return not tensor.is_contiguous() and tensor.dim() > 0 and tensor.stride(-1) > 1 and tensor.shape[-1] > 1
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """True where the elements fill one range of memory without a hole and without sharing."""
     if tensor.is_contiguous():

@@ -78,6 +78,18 @@ def undisturbed(tensor: Tensor) -> bool:
     )
 
 
+def unseen(tensor: Tensor) -> bool:
+    """:func:`undisturbed` but for a profiler, which sees kernels too."""
+    return (
+        (tensor.is_cpu or tensor.is_cuda)
+        and not dispatch_modes()
+        and not function_modes()
+        and not transforms_active()
+        and not tracing_state()
+        and _forward_ad._current_level < 0
+    )
+
+
 def watched() -> bool:
     """True where a mode, a level of forward-mode AD or a profiler waits for a call: what no :func:`guard` sees."""
     return (

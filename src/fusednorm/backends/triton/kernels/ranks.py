@@ -14,6 +14,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.aggregates import Groups, Partials
 from fusednorm.backends.triton.kernels.moments import merge
+from fusednorm.backends.triton.kernels.running import move_running
 
 
 @triton.jit(do_not_specialize=["units", "S", "span"], do_not_specialize_on_alignment=["rows", "chunks"])
@@ -119,15 +120,6 @@ def spread_groups(
     tl.store(p_one_out + STEP * o_channel, tl.load(p_one + STEP * o_unit, m_channel, 0.0), m_channel)
     other = tl.load(p_other + STEP * o_unit + STEP - 1, m_channel, 0.0)
     tl.store(p_other_out + STEP * o_channel + STEP - 1, other, m_channel)
-
-
-@triton.jit
-def move_running(p_running, o_unit, m_unit, statistic, share):
-    """Move a running statistic towards this one, from the nearer end, so that a share of 1 gives the statistic."""
-    running = tl.load(p_running + o_unit, m_unit, 0.0).to(tl.float64)
-    step = statistic - running
-    moved = tl.where(share < 0.5, running + share * step, statistic - (1.0 - share) * step)
-    tl.store(p_running + o_unit, moved.to(p_running.dtype.element_ty), m_unit)
 
 
 @triton.jit

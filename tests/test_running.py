@@ -1,0 +1,141 @@
+"""Running statistics: the kernel that moves them, where it may run, and what torch's operators do elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import pytest
+import torch
+from interpreter_support import interpreted
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusednorm import running
+
+MOVED = """
+import json, torch
+from fusednorm.backends.triton.plans.running import MoveRunning
+generator = torch.Generator().manual_seed(5)
+normal = lambda channels: torch.randn(channels, generator=generator, dtype=torch.float64)
+move, found = MoveRunning(), []
+for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+    for channels in (1, 7, 300, 512):
+        for share in (0.1, 0.9, 1.0, torch.tensor(0.25)):
+            compute = torch.promote_types(dtype, torch.float32)
+            mean, var = normal(channels).to(compute), normal(channels).abs().to(compute)
+            # The last element is none of the buffers'.
+            buffers = [normal(channels + 1).to(dtype) for _ in range(2)]
+            counter = torch.tensor(41)
+            wanted, sizes = [], []
+            for buffer, statistic in zip(buffers, (mean.double(), var.double() * 1.5)):
+                moved = buffer.double()
+                sizes.append(moved[:channels].abs() + statistic.abs())
+                moved[:channels] += float(share) * (statistic - moved[:channels])
+                wanted.append(moved)
+            move(buffers[0][:channels], buffers[1][:channels], mean, var, 1.5, share, counter)
+            move(torch.zeros(channels), torch.zeros(channels), mean, var, 1.5, share, None)
+            differences = [(b.double() - w)[:channels].abs() for b, w in zip(buffers, wanted)]
+            errors = [(each / size).max().item() for each, size in zip(differences, sizes)]
+            kept = all(b[-1] == w[-1] for b, w in zip(buffers, wanted))
+            found.append((max(errors) / torch.finfo(dtype).eps, counter.item(), kept))
+print(json.dumps(found))
+"""
+
+
+def test_moves_by_the_share_and_rounds_once() -> None:
+    found = interpreted(MOVED)
+    assert len(found) == 4 * 4 * 4
+    for error, counter, kept in found:
+        assert error <= 1.0
+        assert counter == 42
+        assert kept
+
+
+class Modes(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+class Dispatches(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The calls of a kernel that does nothing."""
+    calls: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(running, "moving", lambda device: lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def _statistics() -> dict[str, Tensor]:
+    return {name: torch.rand(8) for name in ("running_mean", "running_var", "mean", "var")}
+
+
+def _update(momentum: float | Tensor = 0.1, **changed: Tensor) -> dict[str, Tensor]:
+    tensors = {**_statistics(), "counter": torch.tensor(3), **changed}
+    running.update_running(**tensors, elements=10, momentum=momentum)  # type: ignore[arg-type]
+    return tensors
+
+
+@pytest.mark.parametrize("momentum", [0.1, torch.tensor(0.1)])
+def test_a_kernel_moves_plain_tensors(moves: list[Any], momentum: float | Tensor) -> None:
+    tensors = _update(momentum)
+    ((mean, var, *_, factor, share, counter),) = moves
+    assert (mean, var, counter) == (tensors["running_mean"], tensors["running_var"], tensors["counter"])
+    assert factor == 10 / 9
+    assert share is momentum
+
+
+def test_autograd_sees_what_a_kernel_wrote(moves: list[Any]) -> None:
+    tensors = _update()
+    assert [tensors[name]._version for name in ("running_mean", "running_var", "counter")] == [1, 1, 1]
+
+
+def _inference() -> Tensor:
+    with torch.inference_mode():
+        return torch.rand(8)
+
+
+SHUT: dict[str, tuple[Callable[[], dict[str, Any]], Callable[[], AbstractContextManager[Any]]]] = {
+    "function mode": (dict, Modes),
+    "dispatch mode": (dict, Dispatches),
+    "strided": (lambda: {"running_var": torch.rand(16)[::2]}, nullcontext),
+    "strided statistics": (lambda: {"mean": torch.rand(16)[::2]}, nullcontext),
+    "lazily negated": (lambda: {"running_mean": torch.zeros(8, dtype=torch.complex64).conj().imag}, nullcontext),
+    "inference": (lambda: {"running_mean": _inference()}, torch.inference_mode),
+    "requires grad": (lambda: {"running_mean": torch.rand(8, requires_grad=True)}, torch.no_grad),
+    "a counter of floats": (lambda: {"counter": torch.tensor(3.0)}, nullcontext),
+    "a share of integers": (lambda: {"momentum": torch.tensor(1)}, nullcontext),
+}
+
+
+@pytest.mark.parametrize("name", SHUT)
+def test_operators_move_others(moves: list[Any], name: str) -> None:
+    changed, mode = SHUT[name]
+    with mode():
+        tensors = {**_statistics(), "counter": torch.tensor(3), "momentum": 0.25, **changed()}
+        before = {key: each.detach().clone() for key, each in tensors.items() if isinstance(each, Tensor)}
+        running.update_running(**tensors, elements=10)
+    assert moves == []
+    share = float(tensors["momentum"])
+    for key, statistic in (("running_mean", before["mean"]), ("running_var", before["var"] * (10 / 9))):
+        wanted = before[key] + share * (statistic - before[key])
+        torch.testing.assert_close(tensors[key].detach(), wanted)
+    assert tensors["counter"].item() == 4
+
+
+def test_one_buffer_for_both_moves_twice(moves: list[Any]) -> None:
+    both, mean, var = torch.zeros(8), torch.ones(8), torch.full((8,), 9.0)
+    running.update_running(both, both, mean, var, 10, 0.5)
+    assert moves == []
+    torch.testing.assert_close(both, torch.full((8,), 5.25))
+
+
+def test_the_cpu_has_no_kernel() -> None:
+    tensors = _update()
+    assert tensors["counter"].item() == 4
