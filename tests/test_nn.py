@@ -279,7 +279,10 @@ def test_outputs_of_tokens_of_an_image_are_contiguous_as_torchs(name: str) -> No
         assert s.is_contiguous()
         assert torch.equal(s, x + h)
         assert ours(x, scale=torch.ones(2, 24)).is_contiguous()
-        assert ours(x.contiguous().requires_grad_(), post_add=h).is_contiguous()
+        assert ours(x, post_add=h).is_contiguous()
+        compiled = torch.compile(ours, backend="aot_eager", fullgraph=True)
+        assert compiled(x).is_contiguous()
+        torch.testing.assert_close(compiled(x), ours(x))
 
 
 def test_rows_side_by_side_keep_their_order() -> None:

@@ -278,8 +278,8 @@ def test_running_statistics_move_in_one_launch() -> None:
     x = torch.randn(4, 64, 7, 7, device="cuda", dtype=torch.bfloat16)
     for _ in range(3):
         module(x)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         module(x)
         torch.cuda.synchronize()
-    kernels = [event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    kernels = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
     assert len(kernels) == 2, kernels

@@ -8,8 +8,8 @@ Keywords that torch's constructors gain (``bias=`` of some releases) pass throug
 A call takes the modulation and the sums around the norm as the functions' keywords: ``norm(x, scale=s, shift=t)``,
 ``norm(x, pre_add=residual, return_sum=True)``, which gives (output, s), and ``norm(x, post_add=shortcut)``, which adds
 before the activation; SyncBatchNorm takes the sums alone. A sample without its batch dimension has all of these without
-it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output. Their eager outputs
-are contiguous where the numbers of a row of the input lie apart, as torch's are: what comes behind them, most often a
+it. LayerNorm and RMSNorm take ``out_dtype`` and ``out_scale`` in the same way, for an 8-bit output. Their outputs are
+contiguous where the numbers of a row of the input lie apart, as torch's are: what comes behind them, most often a
 linear layer, would copy others.
 
 torch's tools that take a batch norm apart (``torch.nn.utils.fusion``, ``SyncBatchNorm.convert_sync_batchnorm``) work on
