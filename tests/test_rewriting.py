@@ -373,3 +373,34 @@ def test_the_tables_name_functions_of_one_signature() -> None:
         assert list(inspect.signature(ours).parameters)[: len(theirs)] == theirs
     for name in (*FUNCTIONS.values(), *POSITIONS):
         fusednorm.Activation(name)
+
+
+# --- what views expect ---
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm of tokens": lambda x: F.layer_norm(x.permute(0, 2, 3, 1), (24,)).view(2, -1),
+    "layer_norm of transposed samples": lambda x: F.layer_norm(x.transpose(0, 1), (5, 7)).view(24, -1),
+    "rms_norm behind pointwise operations": lambda x: (2 * F.rms_norm(x.permute(0, 2, 3, 1), (24,))).cos().view(2, -1),
+    "group_norm of turned images": lambda x: F.group_norm(x.transpose(2, 3), 4).view(2, 24 * 35),
+    "group_norm with an activation": lambda x: F.silu(F.group_norm(x.transpose(2, 3), 4)).view(2, -1),
+    "instance_norm": lambda x: F.instance_norm(x.transpose(0, 1)).view_as(torch.empty(24, 70)),
+    "a view as another dtype": lambda x: F.group_norm(x, 4).view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_of_an_output_in_another_order_of_memory(name: str) -> None:
+    """torch's outputs are contiguous here, and a view of them compiles."""
+    x = torch.randn(2, 24, 5, 7)
+    call = torch.compile(VIEWS[name], backend=rewritten, fullgraph=True)
+    found, expected = call(x), VIEWS[name](x)
+    if expected.dtype == torch.int32:
+        found, expected = found.view(torch.float32), expected.view(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_that_lie_apart_are_contiguous_behind_their_norm() -> None:
+    """As torch's are, so that linear layers take them as they are."""
+    x = torch.randn(2, 24, 35)
+    call = torch.compile(lambda x: F.layer_norm(x.transpose(1, 2), (24,)), backend=rewritten, fullgraph=True)
+    assert call(x).is_contiguous()

@@ -154,7 +154,7 @@ class LayerNorm(FusedModule, torch.nn.LayerNorm):
             )  # fmt: skip
             if call is not None:
                 return call
-        if self.channel_dim == -1 and rows_lie_apart(input):
+        if self.channel_dim == -1 and type(input) is Tensor and rows_lie_apart(input):
             input, pre_add, post_add = map(contiguous, (input, pre_add, post_add))  # type: ignore[assignment]
         return functional.layer_norm(
             input,
@@ -245,7 +245,7 @@ class RMSNorm(FusedModule, torch.nn.RMSNorm):
             )  # fmt: skip
             if call is not None:
                 return call
-        if self.channel_dim == -1 and rows_lie_apart(x):
+        if self.channel_dim == -1 and type(x) is Tensor and rows_lie_apart(x):
             x, pre_add, post_add = map(contiguous, (x, pre_add, post_add))  # type: ignore[assignment]
         return functional.rms_norm(
             x,

@@ -16,6 +16,7 @@ from fusednorm.chains import Chain, chain_of, of_samples
 from fusednorm.dtypes import DTYPES
 from fusednorm.inductor.passes import build, uuid_of
 from fusednorm.private.inductor_names import ENTER_AUTOCAST, graph_pass
+from fusednorm.strides import rows_lie_apart
 
 #: torch's functions, and ours with the same parameters in the same order.
 NORMS: dict[Any, Callable[..., Tensor]] = {
@@ -26,6 +27,10 @@ NORMS: dict[Any, Callable[..., Tensor]] = {
     F.rms_norm: functional.rms_norm,
     torch.rms_norm: functional.rms_norm,  # what Dynamo makes of F.rms_norm
 }
+
+
+#: Methods that need a view of a tensor, and those that take a copy where there is none.
+RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +107,7 @@ def rewrite(graph: Graph, devices: Collection[str]) -> list[Rewritten]:
             continue
         chain = chain_of(node, _value_of(node))
         found.append(_named(node, chain))
+        _reshape_behind(chain.nodes[-1])
         _replace(graph, chain)
     return found
 
@@ -109,6 +115,33 @@ def rewrite(graph: Graph, devices: Collection[str]) -> list[Rewritten]:
 def _named(norm: Node, chain: Chain) -> Rewritten:
     activation = None if chain.activation is None else chain.activation.name
     return Rewritten(norm.name, norm.target.__name__, activation, None, chain.modulated)  # type: ignore[union-attr]
+
+
+def _reshape_behind(last: Node) -> None:
+    """Each view of what is computed from a chain becomes a reshape, which copies where there is no view: the output has
+    the input's order of memory, and torch's may be contiguous."""
+    seen, left = {last}, [last]
+    while left:
+        for user in left.pop().users:
+            if user not in seen:
+                seen.add(user)
+                left.append(user)
+    for node in seen:
+        if node.op == "call_method" and node.target in RESHAPES and not _of_dtype(node):
+            node.target = RESHAPES[node.target]
+
+
+def _of_dtype(view: Node) -> bool:
+    """Whether a view sees the bits of its tensor as another dtype's."""
+    return any(isinstance(one, torch.dtype) for one in (*view.args, *view.kwargs.values()))
+
+
+def _along(graph: Graph, norm: Node) -> tuple[Any, ...]:
+    """The arguments of a norm, of rows whose numbers lie apart a contiguous copy: torch's output is contiguous too."""
+    value, rows = _value_of(norm), NORMS[norm.target] in (functional.layer_norm, functional.rms_norm)
+    if not (rows and norm.args and value.numel() and rows_lie_apart(value)):
+        return norm.args
+    return (graph.call_method("contiguous", (norm.args[0],)), *norm.args[1:])
 
 
 def _replace(graph: Graph, chain: Chain) -> None:
@@ -120,7 +153,7 @@ def _replace(graph: Graph, chain: Chain) -> None:
         for name, value in (("scale", chain.scale), ("shift", chain.shift)):
             if value is not None:
                 keywords[name] = graph.call_method("flatten", (value, 1)) if of_samples(norm) else value
-        new = graph.call_function(NORMS[norm.target], norm.args, {**norm.kwargs, **keywords})
+        new = graph.call_function(NORMS[norm.target], _along(graph, norm), {**norm.kwargs, **keywords})
     new.meta = dict(norm.meta)
     chain.nodes[-1].replace_all_uses_with(new)
     for old in reversed(chain.nodes):

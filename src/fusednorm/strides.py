@@ -29,7 +29,7 @@ def contiguous(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def rows_lie_apart(tensor: torch.Tensor) -> bool:
     """Whether the numbers of a row lie apart in memory, as those of an image's tokens do that were flattened and
     transposed without a copy."""
-    if type(tensor) is not torch.Tensor or tensor.is_nested:
+    if tensor.is_nested:
         return False
     return not tensor.is_contiguous() and tensor.dim() > 0 and tensor.stride(-1) > 1 and tensor.shape[-1] > 1
 
