@@ -282,4 +282,5 @@ def test_running_statistics_move_in_one_launch() -> None:
         module(x)
         torch.cuda.synchronize()
     kernels = [event.name for event in profile.events() if event.device_type.name == "CUDA"]
-    assert len(kernels) == 2, kernels
+    # Before them the profiler may see what filled the module's tensors.
+    assert kernels[kernels.index("held_forward") :] == ["held_forward", "move_statistics"], kernels
