@@ -774,16 +774,10 @@ def batch_norm_results(
     call = ("batch_norm", bool(training), number, channel_dim, type(channel_dim), eps)
     repeats = not wants_statistics and sums is None
     if repeats:
-        moments: list[tuple[Tensor, Tensor]] | None = [] if training and running_mean is not None else None
-        output = repeated(call, activation, input, weight, bias, scale, shift, running_mean, running_var, moments)
+        output = repeated(
+            call, activation, input, weight, bias, scale, shift, running_mean, running_var, counter, momentum
+        )
         if output is not None:
-            if moments:
-                assert running_mean is not None and running_var is not None
-                mean, var = moments[0]
-                elements = input.numel() // input.shape[channel_dim]
-                update_running(running_mean, running_var, mean, var, elements, momentum, counter)
-            elif counter is not None:
-                counter.add_(1)
             return Results(output)
     channels = arguments.check_channels("batch_norm", operands, eps, channel_dim)
     arguments.check_running("batch_norm", input, running_mean, running_var, channels, training)
@@ -815,5 +809,5 @@ def batch_norm_results(
     elif counter is not None:
         counter.add_(1)
     if repeats and (moves or running_mean is None):
-        keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var))
+        keep(call, activation, norm, replace(operands, mean=running_mean, var=running_var), counter, momentum)
     return results

@@ -28,6 +28,7 @@ from fusednorm.gate import batched, straight_backward, straight_forward
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
 from fusednorm.private.torch_names import guard, saved_tensors_hooks, short_apply, watched
+from fusednorm.running import moved, mover, update_running
 
 MOST_CALLS = 4096  # so many calls are kept, and then forgotten together
 MOST_GUARDS = 8  # kept of one call: with and without gradients, of several strides and dtypes
@@ -58,21 +59,81 @@ class Forward(Guarded):
     ``run(*operands)`` gives the output, and with ``saves=True`` the output and the statistics, in a form that ``split``
     and ``moments`` read. ``backwards`` are the backwards of such forwards, by the gradients that are
     needed. ``activation`` keeps alive what the call's key names by its identity.
+
+    mean and var are given, or are the running ones of a norm in training, which ``moves``; where ``run`` moves them
+    too, it ``moves_alone``.
     """
 
-    __slots__ = ("activation", "backwards", "differentiable", "given", "norm", "run", "selected", "short", "tuned")
+    __slots__ = (
+        "activation", "backwards", "differentiable", "elements", "moves", "moves_alone", "norm", "run", "selected",
+        "short", "tuned",
+    )  # fmt: skip
 
-    def __init__(self, norm: Norm, operands: Operands, activation: str | Activation | None) -> None:
+    def __init__(
+        self,
+        norm: Norm,
+        operands: Operands,
+        activation: str | Activation | None,
+        counter: Tensor | None,
+        share: float | Tensor,
+    ) -> None:
         tensors = operands.tensors()
-        super().__init__(tensors)
+        super().__init__((*tensors, counter))
         self.norm, self.activation, self.selected, self.tuned = norm, activation, selection(), tuned_file()
-        self.given = not norm.training
         self.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
         self.backwards: dict[tuple[bool, ...], tuple[Backward, ...]] = {}
+        self.moves, self.moves_alone, self.elements = norm.training and operands.mean is not None, False, 0
         plan = dispatch.forward_plan(norm, operands)
-        short = plan.short(operands) if hasattr(plan, "short") else None
+        short = None
+        if self.moves:
+            input = operands.input
+            self.elements = input.numel() // input.shape[norm.channel_dim]
+            short = self._moving(plan, operands, counter, share)
+            self.moves_alone = short is not None
+        if short is None and hasattr(plan, "short"):
+            short = plan.short(operands)
         self.short = short is not None
         self.run: Callable[..., Any] = short or _forward_of(plan, norm.has_mean)
+
+    def _moving(
+        self, plan: Any, operands: Operands, counter: Tensor | None, share: float | Tensor
+    ) -> Callable[..., Any] | None:
+        """The plan's short form that moves running statistics too, if it has one that can."""
+        mean, var = operands.mean, operands.var
+        assert mean is not None and var is not None
+        if isinstance(share, Tensor) or not hasattr(plan, "short_moving"):
+            return None
+        move = mover(mean, var, self.elements, share, counter, operands.input.device)
+        found: Callable[..., Any] | None = None if move is None else plan.short_moving(operands, move)
+        return found
+
+    def results(
+        self,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        mean: Tensor | None,
+        var: Tensor | None,
+        counter: Tensor | None,
+        share: float | Tensor,
+    ) -> tuple[Tensor, Any]:
+        """The output and the statistics; running ones have moved."""
+        output: Tensor
+        if not self.moves:
+            output, statistics = self.run(input, weight, bias, scale, shift, mean, var, saves=True)
+            if counter is not None:
+                counter.add_(1)
+            return output, statistics
+        assert mean is not None and var is not None
+        if self.moves_alone:
+            output, statistics = self.run(input, weight, bias, scale, shift, mean, var, saves=True, counter=counter)
+            moved(mean, var, counter)
+        else:
+            output, statistics = self.run(input, weight, bias, scale, shift, None, None, saves=True)
+            update_running(mean, var, *self.moments(statistics), self.elements, share, counter)
+        return output, statistics
 
     def split(self, statistics: Any) -> tuple[Tensor | None, Tensor]:
         """mean and rstd."""
@@ -136,8 +197,8 @@ def _backward_of(plan: Any, forward: Forward, wanted: Wanted) -> Callable[..., t
 
 
 class KnownNormalization(torch.autograd.Function):
-    """The Function of a forward that was made before, where no hook sees what is saved. ``known`` is the forward, or
-    it with the given mean and variance, if any, and the list, if any, that gets the input's own.
+    """The Function of a forward that was made before, where no hook sees what is saved. ``known`` is the forward, or it
+    with mean, var, counter and share.
 
     The statistics lie in ``ctx`` itself: to save a tensor and to have it back takes 0.6 us. They live as long as the
     graph, and a hook or a checkpoint never sees them.
@@ -151,16 +212,15 @@ class KnownNormalization(torch.autograd.Function):
         bias: Tensor | None,
         scale: Tensor | None,
         shift: Tensor | None,
-        known: Forward | tuple[Forward, Tensor | None, Tensor | None, list[tuple[Tensor, Tensor]] | None],
+        known: Forward | tuple[Forward, Tensor | None, Tensor | None, Tensor | None, float | Tensor],
     ) -> Tensor:
-        mean = var = moments = None
-        if isinstance(known, tuple):
-            known, mean, var, moments = known
         output: Tensor
-        output, ctx.statistics = known.run(input, weight, bias, scale, shift, mean, var, saves=True)
+        if isinstance(known, tuple):
+            known, mean, var, counter, share = known
+            output, ctx.statistics = known.results(input, weight, bias, scale, shift, mean, var, counter, share)
+        else:
+            output, ctx.statistics = known.run(input, weight, bias, scale, shift, None, None, saves=True)
         ctx.known = known
-        if moments is not None:
-            moments.append(known.moments(ctx.statistics))
         ctx.save_for_backward(input, weight, bias, scale, shift)
         return output
 
@@ -201,14 +261,15 @@ def repeated(
     shift: Tensor | None = None,
     mean: Tensor | None = None,
     var: Tensor | None = None,
-    moments: list[tuple[Tensor, Tensor]] | None = None,
+    counter: Tensor | None = None,
+    share: float | Tensor = 0.0,
 ) -> Tensor | None:
     """The output of a call with arguments and tensors like those of an earlier one; None where there was none, or where
     something watches this one.
 
     ``call`` is the function's name and all arguments that are neither tensors nor the activation, whose identity is
-    cheaper to hash than its value. ``mean`` and ``var`` are given, or are running ones that the caller updates: the
-    list ``moments`` then gets the input's own.
+    cheaper to hash than its value. ``mean`` and ``var`` are given, or are the running ones of a norm in training, which
+    move by ``share``; ``counter``, if there is one, then grows by 1.
     """
     if _is_compiling() or type(input) is not Tensor or watched():  # first: a function mode sees the reads below
         return None
@@ -219,38 +280,44 @@ def repeated(
                 None if weight is None else weight.is_nested, None if bias is None else bias.is_nested,
                 None if scale is None else scale.is_nested, None if shift is None else shift.is_nested,
                 None if mean is None else mean.is_nested, None if var is None else var.is_nested,
+                None if counter is None else counter.is_nested,
             )
         )  # fmt: skip
     except (TypeError, AttributeError, RuntimeError):  # unhashable, not a tensor, or nested: the checks have the words
         return None
     if not forwards:
         return None
-    tensors = (input, weight, bias, scale, shift, mean, var)
+    tensors = (input, weight, bias, scale, shift, mean, var, counter)
     for forward in forwards:
         if forward.check(*forward.select(tensors)):
-            if not forward.given:
-                mean = var = None
+            alone = mean is None and counter is None
             if not (forward.differentiable and _grad_enabled()):
-                if moments is None:
+                if not forward.moves and counter is None:
                     return forward.run(input, weight, bias, scale, shift, mean, var)
-                output, statistics = forward.run(input, weight, bias, scale, shift, mean, var, saves=True)
-                moments.append(forward.moments(statistics))
-                return output
+                return forward.results(*tensors, share)[0]
             if saved_tensors_hooks(False) is not None:
                 return None
-            known = forward if mean is None and moments is None else (forward, mean, var, moments)
+            known = forward if alone else (forward, mean, var, counter, share)
             return _apply(input, weight, bias, scale, shift, known)
     return None
 
 
-def keep(call: tuple[object, ...], activation: str | Activation | None, norm: Norm, operands: Operands) -> None:
+def keep(
+    call: tuple[object, ...],
+    activation: str | Activation | None,
+    norm: Norm,
+    operands: Operands,
+    counter: Tensor | None = None,
+    share: float | Tensor = 0.0,
+) -> None:
     """Keep a call that was made: its key the first time, its plan the second time."""
     o = operands
     if _is_compiling() or type(o.input) is not Tensor or watched():
         return
     if any(isinstance(each, Tensor) for each in call):  # an eps, which may hold another value the next time
         return
-    nested = tuple(None if each is None else each.is_nested for each in operands.tensors()[1:])
+    tensors = (*o.tensors(), counter)
+    nested = tuple(None if each is None else each.is_nested for each in tensors[1:])
     key = (call, id(activation), o.input.shape, selection(), *nested)
     try:
         forwards = _calls.get(key)
@@ -261,6 +328,6 @@ def keep(call: tuple[object, ...], activation: str | Activation | None, norm: No
             _calls.clear()
         _calls[key] = ()
     elif len(forwards) < MOST_GUARDS and straight_forward(operands) and not batched(operands):
-        tensors = operands.tensors()
-        if not any(forward.check(*forward.select(tensors)) for forward in forwards):  # known, but hooks saw this one
-            _calls[key] = (*forwards, Forward(norm, operands, activation))
+        if any(forward.check(*forward.select(tensors)) for forward in forwards):  # hooks saw this one
+            return
+        _calls[key] = (*forwards, Forward(norm, operands, activation, counter, share))

@@ -3,6 +3,8 @@ operators."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,10 @@ from fusednorm.private.torch_names import unseen
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _increment_version = torch.autograd.graph.increment_version
+
+
+#: ``move(running_mean, running_var, mean, var, counter)``
+Move = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
 def update_running(
@@ -28,36 +34,48 @@ def update_running(
 
     ``var`` is biased, over ``elements`` elements for each statistic.
     """
-    factor = elements / (elements - 1)
-    if not _is_compiling() and _straight(running_mean, running_var, mean, var, momentum, counter):
-        move = moving(mean.device.type)
-        if move is not None:
-            move(running_mean, running_var, mean, var, factor, momentum, counter)
-            _increment_version((running_mean, running_var) if counter is None else (running_mean, running_var, counter))
-            return
+    straight = not _is_compiling() and unseen(mean) and writable(mean, mean.device) and writable(var, mean.device)
+    move = mover(running_mean, running_var, elements, momentum, counter, mean.device) if straight else None
+    if move is not None:
+        move(running_mean, running_var, mean, var, counter)
+        moved(running_mean, running_var, counter)
+        return
     move_running(running_mean, mean, momentum)
-    move_running(running_var, var * factor, momentum)
+    move_running(running_var, var * (elements / (elements - 1)), momentum)
     if counter is not None:
         counter.add_(1)
 
 
-def _straight(
+def mover(
     running_mean: Tensor,
     running_var: Tensor,
-    mean: Tensor,
-    var: Tensor,
+    elements: int,
     momentum: float | Tensor,
     counter: Tensor | None,
-) -> bool:
-    """Whether a kernel may read and write the memory of these tensors, and nothing waits for a dispatcher call."""
-    device = mean.device
-    return (
-        unseen(mean)
-        and running_mean is not running_var
-        and all(writable(each, device) for each in (running_mean, running_var, mean, var))
-        and (counter is None or (writable(counter, device) and counter.dtype is torch.int64))
-        and (not isinstance(momentum, Tensor) or (writable(momentum, device) and momentum.is_floating_point()))
-    )
+    device: torch.device,
+) -> Move | None:
+    """The kernel that moves running statistics with the metadata of these, where the device has one that may write to
+    their memory; ``moved`` says afterwards that they were."""
+    if (
+        running_mean is running_var
+        or not all(writable(each, device) for each in (running_mean, running_var))
+        or not (counter is None or (writable(counter, device) and counter.dtype is torch.int64))
+        or not (not isinstance(momentum, Tensor) or (writable(momentum, device) and momentum.is_floating_point()))
+    ):
+        return None
+    kernel, factor = moving(device.type), elements / (elements - 1)
+    if kernel is None:
+        return None
+
+    def move(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, counter: Tensor | None) -> None:
+        kernel(running_mean, running_var, mean, var, factor, momentum, counter)
+
+    return move
+
+
+def moved(running_mean: Tensor, running_var: Tensor, counter: Tensor | None) -> None:
+    """Tell autograd of what a kernel has written to."""
+    _increment_version((running_mean, running_var) if counter is None else (running_mean, running_var, counter))
 
 
 def move_running(running: Tensor, statistic: Tensor, momentum: float | Tensor) -> None:

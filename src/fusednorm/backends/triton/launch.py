@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fusednorm.backends.triton.tape import taping
 from fusednorm.operands import no_memory
 from fusednorm.private.torch_names import current_raw_stream
 from fusednorm.private.triton_names import COOPERATIVE_LAUNCH, DEPENDENT_LAUNCH, FP_FUSION, Start, start_of
@@ -80,6 +81,9 @@ class Launch:
             self.compile(case, tensors, addresses)
         else:
             start(current_raw_stream(device), addresses)
+        tape = taping()
+        if tape is not None:
+            tape.launched(self.starts.get(case), tensors)
 
     def compile(self, case: Case, tensors: tuple[Tensor | None, ...], addresses: list[int | None]) -> None:
         """The first call of a case, by Triton's own launch."""

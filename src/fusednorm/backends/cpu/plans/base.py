@@ -381,7 +381,7 @@ class BackwardPlan(Plan):
         shape, strides, dtype, wants_input = tuple(self.shape), self.strides, self.dtype, self.wants_input
         code = CODES[self.compute]
         has_mean = self.problem.norm.has_mean
-        to_rstd = o.rstd.numel() * self.compute.itemsize if has_mean else 0
+        to_rstd = o.rstd.data_ptr() - o.mean.data_ptr() if has_mean and o.mean is not None else 0
         _, *wants = wanted if self.sums_parameters else NOTHING
         like_weight, like_bias, like_scale, like_shift = (
             (tuple(operand.shape), operand.stride(), operand.dtype) if operand is not None and wants_it else None

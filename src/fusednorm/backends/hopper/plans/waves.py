@@ -33,7 +33,7 @@ class InWaves(Narrower, Plan):
 
     def packets(self) -> Tensor:
         """Packets that nobody has written."""
-        return self.allocate((self.pairs,), (1,), torch.int64).zero_()
+        return self.workspace(self.pairs, torch.int64, zeroed=True)
 
     @property
     def walk(self) -> tuple[int, ...]:

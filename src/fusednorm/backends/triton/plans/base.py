@@ -12,6 +12,8 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Scalars, prepared, recording
+from fusednorm.backends.triton.plans.short import Moves, short_backward, short_forward
+from fusednorm.backends.triton.tape import taping
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
@@ -79,8 +81,15 @@ class Plan:
         #: The activation's parameter where it is the default, which is compiled in; None where it is an argument.
         self.alpha = {"ALPHA": default if self.activation_parameter == default else None}
 
-    def workspace(self, elements: int) -> Tensor:
-        return self.allocate((elements,), (1,), self.compute)
+    def workspace(self, elements: int, dtype: torch.dtype | None = None, zeroed: bool = False) -> Tensor:
+        """Memory for the kernels of one call, in the compute dtype where no other is given."""
+        made = self.allocate((elements,), (1,), dtype or self.compute)
+        if zeroed:
+            made.zero_()
+        tape = taping()
+        if tape is not None:
+            tape.allocated(made, zeroed)
+        return made
 
     def elsewhere(self, input: Tensor) -> bool:
         return self.on_gpu and input.get_device() != current_device()
@@ -145,6 +154,15 @@ class ForwardPlan(Plan):
                 rstd_out.copy_((var.double() + self.eps).rsqrt())
         return Results(output, mean_out, rstd_out, saved_var)
 
+    def short(self, operands: Operands) -> Callable[..., Any] | None:
+        """The forward of tensors with the metadata of these; None where a call does more than allocate and launch."""
+        return self.short_moving(operands, None)
+
+    def short_moving(self, operands: Operands, moves: Moves | None) -> Callable[..., Any] | None:
+        """The same, which then ``moves`` running statistics, that are given as mean and var."""
+        repeats = not self.empty and all(each is None or each.is_contiguous() for each in operands.tensors()[1:])
+        return short_forward(self, operands, moves) if repeats else None
+
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
         """Launch the kernels."""
         raise NotImplementedError
@@ -202,6 +220,11 @@ class BackwardPlan(Plan):
                 if grad is not None:
                     grad.zero_()
         return Gradients(grad_input, *grads)
+
+    def short(self, operands: BackwardOperands, wanted: Wanted) -> Callable[..., tuple[Tensor | None, ...]] | None:
+        """The backward of tensors with the metadata of these, whose statistics a short forward saved; None as there."""
+        repeats = not self.empty and all(each is None or each.is_contiguous() for each in operands.tensors()[2:])
+        return short_backward(self, operands, wanted) if repeats else None
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         """Launch the kernels on ``data``, grad_output and input, with the ``saved`` mean and rstd."""

@@ -1,0 +1,175 @@
+"""The short forms of Triton's plans: calls that repeat give what first ones give, by launches that were taped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+import torch
+from interpreter_support import interpreted
+from torch import Tensor
+
+from fusednorm.backends.triton.tape import ALIGNMENT, Tape, on_tape, taping
+
+#: The kinds of call: the instance, the module, the input's shape, its dtype and the kernels of forward and backward.
+CALLS: dict[str, tuple[str, str, tuple[int, ...], str]] = {
+    "rows": ("triton.rows", "LayerNorm(24, activation='silu')", (5, 24), "float32"),
+    "rms rows": ("triton.rows", "RMSNorm(24)", (3, 4, 24), "bfloat16"),
+    "half rows": ("triton.rows", "LayerNorm(24, bias=False)", (5, 24), "float16"),
+    "held": ("triton.held", "GroupNorm(4, 12, activation='silu')", (3, 12, 3, 3), "float32"),
+    "held of odd statistics": ("triton.held", "InstanceNorm1d(3, affine=True)", (3, 3, 7), "float64"),
+    "planes": ("triton.tiles", "GroupNorm(4, 12)", (3, 12, 5, 5), "bfloat16"),
+    "without parameters": ("triton.tiles", "GroupNorm(4, 12, affine=False)", (3, 12, 5, 5), "float32"),
+    "many planes": ("triton.tiles", "InstanceNorm1d(5, affine=True)", (2, 5, 300), "float32"),
+    "channels": ("triton.columns", "LayerNorm2d(12)", (3, 12, 4, 4), "float32"),
+    "batch": ("triton.tiles", "BatchNorm2d(12, activation='relu')", (3, 12, 4, 4), "float32"),
+    "batch in registers": ("triton.held", "BatchNorm2d(12, momentum=0.3)", (3, 12, 4, 4), "bfloat16"),
+    "cumulative batch": ("triton.tiles", "BatchNorm2d(12, momentum=None)", (3, 12, 4, 4), "float32"),
+    "batch without buffers": ("triton.tiles", "BatchNorm1d(12, track_running_stats=False)", (9, 12), "float32"),
+    "evaluation": ("triton.tiles", "BatchNorm2d(12, activation='silu').eval()", (3, 12, 4, 4), "float32"),
+}  # fmt: skip
+
+CODE = """
+import json, torch, fusednorm, short_support
+from fusednorm.nn import *
+short_support.install()
+FOUND = []
+
+def step(module, x, dy, buffers):
+    module.load_state_dict(buffers)
+    versions = {name: buffer._version for name, buffer in module.named_buffers()}
+    x = x.detach().requires_grad_()
+    y = module(x)
+    gradients = torch.autograd.grad(y, (x, *module.parameters()), dy)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    written = [buffer._version > versions[name] for name, buffer in module.named_buffers()]
+    with torch.no_grad():
+        module.load_state_dict(buffers)
+        plain = module(x)
+    again = {name: value.clone() for name, value in module.state_dict().items()}
+    return [y.detach(), plain, *gradients, *state.values(), *again.values()], written
+
+def check(instance, text, shape, dtype, offset=0):
+    short_support.forget()
+    torch.manual_seed(0)
+    dtype = getattr(torch, dtype)
+    module = eval(text).to(dtype)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    buffers = {name: value.clone() for name, value in module.state_dict().items()}
+    count = torch.Size(shape).numel()
+    data = lambda: torch.randn(count + offset).to(dtype)[offset:].view(shape)
+    with fusednorm.use_instance(instance):
+        for number in range(5):
+            x, dy = data(), data()
+            (got, written), kernels = short_support.replayed(lambda: step(module, x, dy, buffers))
+            calls = dict(fusednorm.repeats._calls)
+            short_support.forget()
+            wanted, as_first = step(module, x, dy, buffers)
+            short_support.forget()
+            fusednorm.repeats._calls.update(calls)
+            same = all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            FOUND.append((same, written == as_first, kernels))
+"""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_repeats_gives_what_a_first_one_gives(name: str) -> None:
+    found = interpreted(f"{CODE}\ncheck{CALLS[name]}\nprint(json.dumps(FOUND))")
+    assert [(same, written) for same, written, _ in found] == [(True, True)] * 5
+    *_, before, last = [kernels for *_, kernels in found]
+    assert last == before
+    assert len(last) >= 3, last  # of a forward with a backward, and of one without
+    assert found[0][2] == []
+    assert last.count("move_statistics") == (2 if name == "batch" else 0)
+
+
+@pytest.mark.parametrize("name", ["rows", "batch"])
+def test_tensors_that_are_not_aligned_go_through_the_plan(name: str) -> None:
+    found = interpreted(f"{CODE}\ncheck{(*CALLS[name], 1)}\nprint(json.dumps(FOUND))")
+    assert found == [[True, True, []]] * 5
+
+
+def test_blocks_that_cannot_run_together_send_a_call_through_the_plan() -> None:
+    code = f"""{CODE}
+from fusednorm.private.triton_names import TOO_MANY_BLOCKS
+x, module = torch.randn(5, 24), LayerNorm(24)
+found = []
+with fusednorm.use_instance("triton.rows"), torch.no_grad():
+    wanted = module(x)
+    for failure in (None, None, None, TOO_MANY_BLOCKS, None, None, "another error"):
+        short_support.FAILURE[:] = [] if failure is None else [failure]
+        try:
+            got, kernels = short_support.replayed(lambda: module(x))
+            found.append((torch.equal(got, wanted), kernels))
+        except RuntimeError as error:
+            found.append(str(error))
+print(json.dumps(found))
+"""
+    first, second, third, refused, fourth, fifth, raised = interpreted(code)
+    assert first == second == refused == fourth == [True, []]
+    assert third == fifth == [True, ["rows_forward"]]
+    assert raised == "another error"
+
+
+def start(stream: int, addresses: Any) -> None:
+    STARTED.append((stream, addresses))
+
+
+STARTED: list[Any] = []
+
+
+def allocate(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    made = torch.ones(shape, dtype=dtype)
+    MADE.append(made)
+    return made
+
+
+MADE: list[Tensor] = []
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    MADE.clear()
+    STARTED.clear()
+    monkeypatch.setattr("fusednorm.backends.triton.tape.current_raw_stream", lambda device: 7)
+
+
+def test_workspaces_share_a_tensor_and_zeros_have_their_own() -> None:
+    tape, x, y = Tape(), torch.zeros(3), torch.zeros(3)
+    rooms = [torch.zeros(count, dtype=torch.float64) for count in (5, 64, 40)]
+    tape.allocated(rooms[0], False)
+    tape.allocated(rooms[1], True)
+    tape.launched(start, (x, None, rooms[1], rooms[0]))
+    tape.allocated(rooms[2], False)
+    tape.launched(start, (rooms[2], y))
+    replay = tape.replay((x, None, y), allocate)
+    assert replay is not None
+    replay(0, [None, 16, None, 32])
+    shared, zeros = MADE
+    assert shared.nbytes == ALIGNMENT + 2 * ALIGNMENT
+    assert zeros.nbytes == rooms[1].nbytes
+    assert not zeros.any()
+    assert shared.all()
+    first = shared.data_ptr()
+    one, other = STARTED
+    assert one == (7, (16, None, zeros.data_ptr(), first))
+    assert other == (7, (first + ALIGNMENT, 32))
+
+
+@pytest.mark.parametrize("stranger", [True, False])
+def test_a_launch_of_another_tensor_or_without_a_start_cannot_be_made_again(stranger: bool) -> None:
+    tape, x, y = Tape(), torch.zeros(3), torch.zeros(3)
+    tape.launched(start if stranger else None, (x, y))
+    assert tape.replay((x,) if stranger else (x, y), allocate) is None
+
+
+def test_a_tape_ends_with_its_call() -> None:
+    assert taping() is None
+    tape = Tape()
+    with on_tape(tape):
+        assert taping() is tape
+    assert taping() is None
