@@ -29,7 +29,7 @@ CALLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], torch.dtype, bo
     "double rows": (lambda: fusednorm.nn.LayerNorm(52, activation="gelu"), (30, 52), torch.float64, False),
     "group_norm": (lambda: fusednorm.nn.GroupNorm(32, 64, activation="silu"), (8, 64, 14, 14), torch.bfloat16, False),
     "channels_last": (lambda: fusednorm.nn.GroupNorm(32, 64), (8, 64, 14, 14), torch.bfloat16, True),
-    "on the chip": (lambda: fusednorm.nn.GroupNorm(32, 320, activation="silu"), (4, 320, 128, 128), torch.bfloat16, False),
+    "on the chip": (lambda: fusednorm.nn.GroupNorm(32, 320), (4, 320, 128, 128), torch.bfloat16, False),
     "slabs": (lambda: fusednorm.nn.GroupNorm(32, 512), (4, 512, 128, 128), torch.bfloat16, True),
     "instance_norm": (lambda: fusednorm.nn.InstanceNorm2d(64, affine=True), (8, 64, 33, 31), torch.float32, False),
     "batch_norm": (lambda: fusednorm.nn.BatchNorm2d(64, activation="relu"), (8, 64, 14, 14), torch.bfloat16, False),
@@ -96,7 +96,8 @@ def test_a_replay_takes_part_in_a_cuda_graph() -> None:
 
     def step() -> list[Tensor]:
         y = module(x)
-        return [y, *torch.autograd.grad(y, (x, *module.parameters()), dy)]
+        gradients = torch.autograd.grad(y, (x, *module.parameters()), dy)
+        return [y.detach(), *gradients]  # no graph outlives its step, whose stream another step would meet
 
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
