@@ -77,6 +77,10 @@ from fusednorm.backends.cpu.kernels.sums import add_row
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 from fusednorm.formats import FORMATS
 
+#: Elements of a group at least whose rows are taken in pairs, with the sums for the parameters' gradients in the L2
+#: cache. On an AMD EPYC pairs of 8192 bfloat16 took 0.81 of the time of single rows, of 2048 0.82, of 1024 1.2.
+PAIRED = 2048
+
 
 @exact
 def scaled(gain, inverse):
@@ -88,6 +92,16 @@ def scaled(gain, inverse):
 def begin_of(positions, n, sample, step):
     """Where row n of a tensor begins."""
     return n * sample if positions == 1 else n // positions * sample + n % positions * step
+
+
+@exact
+def begins_of(geometry, n, channel):
+    """Where a channel of a row begins in the input, in grad_output and in grad_input."""
+    return (
+        begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel,
+        begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel,
+        begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel,
+    )
 
 
 @exact
@@ -249,6 +263,36 @@ def _group_sums(element: Element, make, accumulate: bool):
 
 
 @cache
+def _pair_sums(element: Element, make):
+    load, read, T = element.load, element.read, element.compute
+    add_first, add_second = element.add_first, element.add_second
+
+    @reassociated
+    def pair_sums(
+        grad, g, h, x, i, j, kept, n, centre, inverse, other_centre, other_inverse, weight, bias, first, alpha, sums,
+        ps, qs,
+    ):  # fmt: skip
+        """P and Q of a group of two rows, the second of which begins at h in ``grad`` and at j in ``x``. The sums for
+        the parameters' gradients, as long as a row, are read and written once for both."""
+        total_p, total_q, other_p, other_q = T(0), T(0), T(0), T(0)
+        for k in range(n):
+            gain, offset = read(weight, first + k), read(bias, first + k)
+            deviation, other = load(x, i + k) - centre, load(x, j + k) - other_centre
+            dz = make(grad, g + k, kept, 0, normalized(deviation, scaled(gain, inverse), offset), alpha)
+            other_dz = make(grad, h + k, kept, 0, normalized(other, scaled(gain, other_inverse), offset), alpha)
+            product, other_product = dz * (deviation * inverse), other_dz * (other * other_inverse)
+            add_first(sums, ps + first + k, dz + other_dz)
+            add_second(sums, qs + first + k, product + other_product)
+            total_p += gain * dz
+            total_q += gain * product
+            other_p += gain * other_dz
+            other_q += gain * other_product
+        return np.float64(total_p), np.float64(total_q), np.float64(other_p), np.float64(other_q)
+
+    return pair_sums
+
+
+@cache
 def _gradient_group(element: Element, make, accumulate: bool, adds_gradient: bool = False, keeps_gradient=False):
     load, read, keep, store, T = element.load, element.read, element.keep, element.store, element.compute
     add_first, add_second = element.add_first, element.add_second
@@ -330,13 +374,19 @@ def build_backward(
 
     Where dz is kept, ``kept`` has room for a group per worker. With ``adds_behind`` it is the gradient of z + post_add,
     and is stored too; with ``adds_gradient`` dx gets ``grad_total``. With ``gated`` the gradients of a product before
-    the norm are made too, and the rows of a segment have one gate.
+    the norm are made too, and the rows of a segment have one gate. Where nothing is kept, long rows are taken in pairs.
     """
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
     make, keep_group = dz_of(element, pullback, keeps), _keep_group(element, pullback, adds_behind)
-    group_sums = _group_sums(element, make, accumulate)
+    group_sums, pair_sums = _group_sums(element, make, accumulate), _pair_sums(element, make)
+    pairs = accumulate and not (keeps or gated)
     gradient_group = _gradient_group(element, make, False, adds_gradient, gated)
     product_group, (open_sums, flush_sums) = _product_group(element), _gate_sums(element)
+
+    @exact
+    def statistics_of(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, unit, geometry):
+        centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
+        return centre, T(rounded(given_rstd, unit, given_rstd_dtype))
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
@@ -361,16 +411,23 @@ def build_backward(
                     partials[ps + c] = 0.0
             if gated:
                 open_sums(gate_running, gate_sums, geometry, segment)
-            for n in range(begin, last):
+            n = begin
+            while n < last:
+                rows = 2 if pairs and length >= PAIRED and n + 1 < last else 1
                 place = parameters_of(geometry[SPATIAL], geometry[MODULATION], n)
                 for group in range(groups):
                     unit, channel = n * groups + group, group * length
-                    centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
-                    inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
-                    i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
-                    g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
-                    o = begin_of(geometry[SPATIAL], n, geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]) + channel
+                    centre, inverse = statistics_of(
+                        given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, unit, geometry
+                    )
+                    i, g, o = begins_of(geometry, n, channel)
                     first, total_p, total_q = place + channel, 0.0, 0.0
+                    other_centre, other_inverse, other_p, other_q, j, h, other_o = centre, inverse, 0.0, 0.0, i, g, o
+                    if pairs and rows == 2:
+                        other_centre, other_inverse = statistics_of(
+                            given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, unit + groups, geometry
+                        )
+                        j, h, other_o = begins_of(geometry, n + 1, channel)
                     if keeps:
                         p = begin_of(geometry[SPATIAL], n, geometry[POST_SAMPLE], geometry[POST_STEP]) + channel
                         keep_group(
@@ -378,33 +435,48 @@ def build_backward(
                             offsets, first, alpha,
                         )  # fmt: skip
                     for k in range(0, length, CHUNK):
-                        chunk_p, chunk_q = group_sums(
-                            grad, g + k, x, i + k, kept, slot + k, min(CHUNK, length - k), centre, inverse, gains,
-                            offsets, first + k, alpha, running, ps - place, qs - place,
-                        )  # fmt: skip
+                        if pairs and rows == 2:
+                            chunk_p, chunk_q, more_p, more_q = pair_sums(
+                                grad, g + k, h + k, x, i + k, j + k, kept, min(CHUNK, length - k), centre, inverse,
+                                other_centre, other_inverse, gains, offsets, first + k, alpha, running, ps - place,
+                                qs - place,
+                            )  # fmt: skip
+                            other_p += more_p
+                            other_q += more_q
+                        else:
+                            chunk_p, chunk_q = group_sums(
+                                grad, g + k, x, i + k, kept, slot + k, min(CHUNK, length - k), centre, inverse, gains,
+                                offsets, first + k, alpha, running, ps - place, qs - place,
+                            )  # fmt: skip
                         total_p += chunk_p
                         total_q += chunk_q
-                    mean_p, mean_q = 0.0 if geometry[RMS] else total_p / length, total_q / length
-                    # The last chunks first: they are still in cache.
-                    chunks = (length + CHUNK - 1) // CHUNK if geometry[WANT_INPUT_GRAD] else 0
-                    for chunk in range(chunks):
-                        k = (chunks - 1 - chunk) * CHUNK
-                        gradient_group(
-                            grad, g + k, x, i + k, dx, o + k, kept, slot + k, min(CHUNK, length - k), centre, inverse,
-                            gains, offsets, first + k, alpha, mean_p, mean_q, running, running, 0, grad_total,
-                        )  # fmt: skip
-                        if gated:
-                            at_pre = begin_of(geometry[SPATIAL], n, geometry[PRE_SAMPLE], geometry[PRE_STEP]) + channel
-                            q, at = n // geometry[GATE_ROWS] * geometry[GATE_STEP], segment
-                            if geometry[GATE_PER_ELEMENT]:
-                                q, at = q + channel + k, segment * channels + channel + k
-                            product_group(
-                                kept, slot + k, pre_add, at_pre + k, pre_gate, q, grad_pre_add, o + k,
-                                min(CHUNK, length - k), gate_running, gate_sums, at, geometry,
+                    for _ in range(rows):
+                        mean_p, mean_q = 0.0 if geometry[RMS] else total_p / length, total_q / length
+                        # The last chunks first: they are still in cache.
+                        chunks = (length + CHUNK - 1) // CHUNK if geometry[WANT_INPUT_GRAD] else 0
+                        for chunk in range(chunks):
+                            k = (chunks - 1 - chunk) * CHUNK
+                            gradient_group(
+                                grad, g + k, x, i + k, dx, o + k, kept, slot + k, min(CHUNK, length - k), centre,
+                                inverse, gains, offsets, first + k, alpha, mean_p, mean_q, running, running, 0,
+                                grad_total,
                             )  # fmt: skip
-                if gated and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
+                            if gated:
+                                at_pre = begin_of(geometry[SPATIAL], n, geometry[PRE_SAMPLE], geometry[PRE_STEP])
+                                at_pre += channel
+                                q, at = n // geometry[GATE_ROWS] * geometry[GATE_STEP], segment
+                                if geometry[GATE_PER_ELEMENT]:
+                                    q, at = q + channel + k, segment * channels + channel + k
+                                product_group(
+                                    kept, slot + k, pre_add, at_pre + k, pre_gate, q, grad_pre_add, o + k,
+                                    min(CHUNK, length - k), gate_running, gate_sums, at, geometry,
+                                )  # fmt: skip
+                        i, g, o, centre, inverse = j, h, other_o, other_centre, other_inverse
+                        total_p, total_q = other_p, other_q
+                n += rows
+                if gated and (n % ROWS_FLUSHED == 0 or n == last):
                     flush_sums(gate_running, gate_sums, geometry, segment)
-                if accumulate and flushed and ((n + 1) % ROWS_FLUSHED == 0 or n + 1 == last):
+                if accumulate and flushed and (n % ROWS_FLUSHED < rows or n == last):
                     for c in range(2 * channels):
                         partials[ps + c] += np.float64(running[ps + c])
                         running[ps + c] = T(0)
