@@ -13,7 +13,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fusednorm import running
+import fusednorm
+from fusednorm import choice, running
+from fusednorm.choice import moving
+from fusednorm.instance import CompilationError
 
 MOVED = """
 import json, torch
@@ -68,7 +71,7 @@ class Dispatches(TorchDispatchMode):
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """The calls of a kernel that does nothing."""
     calls: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(running, "moving", lambda device: lambda *arguments: calls.append(arguments))
+    monkeypatch.setattr(running, "moving", lambda device, dtype: lambda *arguments: calls.append(arguments))
     return calls
 
 
@@ -136,6 +139,63 @@ def test_one_buffer_for_both_moves_twice(moves: list[Any]) -> None:
     torch.testing.assert_close(both, torch.full((8,), 5.25))
 
 
-def test_the_cpu_has_no_kernel() -> None:
-    tensors = _update()
-    assert tensors["counter"].item() == 4
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 1.0, torch.tensor(0.25)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_the_kernel_of_a_cpu_moves_by_the_share_and_rounds_once(dtype: torch.dtype, share: float | Tensor) -> None:
+    for compute in (torch.float32, torch.float64):
+        move = moving("cpu", compute)
+        assert move is not None
+        for channels in (1, 7, 300):
+            mean, var = torch.randn(channels, dtype=compute), torch.rand(channels, dtype=compute)
+            buffers = [torch.randn(channels + 1).to(dtype) for _ in range(2)]  # the last element is none of theirs
+            before, counter = [buffer.double().clone() for buffer in buffers], torch.tensor(41)
+            move(buffers[0][:channels], buffers[1][:channels], mean, var, 1.5, share, counter)
+            move(torch.zeros(channels), torch.zeros(channels), mean, var, 1.5, share, None)
+            for old, new, statistic in zip(before, buffers, (mean.double(), 1.5 * var.double()), strict=True):
+                wanted = old[:channels] + float(share) * (statistic - old[:channels])
+                size = old[:channels].abs() + statistic.abs()
+                assert ((new[:channels].double() - wanted).abs() <= torch.finfo(dtype).eps * size).all()
+                assert new[-1] == old[-1]
+            assert counter.item() == 42
+
+
+def test_which_instance_is_asked_for_says_what_moves_on_a_cpu() -> None:
+    assert moving("cpu", torch.float32) is not None
+    assert moving("meta", torch.float32) is None
+    with fusednorm.use_instance("cpu.planes"):
+        assert moving("cpu", torch.float32) is not None
+    with fusednorm.use_instance("reference"):
+        assert moving("cpu", torch.float32) is None
+
+
+def test_without_the_kernel_operators_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(kernel: Any) -> int:
+        raise CompilationError("as if Numba were broken")
+
+    monkeypatch.setattr("fusednorm.backends.cpu.plans.running.load", fail)
+    choice._move_running_on_cpu.cache_clear()
+    try:
+        tensors = _update()
+        assert tensors["counter"].item() == 4
+        assert moving("cpu", torch.float32) is None
+    finally:
+        choice._move_running_on_cpu.cache_clear()
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_module_that_repeats_moves_as_torchs_does(dtype: torch.dtype, momentum: float | None) -> None:
+    ours = fusednorm.nn.BatchNorm1d(7, momentum=momentum).to(dtype)
+    theirs = torch.nn.BatchNorm1d(7, momentum=momentum).double()
+    for _ in range(6):
+        x = (3 * torch.randn(9, 7) + 2).to(dtype)
+        versions = ours.running_mean._version, ours.running_var._version
+        ours(x.requires_grad_())
+        theirs(x.detach().double())
+        assert ours.running_mean._version > versions[0]
+        assert ours.running_var._version > versions[1]
+        assert ours.num_batches_tracked == theirs.num_batches_tracked
+        for name in ("running_mean", "running_var"):
+            wanted = getattr(theirs, name)
+            close = {"rtol": 1e-5, "atol": 1e-6} if dtype is torch.float32 else {"rtol": 4e-2, "atol": 4e-2}
+            torch.testing.assert_close(getattr(ours, name).double(), wanted, **close)

@@ -17,6 +17,7 @@ from fusednorm.backends import reference
 from fusednorm.instance import (
     Backend,
     Candidate,
+    CompilationError,
     Instance,
     MoveRunning,
     Plan,
@@ -197,13 +198,15 @@ def _rank_kernels() -> Ranks:
     return RankKernels()
 
 
-def moving(device: str) -> MoveRunning | None:
-    """What moves running statistics on a device; None where torch's operators do."""
-    if device != "cuda" and forced() is None:
-        return None
-    from fusednorm.backends.triton.instances import TILES, unavailable
+def moving(device: str, dtype: Any) -> MoveRunning | None:
+    """What moves running statistics on a device by statistics of a dtype; None where torch's operators do."""
+    name = forced()
+    if device == "cuda" or name is not None:
+        from fusednorm.backends.triton.instances import TILES, unavailable
 
-    return _move_running() if (device == "cuda" or forced() == TILES.name) and unavailable() is None else None
+        if device == "cuda" or name == TILES.name:
+            return _move_running() if unavailable() is None else None
+    return _move_running_on_cpu(dtype) if device == "cpu" and (name is None or name.startswith("cpu.")) else None
 
 
 @cache
@@ -211,6 +214,20 @@ def _move_running() -> MoveRunning:
     from fusednorm.backends.triton.plans.running import MoveRunning as Kernel
 
     return Kernel()
+
+
+@cache
+def _move_running_on_cpu(dtype: Any) -> MoveRunning | None:
+    from fusednorm.backends.cpu.instances import unavailable
+
+    if unavailable() is not None:
+        return None
+    from fusednorm.backends.cpu.plans.running import MoveRunning as Kernel
+
+    try:
+        return Kernel(dtype)
+    except CompilationError:
+        return None
 
 
 @contextmanager

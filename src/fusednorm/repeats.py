@@ -24,11 +24,12 @@ from fusednorm import dispatch
 from fusednorm.activations import Activation
 from fusednorm.autograd import saved_backward
 from fusednorm.choice import selection, tuned_file
+from fusednorm.dtypes import compute_dtype
 from fusednorm.gate import batched, straight_backward, straight_forward
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
 from fusednorm.private.torch_names import guard, saved_tensors_hooks, short_apply, watched
-from fusednorm.running import moved, mover, update_running
+from fusednorm.running import Move, moved, mover, update_running
 
 MOST_CALLS = 4096  # so many calls are kept, and then forgotten together
 MOST_GUARDS = 8  # kept of one call: with and without gradients, of several strides and dtypes
@@ -60,13 +61,13 @@ class Forward(Guarded):
     and ``moments`` read. ``backwards`` are the backwards of such forwards, by the gradients that are
     needed. ``activation`` keeps alive what the call's key names by its identity.
 
-    mean and var are given, or are the running ones of a norm in training, which ``moves``; where ``run`` moves them
-    too, it ``moves_alone``.
+    mean and var are given, or are the running ones of a norm in training, which ``moves``: ``run`` moves them too where
+    it ``moves_alone``, otherwise ``move`` does, a kernel for them, if there is one.
     """
 
     __slots__ = (
-        "activation", "backwards", "differentiable", "elements", "moves", "moves_alone", "norm", "run", "selected",
-        "short", "tuned",
+        "activation", "backwards", "differentiable", "elements", "move", "moves", "moves_alone", "norm", "run",
+        "selected", "short", "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -83,29 +84,22 @@ class Forward(Guarded):
         self.differentiable = any(tensor is not None and tensor.requires_grad for tensor in tensors)
         self.backwards: dict[tuple[bool, ...], tuple[Backward, ...]] = {}
         self.moves, self.moves_alone, self.elements = norm.training and operands.mean is not None, False, 0
-        plan = dispatch.forward_plan(norm, operands)
+        self.move: Move | None = None
+        plan, input, mean, var = dispatch.forward_plan(norm, operands), operands.input, operands.mean, operands.var
         short = None
         if self.moves:
-            input = operands.input
+            assert mean is not None and var is not None
             self.elements = input.numel() // input.shape[norm.channel_dim]
-            short = self._moving(plan, operands, counter, share)
+            if not isinstance(share, Tensor):
+                dtype = compute_dtype(input.dtype)
+                self.move = mover(mean, var, self.elements, share, counter, input.device, dtype)
+            if self.move is not None and hasattr(plan, "short_moving"):
+                short = plan.short_moving(operands, self.move)
             self.moves_alone = short is not None
         if short is None and hasattr(plan, "short"):
             short = plan.short(operands)
         self.short = short is not None
         self.run: Callable[..., Any] = short or _forward_of(plan, norm.has_mean)
-
-    def _moving(
-        self, plan: Any, operands: Operands, counter: Tensor | None, share: float | Tensor
-    ) -> Callable[..., Any] | None:
-        """The plan's short form that moves running statistics too, if it has one that can."""
-        mean, var = operands.mean, operands.var
-        assert mean is not None and var is not None
-        if isinstance(share, Tensor) or not hasattr(plan, "short_moving"):
-            return None
-        move = mover(mean, var, self.elements, share, counter, operands.input.device)
-        found: Callable[..., Any] | None = None if move is None else plan.short_moving(operands, move)
-        return found
 
     def results(
         self,
@@ -132,7 +126,11 @@ class Forward(Guarded):
             moved(mean, var, counter)
         else:
             output, statistics = self.run(input, weight, bias, scale, shift, None, None, saves=True)
-            update_running(mean, var, *self.moments(statistics), self.elements, share, counter)
+            if self.move is None:
+                update_running(mean, var, *self.moments(statistics), self.elements, share, counter)
+            else:
+                self.move(mean, var, *self.moments(statistics), counter)
+                moved(mean, var, counter)
         return output, statistics
 
     def split(self, statistics: Any) -> tuple[Tensor | None, Tensor]:

@@ -34,8 +34,9 @@ def update_running(
 
     ``var`` is biased, over ``elements`` elements for each statistic.
     """
-    straight = not _is_compiling() and unseen(mean) and writable(mean, mean.device) and writable(var, mean.device)
-    move = mover(running_mean, running_var, elements, momentum, counter, mean.device) if straight else None
+    move = None
+    if not _is_compiling() and unseen(mean) and writable(mean, mean.device) and writable(var, mean.device):
+        move = mover(running_mean, running_var, elements, momentum, counter, mean.device, mean.dtype)
     if move is not None:
         move(running_mean, running_var, mean, var, counter)
         moved(running_mean, running_var, counter)
@@ -53,19 +54,20 @@ def mover(
     momentum: float | Tensor,
     counter: Tensor | None,
     device: torch.device,
+    dtype: torch.dtype,
 ) -> Move | None:
-    """The kernel that moves running statistics with the metadata of these, where the device has one that may write to
-    their memory; ``moved`` says afterwards that they were."""
+    """The kernel that moves running statistics with the metadata of these by statistics of a dtype, where the device
+    has one that may write to their memory; ``moved`` says afterwards that they were."""
+    kernel = moving(device.type, dtype)
     if (
-        running_mean is running_var
+        kernel is None
+        or running_mean is running_var
         or not all(writable(each, device) for each in (running_mean, running_var))
         or not (counter is None or (writable(counter, device) and counter.dtype is torch.int64))
         or not (not isinstance(momentum, Tensor) or (writable(momentum, device) and momentum.is_floating_point()))
     ):
         return None
-    kernel, factor = moving(device.type), elements / (elements - 1)
-    if kernel is None:
-        return None
+    factor = elements / (elements - 1)
 
     def move(running_mean: Tensor, running_var: Tensor, mean: Tensor, var: Tensor, counter: Tensor | None) -> None:
         kernel(running_mean, running_var, mean, var, factor, momentum, counter)

@@ -63,6 +63,15 @@ ARGUMENTS = {
     # Of a quantized output: its bytes, and the scale of all, or those of the rows.
     "codes": "operand",
     "out_scale": "single",
+    # Running statistics, which move towards mean and factor · variance by a share; a number of calls grows by 1.
+    "running_mean": "operand",
+    "running_mean_dtype": "integer",
+    "running_variance": "operand",
+    "running_variance_dtype": "integer",
+    "factor": "float",
+    "share": "float",
+    "counter": "geometry",
+    "counts": "integer",
     # The same in all calls of a plan.
     "geometry": "geometry",
     "activation_parameter": "float",

@@ -20,6 +20,7 @@ from fusednorm.backends.cpu.kernels import (
     points,
     rows,
     rows_together,
+    running,
     short_rows,
     slab_sums,
     slabs,
@@ -44,6 +45,7 @@ MODULES = {
     "tiles": tiles,
     "sums": sums,
     "slab_sums": slab_sums,
+    "running": running,
 }
 FASTMATH = {"contract"}
 
