@@ -115,6 +115,20 @@ print(json.dumps(found))
     assert raised == "another error"
 
 
+def test_a_tensor_that_is_given_twice_is_not_taped() -> None:
+    code = f"""{CODE}
+x, weight, bias = torch.randn(5, 24), torch.rand(24), torch.rand(24)
+found = []
+with fusednorm.use_instance("triton.rows"):
+    wanted = [fusednorm.layer_norm(x, (24,), weight, other) for other in (bias, weight)]
+    for twice in (False, False, True, True, False, False, True):
+        got = fusednorm.layer_norm(x, (24,), weight, weight if twice else bias)
+        found.append(torch.equal(got, wanted[twice]))
+print(json.dumps(found))
+"""
+    assert interpreted(code) == [True] * 7
+
+
 def start(stream: int, addresses: Any) -> None:
     STARTED.append((stream, addresses))
 

@@ -1,7 +1,8 @@
 """Calls that repeat, done again without their plan: what a call allocated and launched, with other addresses.
 
 A plan works out anew in each call which tensors its launches take and for which of them the kernels were compiled. A
-call with tensors of the same metadata, which the caller vouches for, ends in the same launches: they are taped once.
+call with tensors of the same metadata, none of them given twice, ends in the same launches: they are taped once. The
+guard of a call that repeats vouches for both.
 """
 
 from __future__ import annotations
