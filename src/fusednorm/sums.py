@@ -41,7 +41,7 @@ from fusednorm.operands import (
     Sums,
     Wanted,
 )
-from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, transformed, watched
+from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, short_apply, transformed, watched
 from fusednorm.problem import gate_shape, spread_shape
 from fusednorm.strides import output_order, reordered
 
@@ -296,14 +296,19 @@ def _unscaled_backward(ds: Tensor, input: Tensor, axis: int, scale: Tensor | Non
         return gradients(given, operands, (False, False, False, scale is not None, shift is not None))
 
 
+_apply = short_apply(SummedNormalization)
+
+
 def _differentiable(norm: Norm, operands: Operands, sums: Sums, plan: SumForwardPlan) -> Results:
     kept: list[Results] = []
     o = operands
-    y, s = SummedNormalization.apply(
+    y, s = _apply(
         o.input, sums.pre_add, sums.pre_gate, sums.post_add, o.weight, o.bias, o.scale, o.shift, norm, operands, sums,
         plan, kept,
     )  # fmt: skip
-    return replace(kept[0], output=y, sum=s)
+    (results,) = kept
+    results.output, results.sum = y, s
+    return results
 
 
 def _backward(
