@@ -36,7 +36,7 @@ from fusednorm.graph.tensors import Dims, TensorAttributes, same_strides
 from fusednorm.graph.workspace import Scratch, place
 from fusednorm.operands import BackwardOperands, Operands, Results
 from fusednorm.problem import Problem
-from fusednorm.running import move_running
+from fusednorm.running import update_running
 
 Values = list[Any]
 
@@ -311,28 +311,25 @@ class Lowering:
                 writes.append((name, self.slot(tensor), tensor.dims or ()))
         # The running mean moves towards the batch's mean, the running variance towards its unbiased variance.
         elements = problem.reduced if problem.view.numel else 0
-        momentum = float(operation.node.attributes.get("momentum", 0.0)) if elements else 0.0
+        momentum = float(operation.node.attributes.get("momentum", 0.0))
         moves = []
-        for name, what, factor in (("mean", "mean", 1.0), ("var", "variance", elements / max(elements - 1, 1))):
+        for what in ("mean", "variance"):
             target = results.get(f"next_running_{what}")
             if target is not None:
-                source = self.slot(given[f"prev_running_{what}"])
-                moves.append((name, source, self.slot(target), target.dims or (), factor))
+                moves.append((self.slot(given[f"prev_running_{what}"]), self.slot(target), target.dims or ()))
 
         def keep(values: Values, kept: Results) -> None:
             for name, slot, dims in writes:
                 values[slot].copy_(getattr(kept, name).view(dims))
-            for name, source, target, dims, factor in moves:
-                statistic = getattr(kept, name).view(dims)
-                if name == "var":
-                    statistic = statistic * factor
-                running, result = values[source], values[target]
-                if running.dtype is statistic.dtype and result.dtype is statistic.dtype:
-                    torch.lerp(running, statistic, momentum, out=result)
-                else:
-                    move_running(result.copy_(running), statistic, momentum)
+            moved = [values[target].copy_(values[source]) for source, target, _ in moves]
+            if moved and elements:
+                assert kept.mean is not None and kept.var is not None
+                (running_mean, running_var), ((*_, dims), (*_, var_dims)) = moved, moves
+                update_running(
+                    running_mean, running_var, kept.mean.view(dims), kept.var.view(var_dims), elements, momentum
+                )
 
-        touched = [slot for _, slot, _ in writes] + [slot for one in moves for slot in one[1:3]]
+        touched = [slot for _, slot, _ in writes] + [slot for one in moves for slot in one[:2]]
         touched += [slot for slot in direct if slot >= 0]
         return direct[0], direct[1], keep if writes or moves else None, touched
 
