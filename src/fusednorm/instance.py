@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -219,6 +219,9 @@ class MoveRunning(Protocol):
         """The running statistics of channels move towards ``mean`` and ``factor var`` by ``share``; ``counter`` grows
         by 1. All tensors are contiguous."""
 
+
+#: A :class:`MoveRunning` of one factor and share: ``move(running_mean, running_var, mean, var, counter)``.
+Move = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 Plan = ForwardPlan | BackwardPlan | SumForwardPlan | SumBackwardPlan | QuantizedForwardPlan
 

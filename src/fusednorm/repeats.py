@@ -26,10 +26,11 @@ from fusednorm.autograd import saved_backward
 from fusednorm.choice import selection, tuned_file
 from fusednorm.dtypes import compute_dtype
 from fusednorm.gate import batched, straight_backward, straight_forward
+from fusednorm.instance import Move
 from fusednorm.norm import Norm
 from fusednorm.operands import BackwardOperands, Operands, Wanted
 from fusednorm.private.torch_names import guard, saved_tensors_hooks, short_apply, watched
-from fusednorm.running import Move, moved, mover, update_running
+from fusednorm.running import moved, mover, update_running
 
 MOST_CALLS = 4096  # so many calls are kept, and then forgotten together
 MOST_GUARDS = 8  # kept of one call: with and without gradients, of several strides and dtypes

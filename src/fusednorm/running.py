@@ -3,21 +3,16 @@ operators."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from fusednorm.choice import moving
 from fusednorm.gate import writable
+from fusednorm.instance import Move
 from fusednorm.private.torch_names import unseen
 
 _is_compiling = torch.compiler.is_dynamo_compiling
 _increment_version = torch.autograd.graph.increment_version
-
-
-#: ``move(running_mean, running_var, mean, var, counter)``
-Move = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 
 
 def update_running(

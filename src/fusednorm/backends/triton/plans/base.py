@@ -12,8 +12,9 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.triton.kernels.activations import activation
 from fusednorm.backends.triton.launch import Scalars, prepared, recording
-from fusednorm.backends.triton.plans.short import Moves, short_backward, short_forward
+from fusednorm.backends.triton.plans.short import short_backward, short_forward
 from fusednorm.backends.triton.tape import taping
+from fusednorm.instance import Move
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
 from fusednorm.private.torch_names import current_device, empty_strided_cuda
 from fusednorm.problem import Problem
@@ -158,7 +159,7 @@ class ForwardPlan(Plan):
         """The forward of tensors with the metadata of these; None where a call does more than allocate and launch."""
         return self.short_moving(operands, None)
 
-    def short_moving(self, operands: Operands, moves: Moves | None) -> Callable[..., Any] | None:
+    def short_moving(self, operands: Operands, moves: Move | None) -> Callable[..., Any] | None:
         """The same, which then ``moves`` running statistics, that are given as mean and var."""
         repeats = not self.empty and all(each is None or each.is_contiguous() for each in operands.tensors()[1:])
         return short_forward(self, operands, moves) if repeats else None

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fusednorm.backends.triton.tape import Replay, Tape, on_tape
+from fusednorm.instance import Move
 from fusednorm.operands import BackwardOperands, Operands, Wanted, no_memory
 from fusednorm.private.torch_names import current_device
 from fusednorm.private.triton_names import TOO_MANY_BLOCKS
@@ -21,12 +22,10 @@ from fusednorm.strides import packed_strides
 
 #: What launches take for aligned, in bytes.
 ALIGNED = 16
-#: ``moves(running_mean, running_var, mean, var, counter)`` moves running statistics by those of a call.
-Moves = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], None]
 Optional = Tensor | None
 
 
-def short_forward(plan: Any, operands: Operands, moves: Moves | None) -> Callable[..., Any]:
+def short_forward(plan: Any, operands: Operands, moves: Move | None) -> Callable[..., Any]:
     """``run(*tensors)`` gives the output, and with ``saves`` the output and one tensor of mean, rstd and variance,
     without those that the norm does not have. ``moves`` moves running statistics, which are then given as mean and
     var, and a counter; such calls save."""
@@ -65,20 +64,23 @@ def short_forward(plan: Any, operands: Operands, moves: Moves | None) -> Callabl
 
     def by_plan(tensors: tuple[Any, ...], saves: bool, tapes: bool) -> Any:
         input, weight, bias, scale, shift, mean, var, counter = tensors
-        own, tape = (mean, var) if given else (), Tape()
+        own, tape, statistics = (mean, var) if given else (), Tape(), None
+        saved: tuple[Optional, Optional] = (None, None)
+        if saves:
+            statistics = torch.empty_strided(saved_shape, saved_strides, dtype=compute, device=input.device)
+            saved = (None, statistics[0]) if plan.rms else (statistics[0], statistics[1])
         with on_tape(tape):
-            results = plan(Operands(input, weight, bias, scale, shift, *own), saves)
+            results = plan(Operands(input, weight, bias, scale, shift, *own), saves, None, *saved)
             if moves is not None:
                 moves(mean, var, results.mean, results.var, counter)
         every = results.mean, results.rstd, results.var
         kept = [each for each, there in zip(every, present, strict=True) if there]
         if tapes:
             replays[saves] = tape.replay((*_there(tensors), results.output, *_there(kept)), allocate)
-        if not saves:
+        if statistics is None:
             return results.output
-        statistics = torch.empty_strided(saved_shape, saved_strides, dtype=compute, device=input.device)
-        for row, each in zip(statistics, kept, strict=True):
-            row.copy_(each)
+        if plan.has_variance:
+            statistics[2].copy_(results.var)
         return results.output, statistics
 
     return run
