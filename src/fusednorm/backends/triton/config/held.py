@@ -319,7 +319,7 @@ def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # Of wide loads a thread has one place of several rows; of narrow ones it has few elements: (6, 122) in bf16
         # with gelu takes 2.0 us on 8 warps, and 5.0 on 2, (8, 64) 1.8 on 4, and without an activation 1.8 on 2.
         warps = 8 if narrow else 4 if problem.norm.smooth else max(2, lanes // (32 * 16))
-        return HeldConfig(samples, min(warps, lanes // 32), all_samples=True)
+        return HeldConfig(samples, max(1, min(warps, lanes // 32)), all_samples=True)
     # On an H100 (8, 2000, 5, 5) in bf16 with silu takes 4.1 us with 4 elements a thread, and 4.9 with 8.
     thread = max(fewest(seen.elements, narrow), thread_elements(total, 4 if narrow else 8))
     return HeldConfig(samples, max(1, min(8, lanes // (32 * thread))), all_samples=True)
@@ -341,7 +341,7 @@ def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
     (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps, (1, 2048, 4, 4) with scale and shift 1.9, and 2.2 with
     2 a thread, in bf16 (1, 1024, 8, 8) 1.9, and 2.3 with a warp to a unit."""
     if seen.elements >= 64:
-        return HeldConfig(max(1, min(256 // seen.elements, seen.in_sample // 256)), 1)
+        return HeldConfig(max(1, min(256 // seen.elements, power_of_two(seen.in_sample // 256 + 1) // 2)), 1)
     units = max(1, min(256 // seen.elements, _fitting(seen)))
     thread = fewest(seen.elements, _narrow(problem, seen))
     if problem.modulated and problem.backward:  # (1, 1804, 3, 3) in fp32 takes 1.9 us with one, and 2.4 with 4
