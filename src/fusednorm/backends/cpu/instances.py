@@ -41,6 +41,8 @@ from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
     FewRowsBackward,
     PlaneRowsBackward,
+    PointRowsBackward,
+    PointRowsForward,
     RowsBackward,
     RowsForward,
     RowsSumBackward,
@@ -396,6 +398,11 @@ class RowsInstance:
             return RowsQuantizedForward(problem)
         if in_blocks(problem):
             return self._in_blocks(problem, config or SEGMENTS[0])
+        if problem.modulated and problem.view.spatial == 1 and problem.added is None:
+            if not problem.backward:
+                return PointRowsForward(problem)
+            rows = self._segment_of_points(problem, config or SEGMENTS[0])
+            return PointRowsBackward(problem, max(1, -(-problem.view.samples // rows)), rows)
         if not problem.backward:
             return RowsForward(problem) if problem.added is None else RowsSumForward(problem)
         if problem.added is None and self._few(problem):
@@ -404,6 +411,11 @@ class RowsInstance:
         make = RowsBackward if problem.added is None else RowsSumBackward
         rows = (config or SEGMENTS[0]).size(problem)
         return make(problem, max(1, -(-summed_rows(problem)[1] // rows)), rows)
+
+    @staticmethod
+    def _segment_of_points(problem: Problem, config: Segments) -> int:
+        """The rows of a segment of points, whose parameters' gradients are sums of all."""
+        return config.size(replace(problem, scale_dtype=None, shift_dtype=None))
 
     @staticmethod
     def _segment_of_blocks(problem: Problem, config: Segments) -> int:

@@ -15,8 +15,8 @@ from numba import types
 from numba.extending import intrinsic
 
 from fusednorm.backends.cpu.geometry import BFLOAT16, DTYPE_CODES, FLOAT16, FLOAT32, FLOAT64
-from fusednorm.backends.cpu.kernels.device import exact
-from fusednorm.backends.cpu.kernels.elements import CONVERSIONS, Element, load_marked, store_marked
+from fusednorm.backends.cpu.kernels.device import exact, uncontracted
+from fusednorm.backends.cpu.kernels.elements import CONVERSIONS, POINTEE, Element, load_marked, store_marked
 
 OPERAND = types.CPointer(types.uint8)
 _F64, _F32, _I32 = ir.DoubleType(), ir.FloatType(), ir.IntType(32)
@@ -40,7 +40,8 @@ def _round_to_odd(builder, value):
     return builder.select(builder.fcmp_ordered("one", back, value), odd, nearest)
 
 
-def _make_load(dtype):
+def _make_load(dtype, compute=types.float64):
+    """load(p, i) of an operand's element in the type ``compute``, rounded to it if need be."""
     widen = CONVERSIONS[dtype][0]
 
     @intrinsic
@@ -49,29 +50,34 @@ def _make_load(dtype):
             pointer = builder.bitcast(arguments[0], _STORED[dtype].as_pointer())
             value = load_marked(builder, pointer, arguments[1])
             value = widen(builder, value) if widen else value
-            return value if dtype == "float64" else builder.fpext(value, _F64)
+            if compute is types.float64:
+                return value if dtype == "float64" else builder.fpext(value, _F64)
+            return builder.fptrunc(value, _F32) if dtype == "float64" else value
 
-        return types.float64(OPERAND, types.int64), codegen
+        return compute(OPERAND, types.int64), codegen
 
     return load
 
 
 def _make_store(dtype):
+    """store(p, i, v) of a number in float64 or float32, rounded once."""
     narrow = CONVERSIONS[dtype][1]
 
     @intrinsic
     def store(typing_context, p, i, v):
         def codegen(context, builder, signature, arguments):
-            value = arguments[2]
+            value, wide = arguments[2], v.bitwidth == 64
             if narrow:
-                value = narrow(builder, _round_to_odd(builder, value))
-            elif dtype == "float32":
+                value = narrow(builder, _round_to_odd(builder, value) if wide else value)
+            elif dtype == "float32" and wide:
                 value = builder.fptrunc(value, _F32)
+            elif dtype == "float64" and not wide:
+                value = builder.fpext(value, _F64)
             pointer = builder.bitcast(arguments[0], _STORED[dtype].as_pointer())
             store_marked(builder, pointer, arguments[1], value, "output")
             return context.get_dummy_value()
 
-        return types.void(OPERAND, types.int64, types.float64), codegen
+        return types.void(OPERAND, types.int64, v), codegen
 
     return store
 
@@ -128,16 +134,44 @@ def rounded_number(element: Element):
 
 
 @cache
+def converting(element: Element):
+    """convert(operand, i, dtype, absent, values, j, n): n elements of an operand from i on, put into ``values`` from j
+    on in the compute dtype; ``absent`` where there is no operand."""
+    T = element.compute
+    compute = types.float64 if T is np.float64 else types.float32
+    from_float32, from_float64, from_float16, from_bfloat16 = (_make_load(dtype, compute) for dtype in _STORED)
+
+    @exact
+    def convert(operand, i, dtype, absent, values, j, n):
+        # A loop for each dtype: of one with a branch in it LLVM makes slow code.
+        if dtype == 0:
+            for k in range(n):
+                values[j + k] = T(absent)
+        elif dtype == FLOAT32:
+            for k in range(n):
+                values[j + k] = from_float32(operand, i + k)
+        elif dtype == FLOAT64:
+            for k in range(n):
+                values[j + k] = from_float64(operand, i + k)
+        elif dtype == FLOAT16:
+            for k in range(n):
+                values[j + k] = from_float16(operand, i + k)
+        else:
+            for k in range(n):
+                values[j + k] = from_bfloat16(operand, i + k)
+
+    return convert
+
+
+@cache
 def widening(element: Element):
     """widen(operand, dtype, wide, start, stop) converts elements of an operand to the compute dtype, if need be."""
-    T, code = element.compute, DTYPE_CODES[element.compute.__name__]
+    convert, T, code = converting(element), element.compute, DTYPE_CODES[element.compute.__name__]
 
     @exact
     def widen(operand, dtype, wide, start, stop):
-        if dtype in (0, code):
-            return
-        for c in range(start, stop):
-            wide[c] = T(number(operand, c, dtype))
+        if dtype not in (0, code):
+            convert(operand, start, dtype, T(0), wide, start, stop - start)
 
     return widen
 
@@ -161,10 +195,48 @@ def widened(element: Element):
     return choose
 
 
+@cache
+def own(element: Element):
+    """own(operand): an operand that has the input's dtype, as pointer to elements of it."""
+    pointer = types.CPointer(POINTEE[element.dtype])
+
+    @intrinsic
+    def of_input(typing_context, operand):
+        def codegen(context, builder, signature, arguments):
+            return builder.bitcast(arguments[0], context.get_value_type(pointer))
+
+        return pointer(OPERAND), codegen
+
+    return of_input
+
+
+@exact
+def factor_of(scale):
+    return scale + np.float32(1)
+
+
+@uncontracted
+def modulated(gain, offset, scale, shift):
+    """gain (1 + scale) and offset (1 + scale) + shift of an element. Kernels of both directions call this function, and
+    so have the same z."""
+    factor = factor_of(scale)
+    return gain * factor, offset * factor + shift
+
+
 @exact
 def narrow(totals, first, gradient, dtype, start, stop):
     """Round elements start to stop of a gradient once, from wide or compute totals; element 0 is totals[first]."""
     if not wanted(gradient):
         return
-    for c in range(start, stop):
-        put_number(gradient, c, np.float64(totals[first + c]), dtype)
+    if dtype == FLOAT32:
+        for c in range(start, stop):
+            _store_float32(gradient, c, totals[first + c])
+    elif dtype == FLOAT64:
+        for c in range(start, stop):
+            _store_float64(gradient, c, totals[first + c])
+    elif dtype == FLOAT16:
+        for c in range(start, stop):
+            _store_float16(gradient, c, totals[first + c])
+    elif dtype == BFLOAT16:
+        for c in range(start, stop):
+            _store_bfloat16(gradient, c, totals[first + c])

@@ -72,7 +72,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import CHUNK, SHORT, TOGETHER, moments
-from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, widened, widening
+from fusednorm.backends.cpu.kernels.operands import converting, narrow, rounded_number, widened, widening
 from fusednorm.backends.cpu.kernels.sums import add_row
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 from fusednorm.formats import FORMATS
@@ -634,18 +634,10 @@ def build_widen(element: Element, value, pullback):
 
 
 @cache
-def modulation_maker(element: Element):
-    """convert and combine: A = weight (1 + scale) and B = bias (1 + scale) + shift, each rounded once."""
+def combining(element: Element):
+    """combine(gain, offset, gains, offsets, i, n): A = weight (1 + scale) and B = bias (1 + scale) + shift, each
+    rounded once, in the place of scale and shift."""
     T = element.compute
-
-    @exact
-    def convert(operand, i, dtype, absent, values, j, n):
-        if dtype:
-            for k in range(n):
-                values[j + k] = T(number(operand, i + k, dtype))
-        else:
-            for k in range(n):
-                values[j + k] = T(absent)
 
     @uncontracted
     def combine(gain, offset, gains, offsets, i, n):
@@ -654,12 +646,12 @@ def modulation_maker(element: Element):
             gains[i + k] = T(np.float64(gain[k]) * factor)
             offsets[i + k] = T(np.float64(offset[k]) * factor + shift)
 
-    return convert, combine
+    return combine
 
 
 def build_modulate(element: Element, value, pullback):
     """A and B of samples start to stop."""
-    (convert, combine), scratch = modulation_maker(element), element.scratch
+    convert, combine, scratch = converting(element), combining(element), element.scratch
 
     def modulate(weight, bias, scale, shift, wide_weight, wide_bias, geometry, start, stop):
         channels, gain, offset = geometry[GROUPS] * geometry[GROUP_CHANNELS], scratch(), scratch()

@@ -29,11 +29,12 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, span
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.operands import narrow, rounded_number, wanted
-from fusednorm.backends.cpu.kernels.rows import modulation_maker, scaled
+from fusednorm.backends.cpu.kernels.operands import converting, narrow, rounded_number, wanted
+from fusednorm.backends.cpu.kernels.rows import combining, scaled
 from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
 
 FLUSH = 64  # blocks summed in the compute dtype before the sums go to float64
+STEP = 16  # rows of several blocks that are taken together, a block of each at a time
 
 
 @exact
@@ -45,10 +46,17 @@ def block_of(geometry):
     return SCRATCH // length * length, 1
 
 
+@exact
+def steps_of(parts, blocks):
+    """How many blocks of one part of the channels follow one another: of several parts those of a few rows, whose
+    other parts lie behind them in memory."""
+    return max(1, blocks if parts == 1 else STEP)
+
+
 @cache
 def _parameters(element: Element):
     """The affine of a block's elements."""
-    convert, combine = modulation_maker(element)
+    convert, combine = converting(element), combining(element)
 
     @exact
     def repeat(values, width, n):
@@ -108,11 +116,13 @@ def build_forward(element: Element, value, pullback):
         channels, modulates = groups * length, geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0
         most, together = block_of(geometry)
         # A step that is no constant could be 0, for which a range would raise.
-        for part in range((channels + most - 1) // most):
-            tile = part * most
+        parts, blocks = (channels + most - 1) // most, (stop - start + together - 1) // together
+        at_once = steps_of(parts, blocks)
+        for turn in range(parts * ((blocks + at_once - 1) // at_once)):
+            lead, tile = turn // parts * at_once, turn % parts * most
             width = min(most, channels - tile)
             shared(weight, bias, geometry, tile, width, width * min(together, stop - start), weights, biases)
-            for block in range((stop - start + together - 1) // together):
+            for block in range(lead, min(lead + at_once, blocks)):
                 row = start + block * together
                 i, n = row * channels + tile, width * min(together, stop - row)
                 unit, units = i // length, n // length
@@ -138,7 +148,7 @@ def build_backward(element: Element, value, pullback, accumulate=True):
     load, read, recall, keep, store = element.load, element.read, element.recall, element.keep, element.store
     add_first, add_second, scratch, T = element.add_first, element.add_second, element.scratch, element.compute
     (unit_sums, spread_units), (shared, modulated) = of_units(element), _parameters(element)
-    (convert, _), rounded = modulation_maker(element), rounded_number(element)
+    convert, rounded = converting(element), rounded_number(element)
 
     @exact
     def recall_units(saved, dtype, unit, units, numbers):
@@ -222,18 +232,20 @@ def build_backward(element: Element, value, pullback, accumulate=True):
         for segment in range(start, stop):
             begin = segment * geometry[PIECE]
             last = min(begin + geometry[PIECE], geometry[SUMMED])
-            for part in range((channels + most - 1) // most):
-                tile = part * most
+            parts, blocks = (channels + most - 1) // most, (last - begin + together - 1) // together
+            at_once = steps_of(parts, blocks)
+            for c in range(2 * segment * channels, (2 * segment + 2) * channels if accumulate else 0):
+                partials[c] = 0.0
+            for turn in range(parts * ((blocks + at_once - 1) // at_once)):
+                lead, tile = turn // parts * at_once, turn % parts * most
                 width = min(most, channels - tile)
                 rows = min(together, last - begin)
                 shared(weight, bias, geometry, tile, width, width * rows, weights, biases)
                 p, q = 2 * segment * channels + tile, (2 * segment + 1) * channels + tile
                 if accumulate:
                     clear(first, second, width * rows)
-                    for c in range(width):
-                        partials[p + c] = partials[q + c] = 0.0
-                blocks = (last - begin + together - 1) // together
-                for block in range(blocks):
+                end = min(lead + at_once, blocks)
+                for block in range(lead, end):
                     row = begin + block * together
                     i, n = row * channels + tile, width * min(together, last - row)
                     unit, units = i // length, n // length
@@ -260,7 +272,7 @@ def build_backward(element: Element, value, pullback, accumulate=True):
                             narrow(dzs, -i, grad_shift, geometry[SHIFT_DTYPE], i, i + n)
                         else:
                             add(dzs, qs, n, first, second)
-                        if block % FLUSH == FLUSH - 1 or block == blocks - 1:
+                        if block % FLUSH == FLUSH - 1 or block == end - 1:
                             flush(first, second, partials, p, q, width, rows)
                     if geometry[WANT_INPUT_GRAD]:
                         if modulates:

@@ -45,7 +45,7 @@ from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import cheap
 from fusednorm.backends.cpu.kernels.moments import HEAD, merge, moments
-from fusednorm.backends.cpu.kernels.operands import number, rounded_number
+from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
 
 TILE = SCRATCH  # channels summed at a time
 FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
@@ -368,26 +368,8 @@ def _channel_statistics(element: Element):
 
 
 @cache
-def parameter_row(element: Element):
-    """of_row(operand, dtype, start, absent, coefficients, first, n): n elements of an operand in the compute dtype."""
-    T = element.compute
-
-    @exact
-    def of_row(operand, dtype, start, absent, coefficients, first, n):
-        """The n elements of an operand from ``start`` on in the compute dtype, ``absent`` where there is none."""
-        if dtype == 0:
-            for c in range(n):
-                coefficients[first + c] = absent
-        else:
-            for c in range(n):
-                coefficients[first + c] = T(number(operand, start + c, dtype))
-
-    return of_row
-
-
-@cache
 def _sample_coefficients(element: Element):
-    of_row, rounded, T = parameter_row(element), rounded_number(element), element.compute
+    convert, rounded, T = converting(element), rounded_number(element), element.compute
 
     @exact
     def of_shared(stats, coefficients, weight, bias, geometry, unit, i, width):
@@ -437,9 +419,9 @@ def _sample_coefficients(element: Element):
     @exact
     def of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, i, width):
         channels, size, first = channel_count(geometry), geometry[GROUP_CHANNELS], statistic_unit(geometry, n, 0)
-        of_row(scale, geometry[SCALE_DTYPE], n * channels, T(0), coefficients, i, channels)
+        convert(scale, n * channels, geometry[SCALE_DTYPE], T(0), coefficients, i, channels)
         # To add -0 changes nothing, a bias of -0 included.
-        of_row(shift, geometry[SHIFT_DTYPE], n * channels, T(-0.0), coefficients, i + 3 * width, channels)
+        convert(shift, n * channels, geometry[SHIFT_DTYPE], T(-0.0), coefficients, i + 3 * width, channels)
         if size == 1:
             modulate_single_channels(stats, first, coefficients, i, width, channels)
             for c in range(channels):
@@ -462,8 +444,8 @@ def _sample_coefficients(element: Element):
                 i = base + g * geometry[GROUP_CHANNELS]
                 of_shared(stats, coefficients, weight, bias, geometry, n * geometry[GROUPS] + g, i, width)
         else:
-            of_row(weight, geometry[WEIGHT_DTYPE], 0, T(1), coefficients, base + width, channels)
-            of_row(bias, geometry[BIAS_DTYPE], 0, T(0), coefficients, base + 2 * width, channels)
+            convert(weight, 0, geometry[WEIGHT_DTYPE], T(1), coefficients, base + width, channels)
+            convert(bias, 0, geometry[BIAS_DTYPE], T(0), coefficients, base + 2 * width, channels)
             first, size = statistic_unit(geometry, n, 0), geometry[GROUP_CHANNELS]
             if geometry[SCALE_DTYPE] or geometry[SHIFT_DTYPE]:
                 of_modulated(stats, coefficients, weight, bias, scale, shift, geometry, n, base, width)

@@ -49,6 +49,11 @@ def put_given(frame: Frame, operands: Operands) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def _like(operand: Tensor) -> Tensor:
+    """A gradient's memory: scale and shift of points are as large as the input."""
+    return empty_strided(operand.shape, operand.stride(), operand.dtype)
+
+
 class Plan:
     """What all plans share: dtypes, geometry, kernels by name, frames, allocation."""
 
@@ -342,10 +347,10 @@ class BackwardPlan(Plan):
         weight, bias = contiguous(operands.weight), contiguous(operands.bias)
         scale, shift = contiguous(operands.scale), contiguous(operands.shift)
         _, wants_weight, wants_bias, wants_scale, wants_shift = wanted if self.sums_parameters else NOTHING
-        grad_weight = torch.empty_like(weight) if weight is not None and wants_weight else None
-        grad_bias = torch.empty_like(bias) if bias is not None and wants_bias else None
-        grad_scale = torch.empty_like(scale) if scale is not None and wants_scale else None
-        grad_shift = torch.empty_like(shift) if shift is not None and wants_shift else None
+        grad_weight = _like(weight) if weight is not None and wants_weight else None
+        grad_bias = _like(bias) if bias is not None and wants_bias else None
+        grad_scale = _like(scale) if scale is not None and wants_scale else None
+        grad_shift = _like(shift) if shift is not None and wants_shift else None
         if self.tensor_bytes == 0:
             for grad in (grad_weight, grad_bias, grad_scale, grad_shift):
                 if grad is not None:

@@ -48,13 +48,18 @@ def widen_parameters(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
     """The loop, if any, that converts weight and bias to the compute dtype, or makes A and B of all samples of a
     modulated problem, and ones or zeros for an absent operand."""
     problem, channels = plan.problem, plan.channels
-    loops: list[Loop] = []
     if problem.modulated:
         count = plan.samples * channels
         room = -(-count * DTYPE_BYTES[problem.compute_dtype] // 8)
         plan.reserve(wide_weight=room, wide_bias=room)
         modulate = plan.kernel("modulate", activated=False, module="rows")
         return [plan.loop(modulate, plan.samples, 16 * count)], []
+    return widen_shared(plan)
+
+
+def widen_shared(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
+    """The same of weight and bias alone."""
+    problem, channels, loops = plan.problem, plan.channels, list[Loop]()
     for name, dtype in (("weight", problem.weight_dtype), ("bias", problem.bias_dtype)):
         if dtype not in (None, problem.compute_dtype):
             plan.reserve(**{f"wide_{name}": -(-channels * DTYPE_BYTES[problem.compute_dtype] // 8)})
@@ -194,6 +199,37 @@ class ShortRowsBackward(BackwardPlan):
             self.reserve(partials=count)
             finish = self.kernel("parameter_gradients", activated=False, module="rows")
             loops.append(self.loop(finish, self.channels, 8 * count))
+        return loops
+
+
+class PointRowsForward(ForwardPlan):
+    """Rows each with a scale and shift of its own, around kernels/point_rows.py."""
+
+    module = "point_rows"
+
+    def loops(self) -> list[Loop]:
+        widening, self.constant_operands = widen_shared(self)
+        return [*widening, self.loop(self.kernel("forward"), self.samples, 2 * self.tensor_bytes)]
+
+
+class PointRowsBackward(BackwardPlan):
+    module = "point_rows"
+
+    def loops(self) -> list[Loop]:
+        segments, length = int(self.geometry[PIECES]), self.problem.view.group_channels
+        self.geometry[SUMMED], self.geometry[SEGMENTS] = self.samples, segments
+        loops, self.constant_operands = widen_shared(self)
+        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length
+        name = "backward" if self.sums_parameters else "backward_data"
+        backward = self.kernel(name + self.variant(self.keeps(length)))
+        loops.append(self.loop(backward, segments, 4 * self.tensor_bytes))
+        if self.sums_parameters:
+            count, flushed = 2 * segments * self.channels, self.geometry[PIECE] > ROWS_FLUSHED
+            running = -(-count * DTYPE_BYTES[self.problem.compute_dtype] // 8)
+            self.reserve(partials=count if flushed else 2 * self.channels, running=running)
+            finish = self.kernel("parameter_gradients", activated=False, module="rows")
+            loops.append(self.loop(finish, self.channels, 8 * count))
+        self.reserve(kept=0)  # behind all else: each worker has its own
         return loops
 
 
