@@ -549,6 +549,30 @@ def test_the_short_apply_computes_what_apply_does(monkeypatch: pytest.MonkeyPatc
     assert torch_names.short_apply(type("Norm", (Function,), {}))() == "apply"
 
 
+def test_the_short_backward_is_the_functions() -> None:
+    class Square(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x**2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return 2 * x * gradient
+
+    x = torch.tensor([1.0, 3.0], requires_grad=True)
+    longer: Any = Square.apply(x)
+    assert torch.equal(torch.autograd.grad(longer.sum(), x, create_graph=True)[0], 2 * x)
+    torch_names.short_backward(Square)
+    y: Any = Square.apply(x)
+    assert y.grad_fn.apply.__func__ is Square.backward
+    (first,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.equal(first, 2 * x)
+    assert torch.equal(torch.autograd.grad(first.sum(), x)[0], torch.full_like(x, 2))
+    torch_names.short_backward(type("Function", (), {}))  # without torch's class of nodes nothing happens
+
+
 def test_the_library_starts_its_function_the_short_way() -> None:
     assert autograd._apply == torch_names.short_apply(autograd.Normalization)
     assert (autograd._apply != autograd.Normalization.apply) is OWN_APPLY

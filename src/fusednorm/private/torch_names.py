@@ -198,6 +198,16 @@ def short_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
     return function.apply if short is None else short
 
 
+def short_backward(function: type[torch.autograd.Function]) -> None:
+    """Let the engine call ``function.backward`` itself, not a method that looks for it, which takes 1 us.
+
+    ``_backward_cls`` since 1.2: the class of the graph's nodes, whose ``apply`` the engine calls. Without: the method.
+    """
+    node: Any = getattr(function, "_backward_cls", None)
+    if node is not None:
+        node.apply = function.backward
+
+
 # --- collectives ---
 
 
