@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.flat import flat_for, most_width
+from fusednorm.backends.triton.config.kinds import FlatConfig
 from fusednorm.backends.triton.instances import FLAT, TILES
 from fusednorm.backends.triton.plans.flat import divisor
 from fusednorm.norm import norm_of
@@ -67,6 +68,8 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((20, 300, 45, 45), FP32), True),
         (evaluation((64, 128, 31, 31), FP32, last=True, modulated=True), False),
         (evaluation((100, 2048, 7, 7)), False),
+        (evaluation((65536, 14)), True),
+        (evaluation((62, 66, 17, 17), last=True), True),
     ],
 )
 def test_which_evaluations_go_in_the_order_of_memory(problem: Problem, flat: bool) -> None:
@@ -91,6 +94,17 @@ def test_vectors_of_several_channels_are_short() -> None:
     assert flat_for(evaluation((30000, 500), modulated=True)).width == 4  # which divides the channels
     assert flat_for(evaluation((65, 118, 112, 112), FP32, last=True)).width == 2
     assert flat_for(evaluation((65, 117, 112, 112), FP32, last=True)).width == 4
+
+
+def test_threads_of_short_vectors_have_several() -> None:
+    assert flat_for(evaluation((65536, 14))) == FlatConfig(256, 2, 2)
+    assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
+    assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
+
+
+@pytest.mark.parametrize(("shape", "tiles"), [((40000, 50), 1), ((100, 512, 7, 7), 1), ((64, 256, 56, 56), 2)])
+def test_programs_of_large_evaluations_write_two_tiles(shape: tuple[int, ...], tiles: int) -> None:
+    assert TILES.configs(evaluation(shape, last=len(shape) == 4))[0].output.tiles == tiles
 
 
 def test_a_quotient_is_a_product_and_a_shift() -> None:

@@ -9,7 +9,7 @@ from fusednorm.problem import DTYPE_BYTES, Layout, Problem, dense_layout
 
 #: Elements up to which an evaluation is as fast with two elements to a thread as with more, and those up to which one
 #: goes in the order of memory.
-TINY, MOST_SMALL = 1 << 15, 1 << 20
+TINY, MOST_SMALL = 1 << 15, 5 << 18
 #: Positions that are few for a tile of each sample's scale and shift.
 SHORT_PLANE = 64
 
@@ -47,13 +47,14 @@ def one_channel_width(problem: Problem) -> int:
 
 def flat_pays(problem: Problem) -> bool:
     """Whether the order of memory is faster than tiles. On an H100, in small evaluations: (10, 171, 29, 8) with scale
-    and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6. In large ones
-    where a vector has one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, (30000, 500) with scale
-    and shift 40 and 43, but (32, 512, 28, 28) in channels_last with gelu 24 and 20. Or where vectors have few elements:
-    (20, 300, 45, 45) in fp32 takes 34 us, and 40 in tiles, (17, 2414, 27) with scale and shift 4.9 and 7.3, but (100,
-    2048, 7, 7) in bf16 24 and 16."""
+    and shift in fp16 and channels_last takes 2.6 us, and 3.5 in tiles, (64, 77) in bf16 1.5 and 2.6, on an H200 (65536,
+    14) in fp16 2.8 and 3.7, (62, 66, 17, 17) in bf16 and channels_last 3.2 and 4.1. In large ones where a vector has
+    one channel: (16, 256, 56, 56) in bf16 takes 18.6 us, and 19.5 in tiles, (30000, 500) with scale and shift 40 and
+    43, but (32, 512, 28, 28) in channels_last with gelu 24 and 20. Or where vectors have few elements: (20, 300, 45,
+    45) in fp32 takes 34 us, and 40 in tiles, (17, 2414, 27) with scale and shift 4.9 and 7.3, but (100, 2048, 7, 7) in
+    bf16 24 and 16."""
     view, one_channel = problem.view, one_channel_width(problem) > 1
-    if view.numel <= (MOST_SMALL if one_channel else MOST_SMALL // 2):
+    if view.numel <= MOST_SMALL:
         return True
     if one_channel and (problem.layout.order == "channels_first" or (problem.modulated and view.spatial == 1)):
         return True
@@ -71,5 +72,9 @@ def flat_for(problem: Problem) -> FlatConfig:
     elif total <= SMALL_HELD:
         width = min(width, 2 if total <= TINY else 4)
     warps = 4 if total <= TINY or width * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD else 8
+    if total > SMALL_HELD and DTYPE_BYTES[problem.dtype] == 2 and width * 2 < WIDEST_LOAD:
+        # Several loads to a thread: on an H200 (65536, 14) in fp16 takes 2.8 us with four, and 2.9 with two, (30, 100,
+        # 20, 20) with scale and shift in channels_last 3.1 with two on four warps, and 3.5 with one on 8.
+        return FlatConfig(256, width, 2 if several else 4)
     each = 2 if several and width <= 2 and total > SMALL_HELD else 1
     return FlatConfig(32 * warps * each, width, warps)

@@ -138,6 +138,10 @@ def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     units = _row_of_planes(problem, seen)
     if units == 1 or units * seen.elements > MOST_SHORT_ROWS:
         return None
+    if not problem.backward and seen.units >= MANY_SHORT and _narrow(problem, seen):
+        # (16, 2132, 5, 3) in fp16 takes 2.9 us with two on one warp, and 3.7 on two, (30, 1200, 3, 3) with relu 3.1
+        # with one on two, and 3.8 with two on four.
+        return HeldConfig(2, 1) if seen.elements == 256 else HeldConfig(1, min(8, seen.elements // 256))
     return HeldConfig(units, min(8, units * seen.elements // (32 * 8)))
 
 
@@ -341,7 +345,9 @@ def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
     (1, 400, 11, 11) 1.7, and 2.0 with two units and two warps, (1, 2048, 4, 4) with scale and shift 1.9, and 2.2 with
     2 a thread, in bf16 (1, 1024, 8, 8) 1.9, and 2.3 with a warp to a unit."""
     if seen.elements >= 64:
-        return HeldConfig(max(1, min(256 // seen.elements, power_of_two(seen.in_sample // 256 + 1) // 2)), 1)
+        # With an activation (1, 2560, 7, 5) in fp32 takes 2.2 us backward with two units, and 3.5 with four.
+        lanes = 128 if problem.backward and seen.elements == 64 else 256
+        return HeldConfig(max(1, min(lanes // seen.elements, power_of_two(seen.in_sample // 256 + 1) // 2)), 1)
     units = max(1, min(256 // seen.elements, _fitting(seen)))
     thread = fewest(seen.elements, _narrow(problem, seen))
     if problem.modulated and problem.backward:  # (1, 1804, 3, 3) in fp32 takes 1.9 us with one, and 2.4 with 4
@@ -408,6 +414,8 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         if seen.elements <= 4096:
             return 16
         return 64 if size == 2 and total > 4 * SMALL_HELD else 32
+    if problem.backward and seen.across == "sample" and size == 4 and seen.affine != 3 and seen.elements == 8192:
+        return 16  # (40, 600, 10, 10) takes 10.7 us so, and 12.8 with 32
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):
         return 32 if total > 4 * SMALL_HELD else max(8, min(32, seen.elements // MOST_SMALL))
     if problem.backward and narrow and seen.affine == 0 and 1024 <= seen.elements <= 8192 and total > 4 * SMALL_HELD:
@@ -426,7 +434,10 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
 def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     """The elements of a thread in a small problem."""
     if seen.contiguous:
-        return 2 if seen.elements <= 32 else 16 if problem.backward and seen.affine == 3 else 8
+        if seen.elements <= 32:
+            # (10, 38, 3, 3) in fp16 and channels_last takes 1.57 us with 8, and 1.72 with two.
+            return 8 if seen.positions and not problem.backward and not problem.norm.smooth else 2
+        return 16 if problem.backward and seen.affine == 3 else 8
     if seen.across == "sample":
         if seen.elements <= 32 and seen.rows < 4:  # (2, 1177, 11) in fp32 takes 1.8 us with 2, and 2.0 with 4
             return 2
@@ -484,6 +495,8 @@ def _row_of_groups(problem: Problem, seen: HeldUnits) -> int:
         least = max(1, 32 // (size * power_of_two(seen.columns)))
         return min(least, power_of_two(max(1, 2 * seen.units // PROCESSORS, 2048 // seen.elements)))
     least = power_of_two(-(-32 // (size * seen.columns))) if seen.columns <= 8 else 1
+    # Those of another sample lie elsewhere: (55, 6, 24, 28) in one group in bf16 takes 2.8 us with one, 6.6 with four.
+    least = min(least, power_of_two(seen.in_sample + 1) // 2)
     if _padded(problem, seen) and (seen.columns % 2 == 1 or seen.elements < SMALL_UNIT):
         return min(least, max(1, 2048 // seen.elements))
     return min(least, power_of_two(max(1, 8 * seen.units // PROCESSORS, 2048 // seen.elements)))

@@ -33,6 +33,8 @@ FEW_POINTS = 1 << 16
 SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.
 MOST_WHOLE_PLANE = 512
+#: Positions of a plane that wide loads read from which on a channel of samples is faster held.
+EVEN_PLANE = 96
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -146,6 +148,12 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     planes that lie along one axis are faster held, unless many samples fill tiles of spread planes: (18, 700, 21, 21)
     takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
     """
+    even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
+    some = problem.view.numel <= 3 * FEW // 2
+    if problem.backward and even and some and seen.columns >= EVEN_PLANE and full >= 0.45:
+        # (70, 256, 16, 7) in bf16 takes 7.9 us held, 48 % full, and 11.5 in tiles, with silu 10.0 and 15.2, (80, 256,
+        # 16, 7) with relu 9.2 and 13.0, (50, 512, 12, 9) 8.5 and 13.2.
+        return True
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
             return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles

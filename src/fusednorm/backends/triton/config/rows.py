@@ -196,6 +196,12 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
         # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
         return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    if size < 8 and load_bytes(problem) == WIDE_LOAD and not few and block <= 64:
+        # Loads of 8 bytes are slow ahead of their use on one warp: (65536, 30) in fp32 takes 12.2 us so, and 22 on one
+        # warp with four steps in flight, (30000, 54) with silu 11.1 and 22, (32768, 62) 10.9, and 13.1 with half of its
+        # rows, in 16 bits (60000, 28) 9.0 so, and 15.1 on one warp, (65536, 60) 13.6 and 21.4.
+        rows = (2048 if size == 4 and block == 64 and not problem.norm.smooth else 1024) // block
+        return RowsBackwardConfig(rows, 4, 4 * PROCESSORS, stages=1 if size == 4 else 4)
     if load_bytes(problem) == PAIR_LOAD and not few and size == 2 and 256 <= block <= 1024:
         # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
         rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)

@@ -26,8 +26,11 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             return WholeConfig(1, 16)  # (2, 320, 19, 19) in 16 groups in fp16 takes 3.7 us so, and 4.0 on 8 warps
         return _small_whole(problem, block, units, narrow)
     if narrow and block <= 128:
-        if problem.modulated and problem.view.spatial == 1:  # (65536, 11) in bf16 takes 5.2 us so, 7.2 on one warp
-            return WholeConfig(SHORT_UNITS // block, 4)
+        if problem.modulated and problem.view.spatial == 1:
+            # (65536, 11) in bf16 takes 5.2 us on four warps, 7.2 on one. Of longer ones two warps would share a unit:
+            # (14319, 2464) in 32 groups takes 107 us so, and 232 on four, (9000, 720) in 16 in fp16 27 and 40, (8000,
+            # 2464) in 32 in fp32 83 and 159.
+            return WholeConfig(SHORT_UNITS // block, 4) if block <= 32 else WholeConfig(4, 1)
         return _narrow_whole(block, size, problem.view.spatial == problem.view.groups == 1)
     if block <= 512:
         return _short_whole(problem, block, narrow)
@@ -43,7 +46,11 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
         if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
             return WholeConfig(2, 2)
+        if problem.dtype == "float32" and block == 1024 and few and problem.norm.has_mean and not narrow:
+            return WholeConfig(2, 2)  # (3000, 768) takes 6.6 us so, and 7.4 with one on four warps
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
+        if problem.modulated and problem.view.spatial == 1:
+            most = 16  # (4000, 2565) in 5 groups in bf16 takes 27.1 us with 16 elements a thread, and 38.4 with 32
         thread = thread_elements(block * units, most, 32 if narrow else 16)
     return WholeConfig(1, max(1, min(16, block // (32 * thread))))
 
@@ -68,6 +75,10 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     With a mean, loads of less than 16 bytes are for one: layer_norm of 1105136 x 228 in fp16 takes 249 us on one, 280
     on two."""
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
+    if problem.modulated and problem.view.spatial == 1:
+        # (8000, 2048) in 32 groups in bf16 takes 31.8 us so, and 35.8 with 32 units on two warps, (8000, 1500) in 10
+        # 28.4 and 29.9 with four on one.
+        return WholeConfig(SHORT_UNITS // block, 1)
     if total <= 4 * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
