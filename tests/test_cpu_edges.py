@@ -512,7 +512,11 @@ def test_short_planes_of_other_strides() -> None:
         ((24, 2400), 3, "float32", "relu", True),
         ((25, 2400), 3, "float32", None, False),
         ((70, 4098), 3, "float32", None, True),
-        ((129, 4098), 3, "float16", None, False),
+        ((129, 4098), 3, "float32", None, False),
+        ((8, 4098), 3, "float16", None, True),
+        ((9, 4098), 3, "float16", None, False),
+        ((24, 24600), 3, "bfloat16", None, True),
+        ((25, 24600), 3, "bfloat16", None, False),
         ((64, 32800), 1, "float32", None, False),
     ],
 )

@@ -82,11 +82,13 @@ FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
 ENOUGH_BLOCKS, BLOCK_ELEMENTS = 8, 65536
 #: Rows that are few, at most, and the least of their elements, with which a backward by blocks of channels is faster
 #: than by segments of rows: in float32 and one thread 4 x 12288 takes 30 us and 42, 40 x 1024 24 and 15. Of longer rows
-#: that lie in cache more are few, since the sums of a segment are as long as its rows: 100 x 20000 in bfloat16 takes
-#: 226 us, not 320. Blocks make an exponential twice: 11 x 8116 with silu takes 63 us in blocks and 52 in segments.
+#: that lie in cache more are few, since the sums of a segment are as long as its rows: on two threads 40 x 12288 takes
+#: 165 us and 200. Blocks make an exponential twice: 11 x 8116 with silu takes 63 us in blocks and 52 in segments. In 16
+#: bits they read short pieces of memory: on two threads 95 x 6290 takes 400 us in blocks and 204 in segments, 16 x 8192
+#: 143 and 95, 8 x 8192 97 and 85, but 24 x 30000 224 and 275.
 FEW_ROWS, LONG_ROW = 24, 2048
 FEW_LONGER_ROWS, LONGER_ROW, FEW_LONGER_BYTES = 128, 4096, 1 << 23
-FEW_COSTLY_ROWS = 8
+FEW_COSTLY_ROWS, FEW_SHORT_ROWS, LONGEST_ROW = 8, 8, 24576
 BLOCKS_SUMMED = 8  # blocks of short groups at least whose sums for the parameters' gradients make a segment
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
@@ -141,7 +143,9 @@ class Segments:
     def size(self, problem: Problem) -> int:
         """The rows of a segment; segments have equally many."""
         rows, summed = summed_rows(problem)
-        least = max(min(self.rows, 4), min(self.rows, 4 * FEWEST_ELEMENTS // max(1, problem.view.channels)))
+        # Segments of few long rows are short, so that each thread has some.
+        elements = FEWEST_ELEMENTS * (4 if problem.view.channels <= LONG_ROW else 1)
+        least = max(min(self.rows, 4), min(self.rows, elements // max(1, problem.view.channels)))
         segments = max(1, summed // max(least, -(-rows // self.count)))
         return max(1, -(-summed // segments))
 
@@ -436,6 +440,8 @@ class RowsInstance:
         most = FEW_ROWS
         if activation is not None and activation.derivative_flops > COSTLY_FLOPS:
             most = FEW_COSTLY_ROWS
+        elif DTYPE_BYTES[problem.dtype] == 2:
+            most = FEW_ROWS if length >= LONGEST_ROW else FEW_SHORT_ROWS
         elif length >= LONGER_ROW and problem.view.numel * DTYPE_BYTES[problem.dtype] <= FEW_LONGER_BYTES:
             most = FEW_LONGER_ROWS
         few = rows <= (FEW_COSTLY_ROWS if in_vectors(problem) else most) and length > LONG_ROW
