@@ -205,6 +205,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
         # (288, 43) 3.7 with one, and 12.3 with 16.
         most = power_of_two(max(1, 2 * seen.units // PROCESSORS))
+        if seen.units >= 96:  # (420, 128) in fp16 with relu takes 5.4 us so, and 11.6 with one on a warp
+            most = max(4, most)
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen), most))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
     if problem.backward and narrow and _rows(seen) and seen.elements <= (256 if small else 16):

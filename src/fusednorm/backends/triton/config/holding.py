@@ -29,6 +29,9 @@ SECTOR_BYTES, MOST_SECTORS = 32, 1 << 16
 #: Elements of points with scale and shift whose backward is as fast held: (1000, 128) in fp16 takes 9.0 us held, and
 #: 6.9 in tiles, (288, 43) in bf16 3.7 and 6.9.
 FEW_POINTS = 1 << 16
+#: Elements of points of at most so many samples whose backward is faster held: (100, 2048) in fp32 takes 4.1 us held,
+#: and 6.5 in tiles, (300, 256) in bf16 4.5 and 6.4, (60, 1280) 2.8 and 6.7.
+SOME_POINTS, SHORT_POINTS = 1 << 18, 512
 #: Elements of a short unit of narrow loads, few of which are faster whole.
 SHORT_WHOLE = 512
 #: Positions of an odd plane from which on planes are long enough for tiles.
@@ -52,7 +55,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     """
     size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
     full = seen.rows * seen.columns / seen.elements
-    if problem.backward and of_points(problem) is not None and problem.view.numel > FEW_POINTS:
+    most_points = SOME_POINTS if seen.elements <= SHORT_POINTS else FEW_POINTS
+    if problem.backward and of_points(problem) is not None and problem.view.numel > most_points:
         return False
     if of_many_points(problem, seen):
         return True
@@ -163,9 +167,16 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
             if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
                 return True
         long = seen.affine == 3 and seen.elements > 8192
-        if seen.flat and full >= 0.75 and seen.rows < SPREAD_PAYS and not long:
+        # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
+        # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
+        wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
+        if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
         return full >= 0.55 and not long and tiled(problem) is problem.folded
+    # (9, 132, 272) in fp32 with relu takes 3.2 us held, 30 % full, and 6.1 in tiles, backward 3.5 and 4.9, (18, 96, 18,
+    # 18) 4.3, 36 % full, and 6.5, backward 4.6 and 6.4.
+    if even and seen.units >= 64 and full >= 0.28:
+        return True
     if not problem.backward:
         few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
         return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
@@ -202,7 +213,7 @@ def holding_short_pays(problem: Problem) -> bool:
     with scale and shift 1.8 and 2.3, but (48, 192, 3, 3, 3) in bf16 2.4 both ways, and (128, 320, 9) less whole."""
     view, block = problem.view, power_of_two(problem.reduced)
     short = view.group_channels == 1 and view.spatial > 1 and block <= 32 and unit_bytes(problem) < WIDE_LOAD
-    return short and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 4
+    return short and not problem.backward and block * problem.num_statistics <= SMALL_HELD // 3
 
 
 def whole_pays(problem: Problem) -> bool:

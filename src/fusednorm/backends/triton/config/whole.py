@@ -48,6 +48,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             return WholeConfig(2, 2)
         if problem.dtype == "float32" and block == 1024 and few and problem.norm.has_mean and not narrow:
             return WholeConfig(2, 2)  # (3000, 768) takes 6.6 us so, and 7.4 with one on four warps
+        if problem.dtype == "float32" and narrow and problem.view.spatial > 1 and 5 * problem.reduced <= 3 * block:
+            # (12, 2560, 515) takes 36 us so, and 45 on four warps, (10, 1000, 1025) 24.4, and 26.2.
+            return WholeConfig(1, block // 1024)
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         if problem.modulated and problem.view.spatial == 1:
             most = 16  # (4000, 2565) in 5 groups in bf16 takes 27.1 us with 16 elements a thread, and 38.4 with 32
@@ -79,7 +82,7 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         # (8000, 2048) in 32 groups in bf16 takes 31.8 us so, and 35.8 with 32 units on two warps, (8000, 1500) in 10
         # 28.4 and 29.9 with four on one.
         return WholeConfig(SHORT_UNITS // block, 1)
-    if total <= 4 * SMALL_HELD:
+    if total <= (4 if short else 6) * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
     if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
