@@ -46,8 +46,6 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
         if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
             return WholeConfig(2, 2)
-        if problem.dtype == "float32" and block == 1024 and few and problem.norm.has_mean and not narrow:
-            return WholeConfig(2, 2)  # (3000, 768) takes 6.6 us so, and 7.4 with one on four warps
         if problem.dtype == "float32" and narrow and problem.view.spatial > 1 and 5 * problem.reduced <= 3 * block:
             # (12, 2560, 515) takes 36 us so, and 45 on four warps, (10, 1000, 1025) 24.4, and 26.2.
             return WholeConfig(1, block // 1024)
