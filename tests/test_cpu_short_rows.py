@@ -18,12 +18,13 @@ from fusednorm.operands import Operands
 from fusednorm.problems import forward_problem
 
 #: Of (family, shape, groups): a block of several rows, the last of fewer; rows of several blocks; groups of more than a
-#: vector; several segments of more than FLUSH blocks.
+#: vector; several segments of more than FLUSH blocks; more rows of several blocks than are taken together.
 CASES: tuple[tuple[Any, tuple[int, ...], int], ...] = (
     ("group_norm", (70, 6), 2),
     ("group_norm", (5, 1400), 175),
     ("group_norm", (9, 1020), 51),
     ("group_norm", (70000, 3), 1),
+    ("group_norm", (75, 800), 100),
     ("layer_norm", (300, 5), 1),
     ("rms_norm", (300, 7), 1),
     ("group_norm", (1, 4), 2),

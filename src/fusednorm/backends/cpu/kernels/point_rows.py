@@ -26,6 +26,7 @@ from fusednorm.backends.cpu.geometry import (
     RMS,
     ROWS_FLUSHED,
     SCALE_DTYPE,
+    SCRATCH,
     SHIFT_DTYPE,
     SUMMED,
     WANT_INPUT_GRAD,
@@ -48,7 +49,7 @@ from fusednorm.backends.cpu.kernels.operands import (
 )
 from fusednorm.backends.cpu.kernels.rows import scaled
 
-TILE = 512  # elements of a row whose scale and shift are converted at a time: they have room on the stack
+TILE = SCRATCH  # elements of a row whose scale and shift are converted at a time
 
 
 @cache

@@ -29,7 +29,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import normalized
 from fusednorm.backends.cpu.kernels.device import exact, span
 from fusednorm.backends.cpu.kernels.elements import Element
-from fusednorm.backends.cpu.kernels.operands import converting, narrow, rounded_number, wanted
+from fusednorm.backends.cpu.kernels.operands import converting, factor_of, narrow, rounded_number, wanted
 from fusednorm.backends.cpu.kernels.rows import combining, scaled
 from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
 
@@ -175,7 +175,7 @@ def build_backward(element: Element, value, pullback, accumulate=True):
     @exact
     def add_scaled(dzs, qs, factors, n, first, second):
         for k in range(n):
-            factor = T(1) + read(factors, k)
+            factor = factor_of(read(factors, k))
             add_first(first, k, factor * recall(dzs, k))
             add_second(second, k, factor * recall(qs, k))
 
