@@ -299,7 +299,10 @@ def held_units_backward(
         total_p, total_q = p * b_gain, q * b_gain
     elif ROW:
         p, q = dz, dz * xhat
-        total_p, total_q = totals((p * b_gain, q * b_gain))
+        if p_mean is not None:
+            total_p, total_q = totals((p * b_gain, q * b_gain))
+        else:
+            total_q = total(q * b_gain)
     else:
         p, q = tl.reduce((dz, dz * xhat), 1 if AFFINE == 2 else 2, add_pair)
         total_p, total_q = tl.reduce((p * b_gain, q * b_gain), 1, add_pair)

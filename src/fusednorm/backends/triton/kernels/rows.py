@@ -251,7 +251,10 @@ def gradients_of_rows(
             gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
         dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
-            total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
+            if p_mean is not None:
+                total_p, total_q = tl.reduce((dz * gain, dz * gain * xhat), 1, add_pair)
+            else:
+                total_q = tl.sum(dz * gain * xhat, 1)
             if RELOAD:
                 b_dy = tl.load(p_grad, mask, 0.0, eviction_policy="evict_first")
                 b_x = tl.load(p_in, mask, 0.0, eviction_policy="evict_first")
