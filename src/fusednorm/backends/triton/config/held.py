@@ -40,6 +40,8 @@ WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
 #: Programs with a row of units each, few of which are faster than more with shorter rows.
 FEWEST_ROWS = 64
+#: Lanes of all units up to which short ones are one warp's.
+FEW_LANES = 1 << 14
 #: Threads of a program in a small problem: 8 warps, beyond which the sums over warps cost more.
 MOST_SMALL = 256
 
@@ -106,6 +108,8 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 4)  # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
+    if seen.flat and not problem.backward and seen.elements == 512 and problem.norm.smooth:
+        return HeldConfig(2, 4)  # (40, 1280, 3, 3) in bf16 with silu takes 3.3 us so, and 4.0 with one on a warp
     several = seen.affine == 0 and narrow and 128 <= seen.elements <= 256 and seen.units >= MANY_SHORT
     simple = seen.elements == 128 and not problem.norm.smooth
     if several and (simple or not problem.backward) and total <= 2 * SMALL_HELD:
@@ -171,6 +175,9 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if problem.backward and few and seen.contiguous and seen.elements <= 128:
         return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
     channels = seen.across == "sample" and seen.affine != 3 and not seen.contiguous
+    if not problem.backward and channels and not few and seen.elements <= 32 and total <= FEW_LANES:
+        # (8, 256, 1, 3) in fp32 takes 1.7 us so, and 1.9 with 8 on two warps.
+        return HeldConfig(max(1, min(128 // seen.elements, _fitting(seen))), 1)
     if problem.backward and channels and 32 <= seen.elements <= 64 and seen.units <= 4 * FEW_CHANNELS:
         # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
         # with gelu 1.7 with two on one, and 2.1 with 8 on two.
@@ -181,6 +188,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
+        if seen.elements == 64 and problem.modulated and problem.norm.smooth:
+            return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
         return _short_narrow(seen.elements, seen.rows, total > 4 * SMALL_HELD, problem.norm.smooth)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
     if narrow and not small and not problem.backward and groups:
@@ -192,14 +201,17 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if shortest and not problem.backward:
         # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps, and
         # of 32 for few programs: on an H100 (20, 234, 3, 3) in fp16 takes 1.8 us so, and 2.1 with rows of 64.
-        row = 64 if total > 2 * FEW_CONTIGUOUS else 32
+        # (81, 96, 3, 3) in fp32 2.1 with rows of 64, and 2.3 with rows of 32.
+        row = 64 if 2 * total > 3 * FEW_CONTIGUOUS else 32
         return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
         if problem.backward:
             return _few_planes_backward(problem, seen)
-        units = max(1, min(256 // seen.elements, _fitting(seen)))
+        # Few are a warp's: (7, 320, 3, 1) in bf16 with gelu_tanh takes 1.58 us so, and 1.66 on four.
+        lanes = 64 if total <= FEW_LANES else 256
+        units = max(1, min(lanes // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 2)))
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
@@ -273,6 +285,9 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
     if narrow or 5 * seen.in_sample < 4 * units * -(-seen.in_sample // units):
         units = max(1, min(units, WALKED_LANES // seen.elements))
+    if problem.modulated and single and size == 2 and seen.elements == WALKED_LANES:
+        # (14319, 2464) in 32 groups in bf16 takes 326 us so, and 372 with one unit of 8 samples.
+        return walk_of(seen, min(8, power_of_two(seen.in_sample)), WALKED_TILE, 16, 32, 3)
     if problem.modulated and single and size == 2:
         # (9000, 352) in 32 groups in bf16 with silu takes 53 us so, and 69 with p and q in memory.
         return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
@@ -280,6 +295,13 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         return walk_of(seen, units, WALKED_TILE // 2, 4, 16, 1)
     if narrow and full < 1:
         return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
+    if problem.modulated and size == 2 and full < 1:
+        if seen.elements == WALKED_LANES and full < 0.75:
+            # (3000, 2560) in 32 groups in fp16 takes 31.8 us so, and 36.2 on half the warps.
+            return walk_of(seen, units, WALKED_TILE, 8, 16, 3)
+        if seen.elements == WALKED_LANES // 2 and problem.norm.smooth:
+            # (65536, 392) in 7 groups in bf16 with silu takes 176 us so, and 203 as below.
+            return walk_of(seen, 2, WALKED_TILE, 16, 8, 1)
     return walk_of(seen, units, WALKED_TILE, 8 if problem.modulated else 16, 8, 3)
 
 
@@ -371,7 +393,9 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     else:
         # (64, 100, 10, 10) in 10 groups in bf16 with gelu takes 6.6 us with 16 elements a thread, and 8.1 with 32.
         short = load_bytes(problem) < WIDEST_LOAD and 2048 <= seen.elements <= 4096
-        units = max(1024 // seen.elements, _row_of_groups(problem, seen))
+        # Few groups are a program's each: (2, 768, 11) in 64 groups in fp32 takes 2.9 us so, and 4.7 with four.
+        together = min(1024 // seen.elements, power_of_two(seen.units // PROCESSORS + 1) // 2)
+        units = max(together, _row_of_groups(problem, seen))
         thread = 16 if uneven(seen) or short else 32
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
     most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
@@ -407,7 +431,8 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         if seen.elements <= 32 and not problem.backward:
             # A thread sums its units alone: (95, 320, 3, 3) in fp16 takes 2.5 us so, and 4.4 with 8 elements a thread.
             thread = max(thread, 32)
-        return 64 if size == 2 and seen.elements >= 512 else thread
+        few = seen.elements == 1024 and program <= SHARING_HELD
+        return (32 if few else 64) if size == 2 and seen.elements >= 512 else thread
     if seen.affine == 3 and size == 2 and not problem.backward and seen.elements <= ALL_SAMPLES:
         return 16
     if seen.positions and not problem.backward and load_bytes(problem) < WIDEST_LOAD and seen.elements >= 2048:
@@ -438,8 +463,13 @@ def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     if seen.contiguous:
         if seen.elements <= 32:
             # (10, 38, 3, 3) in fp16 and channels_last takes 1.57 us with 8, and 1.72 with two.
-            return 8 if seen.positions and not problem.backward and not problem.norm.smooth else 2
-        return 16 if problem.backward and seen.affine == 3 else 8
+            # batch_norm of (19, 32) in fp32 takes 1.6 us with 2, and 1.8 with 8.
+            alone = problem.norm.per_batch and problem.dtype == "float32"
+            return 8 if seen.positions and not problem.backward and not problem.norm.smooth and not alone else 2
+        if problem.backward and seen.affine == 3:
+            return 16
+        # (1, 4, 32, 32) in bf16 with gelu takes 2.2 us backward so, and 3.1 with 8.
+        return 2 if problem.backward and seen.units * seen.elements <= FEW_LANES and seen.elements >= 1024 else 8
     if seen.across == "sample":
         if seen.elements <= 32 and seen.rows < 4:  # (2, 1177, 11) in fp32 takes 1.8 us with 2, and 2.0 with 4
             return 2
@@ -470,7 +500,9 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     if not seen.contiguous:
         return _row_of_groups(problem, seen)
     if total <= FEW_CONTIGUOUS:
-        return max(1, min(4, 1024 // seen.elements))
+        # (2, 32, 128) in fp32 with leaky_relu takes 2.1 us with two on a warp, and 2.6 with four on two.
+        few = seen.units <= 64 and seen.elements == 128 and not problem.backward
+        return max(1, min(2 if few else 4, 1024 // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
     if seen.elements >= (128 if size == 2 else 1024):
         # (20, 512, 12, 6) in bf16 takes 5.9 us backward in rows of 32 bytes, and 7.7 in rows of 64, (8, 272, 707) in
@@ -478,6 +510,8 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
+    if not problem.backward and seen.elements == 1024 and seen.units <= 2 * least * PROCESSORS and size == 2:
+        least //= 2  # (4, 768, 23, 23) in bf16 with relu takes 7.3 us so, and 8.7 in rows of 32 bytes
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         if seen.samples == 1 and problem.norm.per_batch and seen.affine != 3:
             # (1660, 384) in fp16 takes 6.5 us with 8, and 10.0 with 2, (1000, 100) in fp32 4.0 with 2, and 4.3 with 4.

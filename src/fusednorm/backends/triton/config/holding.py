@@ -72,17 +72,24 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             most = FEW_CONTIGUOUS if problem.backward else 2 * FEW_CONTIGUOUS
             return seen.elements <= MOST_FEW_APART and problem.view.numel <= most
         return problem.view.numel <= 4 * SMALL_HELD
+    if problem.backward and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 8 and seen.across != "sample":
+        return False  # (9, 1, 75, 169) in fp16 takes 5.2 us held, and 3.8 in tiles
     if seen.contiguous:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
             return True
-        if problem.view.numel <= FEW_CONTIGUOUS:
+        # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles.
+        few = small and not problem.backward and seen.in_sample < 4 and seen.units >= PROCESSORS // 2
+        if problem.view.numel <= FEW_CONTIGUOUS or few:
             return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
-        if problem.backward and problem.norm.smooth and seen.elements == 512 and seen.load_bytes(problem) < WIDE_LOAD:
-            return False  # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles
+        slow = problem.norm.smooth or problem.modulated
+        if problem.backward and slow and seen.elements == 512 and seen.load_bytes(problem) < WIDE_LOAD:
+            # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
+            # and shift 62 and 43.
+            return False
         # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
         # 257) in fp16 22.6, 50 % full, and 20.8.
         least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
@@ -104,6 +111,17 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
     if not problem.backward:
+        if (
+            problem.modulated
+            and size == 2
+            and load_bytes(problem) == size
+            and seen.elements == LARGE_HELD
+            and not small
+        ):
+            return seen.positions  # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles
+        single = size == 2 and load_bytes(problem) == size and seen.across == "channel" and seen.rows > 1
+        if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
+            return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
         return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
@@ -116,6 +134,16 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
             return seen.elements == LARGE_HELD or simple or full >= 0.75
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
+        simple = problem.norm.activation is None and not problem.modulated
+        if (
+            size == 2
+            and many
+            and simple
+            and full > 0.875
+            and seen.elements == MOST_HELD
+            and load_bytes(problem) == size
+        ):
+            return False  # (20, 384, 15443) in fp16 takes 295 us held, and 256 in steps
         if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
             return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
         # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
@@ -153,6 +181,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
     """
     even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
+    if problem.backward and even and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
+        return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
     some = problem.view.numel <= 3 * FEW // 2
     if problem.backward and even and some and seen.columns >= EVEN_PLANE and full >= 0.45:
         # (70, 256, 16, 7) in bf16 takes 7.9 us held, 48 % full, and 11.5 in tiles, with silu 10.0 and 15.2, (80, 256,
@@ -161,6 +191,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
             return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles
+        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and problem.norm.smooth:
+            return True  # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles
         if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
             if not problem.backward and problem.view.numel <= 2 * FEW:
                 return True
@@ -194,6 +226,9 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     whole, 84 % full, and 3.5 held, 42 % full."""
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
     short = SHORT_WHOLE // 4 < problem.reduced <= SHORT_WHOLE and unit_bytes(problem) < WIDE_LOAD
+    slow = problem.modulated and not problem.backward and seen.load_bytes(problem) == DTYPE_BYTES[problem.dtype]
+    if slow and seen.across == "channel" and SHORT_WHOLE < problem.reduced <= SMALL_UNIT and held <= whole:
+        return True  # (31, 2048, 5, 7) in 32 groups in fp32 takes 12.7 us whole, and 23.8 held
     if short and problem.num_statistics <= PROCESSORS:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)

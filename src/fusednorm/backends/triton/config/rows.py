@@ -55,6 +55,10 @@ MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
+#: Rows of single elements, and elements of each beyond which so few go by columns.
+FEW_ROWS, LONG_SINGLE_ROW = 8, 6144
+#: Programs of one row each up to which a second row takes longer than to merge twice as many sums.
+FEWEST_STEPPED = 256
 #: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
 #: (36, 12288) in fp16 with gelu 9.5 with 216 and 11.9 with half.
 FEWEST_PROGRAMS = 200
@@ -166,7 +170,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         full = 8 * view.channels > 7 * block
         short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
         if short and view.numel < FEW_ELEMENTS:
-            return RowsBackwardConfig(2 if view.samples > PROCESSORS else 1, 8, 2 * PROCESSORS)
+            # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
+            rows = 2 if view.samples > PROCESSORS else 1
+            return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
         most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
         if block == 8192 and PROCESSORS // 2 < view.samples <= most:
             # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
@@ -185,7 +191,10 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             warps = 2 if short and problem.norm.activation is None else 4
         # (267, 6294) in bf16 takes 10.7 us so on an H100, and 14.3 with twice as many sums.
         few = row_window(problem) == 1 or view.samples <= 4 * PROCESSORS
-        programs = PROCESSORS * (1 if block == 8192 and few else min(4, 16 // warps))
+        # Of single elements layer_norm of 3150 x 3119 in bf16 takes 26.3 us so, and 32.3 with twice as many sums.
+        single = load_bytes(problem) < PAIR_LOAD and block == 4096 and not short and problem.norm.has_mean
+        most = 2 if single and problem.norm.activation is None else 4
+        programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
         return RowsBackwardConfig(1, warps, programs, stages=3)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.
@@ -241,7 +250,9 @@ def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
     if DTYPE_BYTES[problem.dtype] != 2:
         return RowsBackwardConfig(1, 16, PROCESSORS)
     if load < PAIR_LOAD or (load < WIDE_LOAD and problem.norm.smooth):
-        return RowsBackwardConfig(1, 16, PROCESSORS * (1 if view.samples <= FEW_SINGLE_ROWS else 2))
+        # With gelu 924 x 10199 in bf16 takes 51 us with two, and 73 with one.
+        most = 2 * PROCESSORS if problem.norm.smooth else FEW_SINGLE_ROWS
+        return RowsBackwardConfig(1, 16, PROCESSORS * (1 if view.samples <= most else 2))
     narrow = load < WIDE_LOAD and view.samples > 4 * PROCESSORS
     longest = view.channels > LONG_ROW and problem.norm.activation is None
     return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean or longest or narrow)
@@ -337,7 +348,15 @@ def by_columns(problem: Problem) -> bool:
     # on an H100 (100, 8192) with silu 10.9 and 9.2.
     if not mean and problem.view.samples != 2 and problem.dtype == "float32" and 4 * length == LONG_BYTES:
         return False
+    # (30, 11008) in fp32 takes 6.3 us by rows, and 6.7 by columns, (9, 11008) 5.4 and 5.6.
+    simple = not mean and not narrow and not problem.norm.smooth and problem.dtype == "float32"
+    if few and simple and LONG_BYTES < 4 * length <= 4 * LONG_ROW:
+        return False
     if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
+        return True
+    # Of single elements (2, 7921) in fp16 takes 3.7 us by columns, and 10.8 by rows, (5, 7001) in bf16 4.8, and 6.0.
+    single = mean and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < PAIR_LOAD
+    if single and problem.view.samples <= FEW_ROWS and length > LONG_SINGLE_ROW:
         return True
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
@@ -367,6 +386,8 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
         enough = COLUMN_PROGRAMS * (2 if single else 1)
         steps = max(least, min(most, power_of_two(rows // enough + 1) // 2))
+        if rows <= FEWEST_STEPPED and problem.dtype == "float32" and not problem.norm.has_mean:
+            steps = 1  # rms_norm of (6, 16384) takes 5.4 us so, and 6.2 with two
     # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, of wide loads (88,
     # 12288) in bf16 with silu 11.4 and 13.7, but of pairs (87, 13902) 9.8 and 9.2, and in 8 steps (72, 65536) 25.0 and
     # 23.5.

@@ -43,7 +43,7 @@ LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
 #: Positions of a plane of single loads of 32 bits beyond which its tiles are a program's each.
 LONG_SINGLE_PLANE = 2048
 #: Tiles of a plane from which on two programs share it where planes are fewer than multiprocessors.
-SHARED_PLANE = 8
+SHARED_PLANE = 6
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
 #: launch does it, at 3 us. A backward merges them with their weights: 256 of them cost 5 us on (1, 512, 256, 256).
 MERGED, MERGED_BACKWARD = 512, 64
@@ -116,8 +116,13 @@ def points_passes_for(sample: Problem) -> TilesConfig:
     """The passes of points, see :func:`of_points`. The one that writes an output by narrow loads has a scale and a
     shift for each element: on an H100 (6000, 30) in bf16 takes 6.2 us on 8 warps, and 7.3 on 4."""
     found = passes_for(sample)
-    if sample.backward or load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
+    if load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
         return found
+    if sample.backward and sample.view.numel > 2 * FEW:
+        return found
+    if sample.backward:  # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round
+        reduction = replace(found.reduction, warps=max(4, found.reduction.warps))
+        return TilesConfig(reduction, replace(found.output, warps=2))
     return replace(found, output=replace(found.output, warps=8))
 
 
@@ -152,8 +157,12 @@ def _planes(problem: Problem) -> TilesConfig:
     per_batch = problem.norm.per_batch
     tile = _planes_across if per_batch else _plane
     reduction = _for_moments(problem) or tile(problem, _most_read(problem))
+    odd = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD
+    if per_batch and odd and TILE < length_of_runs(problem) <= 2 * TILE:
+        reduction = PassConfig(1, 2 * TILE)  # (8, 2560, 77, 77) takes 400 us so, and 522 in two tiles
     if per_batch and reduction.channels > 1 and _programs(problem, reduction) > MANY_READS:
-        reduction = replace(reduction, warps=1)
+        # Short planes are two: (100, 768, 9, 9) in fp16 takes 19.2 us so, and 22.1 with one.
+        reduction = replace(reduction, warps=2 if reduction.positions <= 128 else 1)
     if _small_evaluation(problem):
         elements = program_elements(problem.view.numel, 1024)
         return TilesConfig(reduction, _few_a_thread(problem, tile(problem, elements)))
@@ -163,16 +172,24 @@ def _planes(problem: Problem) -> TilesConfig:
         tile = _planes_across
     write = tile(problem, TILE // share // 2)
     size = DTYPE_BYTES[problem.dtype]
-    if size == 2 and wastes(problem, write.positions):
-        return TilesConfig(reduction, replace(_written_in_pieces(problem, TILE // 2), tiles=2))
     narrow, length = load_bytes(problem) < WIDE_LOAD, length_of_runs(problem)
+    if size == 2 and wastes(problem, write.positions):
+        # Of one piece a second tile would be empty: (100, 768, 9, 9) with scale and shift in fp16 takes 22.1 us with
+        # one, and 24.2 with two.
+        output = _written_in_pieces(problem, TILE // 2)
+        return TilesConfig(reduction, replace(output, tiles=2 if length > output.positions else 1))
     if length > write.positions:
         # Of three tiles a second program would have one: (4, 148, 4337) in fp32 takes 14.6 us with one, 18.8 with two.
-        tiles = 1 if -(-length // write.positions) == 3 else 2
+        # So would few programs be half as many: instance_norm of (1, 4, 224, 224) in bf16 takes 3.6 us so, and 4.1.
+        few = _programs(problem, write) <= 2 * PROCESSORS
+        tiles = 1 if few or -(-length // write.positions) == 3 else 2
         return TilesConfig(reduction, replace(write, tiles=tiles, warps=4 if narrow and size == 2 else 2))
     # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4.
-    warps = 8 if narrow and problem.modulated else 4
-    return TilesConfig(reduction, replace(tile(problem, TILE // share), warps=warps))
+    warps, output = 8 if narrow and problem.modulated else 4, tile(problem, TILE // share)
+    if warps == 8 and per_batch and output.positions == 32 and problem.view.numel > 2 * MANY:
+        # Short planes in halves: (78, 1895, 5, 5) in bf16 with relu takes 21.7 us so, and 31.9 whole on 8 warps.
+        output, warps = replace(output, positions=16), 4
+    return TilesConfig(reduction, replace(output, warps=warps))
 
 
 def _most_read(problem: Problem) -> int:
@@ -210,10 +227,15 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         read = _planes_across(problem, 2048)
     elif large:
         read, warps = replace(read, positions=1024), wide
+    elif wide == 2 and read == PassConfig(1, 512) and 512 < length <= 1024:
+        # (41, 1400, 880) takes 241 us so, and 299 with two tiles of half the size on two warps.
+        read, warps = PassConfig(1, 1024), 4
     count = -(-length // read.positions)
     programs = _programs(problem, read)
     if odd:
-        tiles = shares(count, programs // ODD_PROGRAMS if large else count)
+        # (4, 836, 39, 53) in 11 groups in bf16 takes 21.3 us with 8 tiles to a program, and 22.6 with 17.
+        most = count // 2 if programs < 2 * ODD_PROGRAMS * count and count > 8 else count
+        tiles = shares(count, programs // ODD_PROGRAMS if large else most)
         warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
     elif alone:
         tiles = 1
@@ -231,7 +253,13 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         write = _written_in_pieces(problem, 2048 // wide)
     elif odd and write.positions == 2048 < length:  # (25, 45, 71, 71) in bf16 with silu takes 19.6 us so, and 21.6
         write = replace(write, positions=1024, warps=2)
-    return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions else 1))
+    halves = problem.norm.per_batch and problem.modulated and narrow and view.numel > 2 * MANY
+    if halves and read.positions == write.positions == 32 and tiles == 1:
+        # As in the forward: (78, 1895, 5, 5) in bf16 with relu takes 33.8 us so, and 45.1 whole on twice the warps.
+        return TilesConfig(replace(reduction, positions=16, warps=1), replace(write, positions=16, warps=2))
+    # Few programs would be half as many: (9, 1, 75, 169) in fp16 takes 3.8 us with one tile, and 4.1 with two.
+    few = _programs(problem, write) <= PROCESSORS
+    return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions and not few else 1))
 
 
 def _programs(problem: Problem, tile: PassConfig) -> int:

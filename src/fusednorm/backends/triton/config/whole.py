@@ -11,6 +11,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 SHORT_UNITS = 512
 #: Short units of narrow loads up to which a warp has one, and two.
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
+#: Units of 32 lanes up to which twice as many on four warps are faster.
+SOME_UNITS = 200 * PROCESSORS
 #: Rows from which on a warp with two of up to 512 elements is as fast as one with four.
 MANY_ROWS = 80 * PROCESSORS
 
@@ -31,12 +33,14 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             # (14319, 2464) in 32 groups takes 107 us so, and 232 on four, (9000, 720) in 16 in fp16 27 and 40, (8000,
             # 2464) in 32 in fp32 83 and 159.
             return WholeConfig(SHORT_UNITS // block, 4) if block <= 32 else WholeConfig(4, 1)
-        return _narrow_whole(block, size, problem.view.spatial == problem.view.groups == 1)
+        return _narrow_whole(problem, block)
     if block <= 512:
         return _short_whole(problem, block, narrow)
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         full = _fills(problem.reduced, block)
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
+        if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
+            thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
         thread = 16
     else:
@@ -50,6 +54,15 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             # (12, 2560, 515) takes 36 us so, and 45 on four warps, (10, 1000, 1025) 24.4, and 26.2.
             return WholeConfig(1, block // 1024)
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
+        if not problem.norm.has_mean and block == 1024 and problem.dtype == "float32" and _some(problem):
+            return WholeConfig(1, 1)  # (2752, 1024) takes 6.8 us so, and 7.6 on four warps
+        simple = problem.norm.has_mean and problem.norm.activation is None and not problem.modulated
+        if simple and size == 2 and not narrow and not _several(problem) and _some(problem):
+            # layer_norm of (2048, 2048) in bf16 takes 6.2 us so, and 6.9 with one, of (8412, 948) in fp16 10.7 and
+            # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2.
+            return WholeConfig(2, block // 512)
+        if not problem.norm.has_mean and block == 1024 and size == 2 and units <= 8 * PROCESSORS:
+            most = 8  # rms_norm of 957 x 1024 in bf16 takes 2.6 us so, and 2.7 with 16
         if problem.modulated and problem.view.spatial == 1:
             most = 16  # (4000, 2565) in 5 groups in bf16 takes 27.1 us with 16 elements a thread, and 38.4 with 32
         thread = thread_elements(block * units, most, 32 if narrow else 16)
@@ -87,10 +100,16 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         if short and total <= 8 * SMALL_HELD and block <= 256:
             # On an H100 (8, 640, 16, 16) in bf16 with silu takes 3.7 us so, and 4.1 in twice as many on two.
             return WholeConfig(1024 // block, 4)
+        if problem.dtype == "float32" and block == 512 and not problem.norm.has_mean and _some(problem):
+            return WholeConfig(1, 1)  # (3762, 512) takes 5.1 us so, and 5.4 with two on two
         elements = 2048 if short and block < 512 else 1024
         return WholeConfig(elements // block, max(2, elements // 1024))
     if block <= 128 and short:
         return WholeConfig(1024 // block, 2)
+    if short and block == 256 and narrow and _several(problem):
+        return WholeConfig(2, 1)  # (28, 960, 71) in 320 groups in fp16 with relu takes 6.2 us so, and 7.8 with four
+    if not short and block == 64 and unit_bytes(problem) == WIDE_LOAD and problem.view.spatial == 1:
+        return WholeConfig(8, 2)  # (65536, 50) takes 10.7 us so, and 12.5 on one warp
     simple = problem.norm.has_mean and problem.norm.activation is None and problem.view.spatial == 1
     wide = unit_bytes(problem) == WIDEST_LOAD
     if short and block == 512 and simple and wide and problem.num_statistics <= MANY_ROWS:
@@ -98,19 +117,35 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
 
 
-def _narrow_whole(block: int, size: int, shared: bool) -> WholeConfig:
+def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     """Many short units of narrow loads, whose lanes lie side by side: one warp, since two would share each unit.
     (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
     takes 7.0 us on two warps with 8 units, and 7.5 with 16. Longer ones of 16 bits, whose parameters are ``shared``,
     are twice as many: 30000 x 77 in bf16 takes 5.7 us with 8, and 6.7 with 4."""
+    view, size, smooth, modulated = problem.view, DTYPE_BYTES[problem.dtype], problem.norm.smooth, problem.modulated
+    shared = view.spatial == view.groups == 1
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    if size == 2 and view.spatial == 1 and not shared and 4 < block <= 16:
+        # (11504, 105) in 15 groups in fp16 takes 5.4 us so, and 5.9 on one warp, (5000, 240) in 16 5.1 and 5.7.
+        return WholeConfig(SHORT_UNITS // block, 4)
     if block == 4 and not shared:  # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp
         return WholeConfig(SHORT_UNITS // block, 4)
     if size == 2 and block == 32 and not shared:
+        if problem.num_statistics <= SOME_UNITS:  # (73, 256, 3, 3, 3) in fp16 takes 3.3 us so, and 3.6 with 8 on one
+            return WholeConfig(SHORT_UNITS // block, 4)
         # On an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16 units.
         return WholeConfig(SHORT_UNITS // 2 // block, 1)
-    return WholeConfig((2 if size == 2 and block == 128 and shared else 1) * SHORT_UNITS // block, 1)
+    # With gelu_tanh (13032, 74) in bf16 takes 4.3 us with 4, and 5.0 with 8.
+    twice = size == 2 and block == 128 and shared and not smooth
+    # Beside scale and shift (6, 1452, 7, 7) in bf16 with gelu takes 3.2 us with 4, and 3.7 with 8.
+    half = block == 64 and modulated and smooth
+    return WholeConfig(SHORT_UNITS * (2 if twice else 1) // (2 * block if half else block), 1)
+
+
+def _some(problem: Problem) -> bool:
+    """Whether units are several waves of programs, and not many."""
+    return 12 * PROCESSORS < problem.num_statistics <= 64 * PROCESSORS
 
 
 def _several(problem: Problem) -> bool:
@@ -142,7 +177,10 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
     if block <= 512 and units > few:
         return WholeConfig(1, 1)
-    return WholeConfig(1, 4 if block <= 1024 else 8)
+    # rms_norm of (4, 4096) in bf16 takes 1.76 us on 16 warps, and 1.84 on 8, of (1, 949) in fp16 1.60 on 8, 1.67 on 4.
+    if block == 4096 and units <= PROCESSORS // 8:
+        return WholeConfig(1, 16)
+    return WholeConfig(1, 4 if block <= 512 or (block == 1024 and (units > PROCESSORS or size > 2)) else 8)
 
 
 def early(programs: int, warps: int, elements: int) -> bool:
