@@ -970,6 +970,12 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("rms_norm", 1, None, False), (9, 11008), torch.float32, False, "backward", RowsBackwardConfig(1, 16, 132)),
         (("rms_norm", 1, None, False), (6, 16384),
          torch.float32, False, "backward", ColumnsBackwardConfig(2048, 8, 528, 512, 1, 4)),
+        (("rms_norm", 1, "relu", False), (4, 8192),
+         torch.float16, False, "backward", ColumnsBackwardConfig(2048, 8, 528, 512, 4, 4)),
+        (("rms_norm", 1, None, False), (2, 8192), torch.float16, False, "backward", RowsBackwardConfig(2, 16, 1)),
+        (("group_norm", 32, "relu", False), (1, 960, 1), torch.bfloat16, False, "forward", WholeConfig(16, 4)),
+        (("layer_norm", 1, "silu", False), (1, 29662),
+         torch.float16, False, "forward", TilesConfig(PassConfig(1, 4096), PassConfig(2048, 1))),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

@@ -55,8 +55,8 @@ MOST_SINGLE_STEPS, MANY_SINGLE = 8, 1 << 14
 #: Rows that are one program's steps, whose sums are the gradients: (4, 12288) in bf16 takes 4.1 us so, and 5.3 with two
 #: shares.
 ONE_SHARE = 4
-#: Rows of single elements, and elements of each beyond which so few go by columns.
-FEW_ROWS, LONG_SINGLE_ROW = 8, 6144
+#: Rows of 16 bits, and elements of each beyond which so few go by columns.
+FEW_ROWS, LONG_SHORT_ROW = 8, 6144
 #: Programs of one row each up to which a second row takes longer than to merge twice as many sums.
 FEWEST_STEPPED = 256
 #: Those that steps of four rows leave at least: (150, 10000) in bf16 takes 11.2 us with 190 programs and 12.4 with 750,
@@ -355,8 +355,9 @@ def by_columns(problem: Problem) -> bool:
     if problem.view.samples <= PROCESSORS and length * DTYPE_BYTES[problem.dtype] >= LONG_BYTES:
         return True
     # Of single elements (2, 7921) in fp16 takes 3.7 us by columns, and 10.8 by rows, (5, 7001) in bf16 4.8, and 6.0.
-    single = mean and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < PAIR_LOAD
-    if single and problem.view.samples <= FEW_ROWS and length > LONG_SINGLE_ROW:
+    # rms_norm of (4, 8192) in fp16 with relu 3.8, and 4.5.
+    short = DTYPE_BYTES[problem.dtype] == 2 and problem.view.samples <= FEW_ROWS and length > LONG_SHORT_ROW
+    if short and ((mean and load_bytes(problem) < PAIR_LOAD) or (not narrow and problem.view.samples > 2)):
         return True
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
