@@ -111,15 +111,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
     if not problem.backward:
-        if (
-            problem.modulated
-            and size == 2
-            and load_bytes(problem) == size
-            and seen.elements == LARGE_HELD
-            and not small
-        ):
+        single = size == 2 and load_bytes(problem) == size
+        if single and problem.modulated and seen.elements == LARGE_HELD and not small:
             return seen.positions  # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles
-        single = size == 2 and load_bytes(problem) == size and seen.across == "channel" and seen.rows > 1
+        single = single and seen.across == "channel" and seen.rows > 1
         if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
             return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
@@ -134,15 +129,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
             return seen.elements == LARGE_HELD or simple or full >= 0.75
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
-        simple = problem.norm.activation is None and not problem.modulated
-        if (
-            size == 2
-            and many
-            and simple
-            and full > 0.875
-            and seen.elements == MOST_HELD
-            and load_bytes(problem) == size
-        ):
+        simple = size == 2 and problem.norm.activation is None and not problem.modulated
+        full_block = full > 0.875 and seen.elements == MOST_HELD
+        if simple and many and full_block and load_bytes(problem) == size:
             return False  # (20, 384, 15443) in fp16 takes 295 us held, and 256 in steps
         if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
             return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps

@@ -167,9 +167,7 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
     if narrow and block <= 32 and units <= 32:
-        return WholeConfig(
-            16, 4
-        )  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on a warp
+        return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
