@@ -74,8 +74,8 @@ WHOLE_UNIT, SPLIT_PLANE = 1 << 18, 1024
 #: loop over each alone would start for little work. A row of several planes is to have WIDE_ROW, and has SHORT_ROW at
 #: least, or SHORTEST_ROW where it is the whole sample.
 SHORT_PLANE, FEWEST_SAMPLES, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 4, 512, 128, 16
-#: Elements of a segment of rows that are worth a thread's while, and segments of a tensor that many threads share.
-FEWEST_ELEMENTS, MANY_SLABS = 16384, 64
+#: Elements of a segment of rows that are worth a thread's while, and tasks of a backward over columns at most.
+FEWEST_ELEMENTS, MOST_TASKS = 16384, 64
 #: Elements of a slab at least and at most.
 LEAST_SLAB, MOST_SLAB = 1 << 17, 1 << 18
 #: Blocks of batch_norm's channels of which there are enough for equal shares, and the elements of a block that one
@@ -130,8 +130,8 @@ class Slabs:
 
 def slabs_for(problem: Problem) -> Slabs:
     """A sixteenth of the tensor within bounds: each slab leaves two numbers of float64 for each of its channels, which
-    cost as much as some of its rows. On two threads batch_norm of (3000, 960) in fp16 takes 267 us forward and 598
-    backward in 11 slabs, 337 and 761 in 47, (2000, 512) in fp32 112 and 229 in 8, and 140 and 287 in 32."""
+    cost as much as some of its rows. On two threads batch_norm of (3000, 960) in fp16 takes 299 us forward and 698
+    backward in 24 slabs, 337 and 761 in 47, (2000, 512) in fp32 112 and 229 in 8, and 140 and 287 in 32."""
     return Slabs(min(MOST_SLAB, max(LEAST_SLAB, problem.view.numel // 16)))
 
 
@@ -480,7 +480,7 @@ class ColumnsInstance:
         pieces = _pieces(problem, (config or COLUMNS_OF[0]).positions(problem))
         if problem.backward:
             make = ColumnsBackward if problem.added is None else ColumnsSumBackward
-            return make(problem, *pieces, MANY_SLABS)
+            return make(problem, *pieces, MOST_TASKS)
         return (ColumnsForward if problem.added is None else ColumnsSumForward)(problem, *pieces)
 
 

@@ -14,6 +14,7 @@ from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense,
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import (
     fills_block,
+    full_of_singles,
     fuller_whole,
     holding_pays,
     holding_short_pays,
@@ -527,11 +528,8 @@ def _plane_rows_pay(problem: Problem) -> bool:
     """Whether the backward of channels of samples is faster with a second read from the L1 or the L2 than in tiles: on
     an H100 (28, 619, 48, 87) in fp16 with relu takes 164 us so, and 252 in tiles, (9, 43, 20049) in fp32 49 and 56, (4,
     200, 211, 212) in fp16 88 and 125, but (5, 80, 200, 250) in bf16 with silu 77 and 72."""
-    narrow = load_bytes(problem) < PAIR_LOAD
-    if narrow and problem.norm.activation is None and not problem.modulated:
-        # (20, 384, 15443) in fp16 takes 256 us so, and 295 held.
-        narrow = not 7 * MOST_HELD < 8 * problem.reduced <= 8 * MOST_HELD
-    many = problem.num_statistics >= 2 * PROCESSORS and not narrow
+    wide = load_bytes(problem) >= PAIR_LOAD or full_of_singles(problem)
+    many = problem.num_statistics >= 2 * PROCESSORS and wide
     large = load_bytes(problem) >= WIDE_LOAD and not problem.norm.smooth
     most = max(MOST_WHOLE, LARGEST_PLANE // DTYPE_BYTES[problem.dtype]) if large else MOST_WHOLE
     return many and problem.view.group_channels == 1 and LEAST_PLANE <= problem.reduced <= most

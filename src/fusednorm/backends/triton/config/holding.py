@@ -129,10 +129,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
             return seen.elements == LARGE_HELD or simple or full >= 0.75
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
-        simple = size == 2 and problem.norm.activation is None and not problem.modulated
-        full_block = full > 0.875 and seen.elements == MOST_HELD
-        if simple and many and full_block and load_bytes(problem) == size:
-            return False  # (20, 384, 15443) in fp16 takes 295 us held, and 256 in steps
+        if many and full_of_singles(problem):
+            return False
         if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
             return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
         # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
@@ -141,6 +139,14 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def full_of_singles(problem: Problem) -> bool:
+    """Whether the backward of channels of samples that fill a program's registers has single loads of 16 bits and no
+    other arithmetic: (20, 384, 15443) in fp16 takes 256 us in steps, and 295 held."""
+    fills = 7 * MOST_HELD < 8 * problem.reduced <= 8 * MOST_HELD
+    simple = problem.norm.activation is None and not problem.modulated
+    return fills and simple and load_bytes(problem) == DTYPE_BYTES[problem.dtype] == 2
 
 
 def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:

@@ -118,12 +118,13 @@ def points_passes_for(sample: Problem) -> TilesConfig:
     found = passes_for(sample)
     if load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
         return found
-    if sample.backward and sample.view.numel > 2 * FEW:
+    if not sample.backward:
+        return replace(found, output=replace(found.output, warps=8))
+    if sample.view.numel > 2 * FEW:
         return found
-    if sample.backward:  # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round
-        reduction = replace(found.reduction, warps=max(4, found.reduction.warps))
-        return TilesConfig(reduction, replace(found.output, warps=2))
-    return replace(found, output=replace(found.output, warps=8))
+    # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round.
+    reduction = replace(found.reduction, warps=max(4, found.reduction.warps))
+    return TilesConfig(reduction, replace(found.output, warps=2))
 
 
 def passes_for(problem: Problem) -> TilesConfig:

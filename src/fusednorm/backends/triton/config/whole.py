@@ -53,7 +53,6 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         if problem.dtype == "float32" and narrow and problem.view.spatial > 1 and 5 * problem.reduced <= 3 * block:
             # (12, 2560, 515) takes 36 us so, and 45 on four warps, (10, 1000, 1025) 24.4, and 26.2.
             return WholeConfig(1, block // 1024)
-        most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         if not problem.norm.has_mean and block == 1024 and problem.dtype == "float32" and _some(problem):
             return WholeConfig(1, 1)  # (2752, 1024) takes 6.8 us so, and 7.6 on four warps
         simple = problem.norm.has_mean and problem.norm.activation is None and not problem.modulated
@@ -61,6 +60,7 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             # layer_norm of (2048, 2048) in bf16 takes 6.2 us so, and 6.9 with one, of (8412, 948) in fp16 10.7 and
             # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2.
             return WholeConfig(2, block // 512)
+        most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         if not problem.norm.has_mean and block == 1024 and size == 2 and units <= 8 * PROCESSORS:
             most = 8  # rms_norm of 957 x 1024 in bf16 takes 2.6 us so, and 2.7 with 16
         if problem.modulated and problem.view.spatial == 1:
@@ -122,25 +122,23 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     (200, 900, 3, 3) in bf16 takes 7.0 us on one warp with 32 units, and 9.7 on two with 16. In fp32 (95, 504, 5, 5)
     takes 7.0 us on two warps with 8 units, and 7.5 with 16. Longer ones of 16 bits, whose parameters are ``shared``,
     are twice as many: 30000 x 77 in bf16 takes 5.7 us with 8, and 6.7 with 4."""
-    view, size, smooth, modulated = problem.view, DTYPE_BYTES[problem.dtype], problem.norm.smooth, problem.modulated
-    shared = view.spatial == view.groups == 1
+    size, smooth, point = DTYPE_BYTES[problem.dtype], problem.norm.smooth, problem.view.spatial == 1
+    shared = point and problem.view.groups == 1
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
-    if size == 2 and view.spatial == 1 and not shared and 4 < block <= 16:
-        # (11504, 105) in 15 groups in fp16 takes 5.4 us so, and 5.9 on one warp, (5000, 240) in 16 5.1 and 5.7.
-        return WholeConfig(SHORT_UNITS // block, 4)
-    if block == 4 and not shared:  # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp
+    if not shared and (block == 4 or (point and 4 < block <= 16)):
+        # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp, (11504, 105) in 15 5.4 and 5.9.
         return WholeConfig(SHORT_UNITS // block, 4)
     if size == 2 and block == 32 and not shared:
         if problem.num_statistics <= SOME_UNITS:  # (73, 256, 3, 3, 3) in fp16 takes 3.3 us so, and 3.6 with 8 on one
             return WholeConfig(SHORT_UNITS // block, 4)
         # On an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16 units.
         return WholeConfig(SHORT_UNITS // 2 // block, 1)
+    if block == 64 and problem.modulated and smooth:
+        return WholeConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 3.2 us so, and 3.7 with 8
     # With gelu_tanh (13032, 74) in bf16 takes 4.3 us with 4, and 5.0 with 8.
     twice = size == 2 and block == 128 and shared and not smooth
-    # Beside scale and shift (6, 1452, 7, 7) in bf16 with gelu takes 3.2 us with 4, and 3.7 with 8.
-    half = block == 64 and modulated and smooth
-    return WholeConfig(SHORT_UNITS * (2 if twice else 1) // (2 * block if half else block), 1)
+    return WholeConfig((2 if twice else 1) * SHORT_UNITS // block, 1)
 
 
 def _some(problem: Problem) -> bool:
@@ -182,7 +180,8 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     # rms_norm of (4, 4096) in bf16 takes 1.76 us on 16 warps, and 1.84 on 8, of (1, 949) in fp16 1.60 on 8, 1.67 on 4.
     if block == 4096 and units <= PROCESSORS // 8:
         return WholeConfig(1, 16)
-    return WholeConfig(1, 4 if block <= 512 or (block == 1024 and (units > PROCESSORS or size > 2)) else 8)
+    spread = block == 1024 and size == 2 and units <= PROCESSORS
+    return WholeConfig(1, 8 if block > 1024 or spread else 4)
 
 
 def early(programs: int, warps: int, elements: int) -> bool:
