@@ -118,6 +118,16 @@ def every_problem() -> Iterator[Problem]:
 
 
 @pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize(
+    ("points", "channels", "slabs"),
+    [(268, 320, 1), (2000, 512, 8), (3000, 960, 24), (11125, 1280, 58), (60000, 96, 23)],
+)
+def test_slabs_are_few_beside_their_rows(points: int, channels: int, slabs: int) -> None:
+    x = torch.empty(points, channels)
+    seen = forward_problem(norm_of("batch_norm"), Operands(x)).folded
+    assert -(-seen.view.spatial // cpu.slabs_for(seen).rows(seen)) == slabs
+
+
 def test_what_is_chosen_can_run_the_problem() -> None:
     problems = list(every_problem())
     assert len(problems) > 1000
