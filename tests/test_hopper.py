@@ -416,16 +416,20 @@ def test_unsupported_rows_are_told_why(problem: Problem, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("problem", "held", "many"),
+    ("problem", "warps", "slots", "held", "many"),
     [
-        (of_rows(9, 16384), True, 2),
-        (replace(of_rows(9, 16384), weight_dtype="float32"), False, 2),
-        (of_rows(9, 64), True, 11),
+        (of_rows(9, 16384), 16, 3, True, 2),
+        (replace(of_rows(9, 16384), weight_dtype="float32"), 16, 3, False, 2),
+        (of_rows(9, 12288), 8, 3, True, 2),
+        (of_rows(9, 10240), 8, 4, True, 2),
+        (of_rows(9, 64), 8, 4, True, 11),
     ],
 )
-def test_rows_share_memory_with_their_weight_where_both_fit(problem: Problem, held: bool, many: int) -> None:
+def test_rows_share_memory_with_their_weight_where_both_fit(
+    problem: Problem, warps: int, slots: int, held: bool, many: int
+) -> None:
     found = rows.configs(problem)
-    assert found[0] == rows.rows_for(problem) == rows.RowsConfig(16, 3, held)
+    assert found[0] == rows.rows_for(problem) == rows.RowsConfig(warps, slots, held)
     assert len(set(found)) == len(found) > many
     assert all(rows.shared_bytes(problem, one) <= config.SHARED_BYTES for one in found)
     without = rows.rows_for(replace(problem, weight_dtype=None))

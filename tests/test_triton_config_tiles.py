@@ -228,8 +228,14 @@ def test_tiles_of_a_large_evaluation_have_no_positions_beyond_a_sample_s() -> No
     ("size", "dtype", "warps"), [(22113, "bfloat16", 2), (22112, "bfloat16", 4), (22113, "float32", 4)]
 )
 def test_pieces_of_rows_by_narrow_loads_of_16_bits_are_of_few_warps(size: int, dtype: str, warps: int) -> None:
-    x = torch.empty(40, size, dtype=getattr(torch, dtype), device="meta")
+    x = torch.empty(400, size, dtype=getattr(torch, dtype), device="meta")
     assert passes_for(forward_problem(norm_of("layer_norm", 1), Operands(x))).output.warps == warps
+
+
+def test_pieces_of_few_rows_are_of_more_warps() -> None:
+    for rows, warps in ((65, 4), (66, 2)):
+        x = torch.empty(rows, 14001, dtype=torch.bfloat16, device="meta")
+        assert passes_for(forward_problem(norm_of("layer_norm", 1), Operands(x))).output.warps == warps
 
 
 def test_rows_do_not_run_across_samples_that_lie_apart() -> None:

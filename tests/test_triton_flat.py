@@ -97,7 +97,8 @@ def test_vectors_of_several_channels_are_short() -> None:
 
 
 def test_threads_of_short_vectors_have_several() -> None:
-    assert flat_for(evaluation((65536, 14))) == FlatConfig(256, 2, 2)
+    assert flat_for(evaluation((65536, 5))) == FlatConfig(128, 8, 4)
+    assert flat_for(evaluation((40000, 5))) == FlatConfig(256, 2, 8)
     assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
 

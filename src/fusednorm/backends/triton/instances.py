@@ -551,7 +551,8 @@ def _for_rows(problem: Problem) -> Instance:
         if found is not None:
             return found
     if problem.norm.has_mean:
-        waves = not short and length > STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
+        # (437, 8192) with silu takes 9.7 us in steps, and 12.2 in registers.
+        waves = not short and length >= STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
     else:
         waves = not short and LONG_ROW < length <= LONGEST_HELD and 2 * PROCESSORS < count <= 3 * PROCESSORS
         # On an H100 (230, 28672) takes 21 us in steps, and 26 in registers, (207, 39560) 27, and 31 in pieces.
@@ -562,9 +563,13 @@ def _for_rows(problem: Problem) -> Instance:
         least = LONGEST_HELD
     # On an H100 (200, 40960) in bf16 takes 16.1 us in steps, and 17.2 in pieces, (250, 65536) with silu 30.6 and 34.5.
     fewest = 3 * PROCESSORS // 2 if short and length > MOST_WHOLE else 2 * PROCESSORS
+    if short and LONGEST_HELD < length <= MOST_WHOLE and not problem.norm.has_mean:
+        fewest = PROCESSORS  # (183, 28672) in fp16 with silu takes 9.5 us in steps, and 12.8 in registers
     stepped = wide and (waves or (length > least and count >= fewest))
     if load_bytes(problem) < PAIR_LOAD and LONGEST_SMOOTH < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
         stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
+    if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SMOOTH and count <= PROCESSORS // 2 and not stepped:
+        return TILES  # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
     longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS

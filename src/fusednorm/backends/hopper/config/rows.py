@@ -12,6 +12,8 @@ from fusednorm.problem import DTYPE_BYTES, Problem
 SLOTS = (3, 4)
 #: Warps of a block, the default first: fewer have more registers each, more hide each other's waits.
 WARPS = (16, 32, 8)
+#: Elements of rows with a mean up to which 8 warps are faster, and up to which a fourth slot is.
+FEWER_WARPS, MORE_SLOTS = 12288, 10240
 #: Elements that a thread has of a row, times the warps, at most: two sums of each are in registers.
 MOST_ELEMENTS = 512
 #: Sums of the warps over a row: of p and of q, of the row that is summed and of the one that is stored.
@@ -51,10 +53,14 @@ def _fits(problem: Problem, config: RowsConfig) -> bool:
 
 
 def configs(problem: Problem) -> list[RowsConfig]:
-    """The configurations that suit a problem, the default first."""
+    """The configurations that suit a problem, the default first. Of rows with a mean layer_norm of 6000 x 9216 in bf16
+    takes 106 us on 8 warps, and 122 on 16, 6335 x 12288 129 and 145, of 4000 x 10240 85 with 4 slots, and more than 94
+    with 3."""
     held = (True, False) if problem.weight_dtype else (False,)
-    found = (RowsConfig(*sizes) for sizes in product(WARPS, SLOTS, held))
-    return [one for one in found if _fits(problem, one)]
+    few = problem.norm.has_mean and problem.view.channels <= FEWER_WARPS
+    more = few and problem.view.channels <= MORE_SLOTS
+    sizes = product(WARPS[::-1] if few else WARPS, SLOTS[::-1] if more else SLOTS, held)
+    return [one for one in (RowsConfig(*each) for each in sizes) if _fits(problem, one)]
 
 
 def rows_for(problem: Problem) -> RowsConfig | None:

@@ -90,7 +90,7 @@ def _fitting(seen: HeldUnits) -> int:
 def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """The channels of several samples whose number is large for the multiprocessors, or whose positions lie apart; None
     for others."""
-    total, narrow = seen.units * seen.elements, _narrow(problem, seen)
+    total, narrow, size = seen.units * seen.elements, _narrow(problem, seen), DTYPE_BYTES[problem.dtype]
     if seen.apart:
         if seen.elements > MOST_APART:  # (3, 4, 20, 20) in fp16 takes 2.2 us with a channel on 8 warps, 2.4 with two
             return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
@@ -120,7 +120,9 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if planes and not problem.norm.smooth and total <= 4 * SMALL_HELD:
         return HeldConfig(1, 1)  # (3, 1500, 45) in bf16 takes 2.6 us so, and 3.2 with two units on two warps
     if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= 2 * SMALL_HELD:
-        return HeldConfig(1, 1)  # (16, 512, 5, 5) in bf16 takes 2.6 us so, and 2.8 on more warps
+        # (16, 512, 5, 5) in bf16 takes 2.6 us on one warp, and 2.8 on more, (6, 662, 9, 9) in fp32 with gelu 4.7 and
+        # 3.2.
+        return HeldConfig(1, 4 if problem.norm.smooth and size == 4 else 1)
     return None
 
 
@@ -204,6 +206,14 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (81, 96, 3, 3) in fp32 takes 2.1 us with rows of 64, and 2.3 with rows of 32.
         row = 64 if 2 * total > 3 * FEW_CONTIGUOUS else 32
         return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
+    points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
+    if points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
+        return HeldConfig(
+            min(8, _fitting(seen)), 8
+        )  # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on one
+    rows_of_planes = seen.contiguous and seen.positions and seen.elements == 128 and total > 2 * FEW_CONTIGUOUS
+    if rows_of_planes and not problem.backward and size == 4 and seen.affine != 3 and not narrow:
+        return HeldConfig(min(16, _fitting(seen)), 2)  # (40, 64, 11, 11) takes 3.1 us so, and 4.2 with 8 on 8 warps
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
@@ -216,7 +226,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
         # (288, 43) 3.7 with one, and 12.3 with 16.
-        most = power_of_two(max(1, 2 * seen.units // PROCESSORS))
+        # (294, 768) with gelu takes 6.5 us with 8, and 7.5 with 16.
+        most = power_of_two(max(1, 2 * seen.units // PROCESSORS) + 1) // 2
         if seen.units >= 96:  # (420, 128) in fp16 with relu takes 5.4 us so, and 11.6 with one on a warp
             most = max(4, most)
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen), most))
@@ -360,7 +371,8 @@ def _most_sharing(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4, (30, 384, 27) with scale and shift 4.7 and 5.6."""
     if problem.modulated and (problem.norm.smooth or seen.elements <= SHORT_ROW):
         return 0
-    return ALL_SAMPLES // (4 if narrow and seen.units * seen.elements > 2 * SMALL_HELD else 2)
+    # (40, 829, 3, 3) in fp32 takes 5.2 us so, and 4.6 with partials of each sample.
+    return ALL_SAMPLES // (4 if narrow and 8 * seen.units * seen.elements > 15 * SMALL_HELD else 2)
 
 
 def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -387,6 +399,11 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     size = DTYPE_BYTES[problem.dtype]
     if seen.contiguous and seen.units * seen.elements <= 4 * SMALL_HELD and seen.elements <= 64:
         return _short_positions_backward(seen)
+    simple = seen.affine == 0 or seen.elements == 256
+    if seen.contiguous and size == 2 and 128 <= seen.elements <= 256 and _narrow(problem, seen) and simple:
+        # (25, 759, 9, 9) in bf16 with relu takes 9.0 us so, and 10.9 with 16 on two warps, (52, 19, 19, 8) with scale
+        # and shift and silu 4.4, and 5.3 with 16 on four.
+        return HeldConfig(max(1, min(8, _fitting(seen))), seen.elements // 32)
     if seen.contiguous:
         most = SHARING_HELD if seen.elements >= 1024 else SMALL_UNIT
         units, thread = min(64 // size, max(1, most // seen.elements)), 32
@@ -396,7 +413,9 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # Few groups are a program's each: (2, 768, 11) in 64 groups in fp32 takes 2.9 us so, and 4.7 with four.
         together = min(1024 // seen.elements, power_of_two(seen.units // PROCESSORS + 1) // 2)
         units = max(together, _row_of_groups(problem, seen))
-        thread = 16 if uneven(seen) or short else 32
+        # (40, 320, 10, 10) in 32 groups in fp32 takes 9.7 us with 16, and 12.1 with 32.
+        long = size == 4 and 1024 <= seen.elements <= 2048
+        thread = 16 if uneven(seen) or short or long else 32
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
     most = 8 if load_bytes(problem) < WIDEST_LOAD and not seen.contiguous and fits else 16
     units = max(1, min(units, power_of_two(seen.in_sample), 32 * 32 * most // seen.elements))
@@ -431,7 +450,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         if seen.elements <= 32 and not problem.backward:
             # A thread sums its units alone: (95, 320, 3, 3) in fp16 takes 2.5 us so, and 4.4 with 8 elements a thread.
             thread = max(thread, 32)
-        few = seen.elements == 1024 and program <= SHARING_HELD
+        few = seen.elements == 1024 and (program <= SHARING_HELD or seen.units <= 16 * PROCESSORS)
         return (32 if few else 64) if size == 2 and seen.elements >= 512 else thread
     if seen.affine == 3 and size == 2 and not problem.backward and seen.elements <= ALL_SAMPLES:
         return 16
@@ -510,7 +529,10 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
-    if not problem.backward and seen.elements == 1024 and seen.units <= 2 * least * PROCESSORS and size == 2:
+    # (1, 1280, 32, 32) in batch_norm takes 5.3 us in rows of 32 bytes, and 7.4 so, (2, 512, 31, 31) in fp16 with silu
+    # 5.9 and 5.5.
+    some = not 8 * PROCESSORS < seen.units <= least * PROCESSORS and seen.units <= 2 * least * PROCESSORS
+    if not problem.backward and seen.elements == 1024 and some and size == 2:
         least //= 2  # (4, 768, 23, 23) in bf16 with relu takes 7.3 us so, and 8.7 in rows of 32 bytes
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         if seen.samples == 1 and problem.norm.per_batch and seen.affine != 3:

@@ -38,6 +38,8 @@ SHORT_WHOLE = 512
 MOST_WHOLE_PLANE = 512
 #: Positions of a plane that wide loads read from which on a channel of samples is faster held.
 EVEN_PLANE = 96
+#: Positions of a plane that lies along one axis with those of other samples, beyond which it fills tiles.
+LONG_FLAT_PLANE = 1024
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -79,12 +81,15 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if together >= seen.in_sample:
             return True
         # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles.
-        few = small and not problem.backward and seen.in_sample < 4 and seen.units >= PROCESSORS // 2
+        # (21, 3, 43, 37, 8) in fp32 with gelu_tanh takes 11.0 us backward held, and 16.0 in tiles.
+        few = small and (size == 4 or not problem.backward) and seen.in_sample < 4 and 3 * seen.units >= PROCESSORS
         if problem.view.numel <= FEW_CONTIGUOUS or few:
             return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+        if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
+            return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
         slow = problem.norm.smooth or problem.modulated
         if problem.backward and slow and seen.elements == 512 and seen.load_bytes(problem) < WIDE_LOAD:
             # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
@@ -107,6 +112,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
     registers = size == 2 or (size == 4 and (shared or not problem.backward))
+    if problem.backward and seen.positions and size == 4 and seen.elements <= 2048 and full >= 0.6:
+        return True  # (67, 320, 8, 16) in 32 groups with silu takes 15.8 us held, and 18.7 in tiles
     if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
@@ -114,7 +121,11 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         single = size == 2 and load_bytes(problem) == size
         if single and problem.modulated and seen.elements == LARGE_HELD and not small:
             return seen.positions  # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles
-        single = single and seen.across == "channel" and seen.rows > 1
+        several = seen.across == "channel" and seen.rows > 1
+        if several and seen.elements == SHARING_HELD and _singles(problem):
+            # (20, 512, 17, 17) in 32 groups in fp32 takes 17.5 us held, and 11.4 in tiles.
+            return False
+        single = single and several
         if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
             return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
@@ -137,8 +148,18 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
         odd = 512 <= seen.elements <= SHARING_HELD
         return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
+    if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
+        # (12, 640, 11, 11) in 32 groups in fp32 with relu takes 14.0 us held, and 7.5 in tiles, (30, 1280, 7, 7) 29.0
+        # and 18.6, (10, 1280, 5, 5) 6.5 and 5.4, (12, 960, 21, 21) 36 and 25.
+        return False
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _singles(problem: Problem) -> bool:
+    """Whether the planes of several channels have single loads of 32 bits."""
+    several = problem.view.group_channels > 1 and problem.layout.order == "channels_first"
+    return several and problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD
 
 
 def full_of_singles(problem: Problem) -> bool:
@@ -160,9 +181,11 @@ def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:
 
 def _few_large(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation: (1, 640, 5, 5, 5) in
-    32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles."""
+    32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles, (13, 18, 1024) in 3 with silu in fp32 5.5, and
+    4.0."""
     few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
-    return problem.norm.smooth and few and problem.view.group_channels > 1 and seen.load_bytes(problem) < WIDE_LOAD
+    slow = seen.load_bytes(problem) < WIDE_LOAD or (problem.dtype == "float32" and seen.elements >= SHARING_HELD)
+    return problem.norm.smooth and few and problem.view.group_channels > 1 and slow and not seen.positions
 
 
 def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
@@ -197,6 +220,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
+        if seen.flat and seen.columns > LONG_FLAT_PLANE:
+            return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
         return full >= 0.55 and not long and tiled(problem) is problem.folded
@@ -224,6 +249,8 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     slow = problem.modulated and not problem.backward and seen.load_bytes(problem) == DTYPE_BYTES[problem.dtype]
     if slow and seen.across == "channel" and SHORT_WHOLE < problem.reduced <= SMALL_UNIT and held <= whole:
         return True  # (31, 2048, 5, 7) in 32 groups in fp32 takes 12.7 us whole, and 23.8 held
+    if _singles(problem) and SMALL_UNIT // 4 < problem.reduced <= SMALL_UNIT and not problem.backward:
+        return True  # (30, 512, 11, 11) in 32 groups in fp32 takes 6.3 us whole, and 7.1 held
     if short and problem.num_statistics <= PROCESSORS:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)

@@ -65,7 +65,7 @@ FEWEST_PROGRAMS = 200
 #: Steps of a program by columns from which on some are in flight, with a smooth activation and without: layer_norm of
 #: (68, 8192) in fp32 with relu takes 8.3 us with 4 steps, and 12.5 with these in flight, (385, 25690) with silu 71 with
 #: 16, and 61 with some in flight, but (200, 24576) in bf16 20.8 with 8, and 22.5 with some in flight.
-FLYING_STEPS, FLYING_SIMPLE_STEPS = 8, 16
+FLYING_STEPS, FLYING_SIMPLE_STEPS = 8, 32
 
 
 def rows_forward_for(problem: Problem) -> StepsConfig:
@@ -98,9 +98,13 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         # (700, 28672) in fp16 takes 29 us so, and 34 in steps of 4096; (1050, 28672) in fp32 64 us, and 70 in 8192, but
         # on an H100 (230, 28672) 22.8, and 21.0.
         few = problem.view.samples <= 2 * PROCESSORS
+        if few and DTYPE_BYTES[problem.dtype] == 2:
+            return StepsConfig(4096, 16)  # (183, 28672) in fp16 with silu takes 9.5 us so, and 12.9 on 8 warps
         if DTYPE_BYTES[problem.dtype] == 2 and problem.view.samples <= 4 * PROCESSORS:
             return StepsConfig(4096, 8)  # (445, 28672) in bf16 with leaky_relu takes 20.5 us so, and 23.4 in 8192
         return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 or few else 16384, 16)
+    if problem.dtype == "float32" and problem.norm.has_mean and problem.reduced == block == 8192:
+        return StepsConfig(2048, 16)  # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps
     # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     mean = problem.norm.has_mean
     if problem.dtype == "float32":
@@ -173,6 +177,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
             rows = 2 if view.samples > PROCESSORS else 1
             return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
+        found = _activated_backward(problem, block)
+        if found is not None:
+            return found
         most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
         if block == 8192 and PROCESSORS // 2 < view.samples <= most:
             # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
@@ -231,12 +238,35 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if problem.norm.smooth else 1) // step)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
+    # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
+    programs = max(1, round(min(programs, most) / (2 * PROCESSORS))) * 2 * PROCESSORS
     return RowsBackwardConfig(
         rows,
         warps,
-        max(2 * PROCESSORS, min(programs, most)),
+        programs,
         stages=4 if step >= 2048 and row_window(problem) == 1 else 3,
     )
+
+
+def _activated_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows of 16 bits from 4096 to 8192 lanes whose activation's registers are for two rows to a program, or for one on
+    16 warps; None for others."""
+    view, norm, load = problem.view, problem.norm, load_bytes(problem)
+    if block == 4096 and norm.smooth and load < WIDEST_LOAD and view.samples <= PROCESSORS:
+        # (12, 3598) in bf16 with silu takes 4.6 us so, and 6.7 on 4 warps, rms_norm of (5, 2700) with gelu 3.7 and 4.3.
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=norm.has_mean)
+    if DTYPE_BYTES[problem.dtype] != 2 or norm.activation is None:
+        return None
+    if block == 4096 and not norm.has_mean and (load < PAIR_LOAD or view.samples <= 4 * PROCESSORS):
+        # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)
+        # in fp16 with leaky_relu 7.8 and 9.1.
+        return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
+    some = load == PAIR_LOAD and norm.smooth and norm.has_mean
+    if block == 8192 and some and 10 * view.channels <= 7 * block:
+        # (20000, 4262) in bf16 with silu takes 256 us so, and 343 on 8 warps, (20000, 5602) with gelu 348 and 390, but
+        # (3000, 7002) 82 on 8.
+        return RowsBackwardConfig(2, 16, PROCESSORS)
+    return None
 
 
 def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
@@ -359,11 +389,27 @@ def by_columns(problem: Problem) -> bool:
     short = DTYPE_BYTES[problem.dtype] == 2 and problem.view.samples <= FEW_ROWS and length > LONG_SHORT_ROW
     if short and ((mean and load_bytes(problem) < PAIR_LOAD) or (not narrow and problem.view.samples > 2)):
         return True
+    if _are_few(problem):
+        return True
     if length > most_row(problem) or (few and length > LONG_ROW * 2 // 3):
         return True
     if mean and DTYPE_BYTES[problem.dtype] == 2 and (narrow or problem.norm.smooth):
         return length > MOST_ROW // 2
     return mean and length > LONG_ROW
+
+
+def _are_few(problem: Problem) -> bool:
+    """Whether rows are so few that the sums of their columns are little work: (4, 5000) in bf16 takes 3.7 us by
+    columns, and 4.3 by rows, rms_norm of (2, 8192) 3.0 and 3.5. Of single elements in 32 bits rms_norm of (2, 7311)
+    takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3."""
+    rows, length, load = problem.view.samples, problem.reduced, load_bytes(problem)
+    if problem.dtype == "float32":
+        return load < WIDE_LOAD and rows <= FEW_ROWS and length > LONG_SHORT_ROW
+    if DTYPE_BYTES[problem.dtype] != 2 or length <= MOST_ROW // 4:
+        return False
+    if load < PAIR_LOAD:
+        return problem.norm.has_mean and 2 < rows <= FEW_ROWS
+    return load >= WIDE_LOAD and (2 < rows <= ONE_SHARE or (rows == 2 and length > LONG_SHORT_ROW))
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
@@ -389,6 +435,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
         steps = max(least, min(most, power_of_two(rows // enough + 1) // 2))
         if rows <= FEWEST_STEPPED and problem.dtype == "float32" and not problem.norm.has_mean:
             steps = 1  # rms_norm of (6, 16384) takes 5.4 us so, and 6.2 with two
+        elif single and rows <= FEWEST_STEPPED:
+            steps = 1
+        elif not single and view.samples * -(-view.channels // (1024 // share)) <= FEWEST_STEPPED:
+            elements, steps = 1024 // share, 1  # (14, 11008) in bf16 takes 4.8 us so, and 5.2 in two steps of 512
     # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, of wide loads (88,
     # 12288) in bf16 with silu 11.4 and 13.7, but of pairs (87, 13902) 9.8 and 9.2, and in 8 steps (72, 65536) 25.0 and
     # 23.5.

@@ -42,6 +42,10 @@ LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
 LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
 #: Positions of a plane of single loads of 32 bits beyond which its tiles are a program's each.
 LONG_SINGLE_PLANE = 2048
+#: Pieces of a plane of single loads of 32 bits up to which each is a program's.
+FEW_PIECES = 3
+#: Programs that few tiles of planes are spread over.
+FEW_TILES = 100
 #: Tiles of a plane from which on two programs share it where planes are fewer than multiprocessors.
 SHARED_PLANE = 6
 #: Every program of the pass that writes merges its unit's partials itself, up to so many; for more of them one more
@@ -73,6 +77,8 @@ FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 
 #: BACKWARD_PROGRAMS of 32 bits with a smooth activation: instance_norm of (1, 640, 24, 32, 19) with silu takes 63 us
 #: so, and 67 with 500. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 500, and 19.7 with 1800.
 SMOOTH_PROGRAMS = 800
+#: Programs of a backward's pass that reads points with scale and shift.
+POINT_PROGRAMS = 300
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -116,6 +122,12 @@ def points_passes_for(sample: Problem) -> TilesConfig:
     """The passes of points, see :func:`of_points`. The one that writes an output by narrow loads has a scale and a
     shift for each element: on an H100 (6000, 30) in bf16 takes 6.2 us on 8 warps, and 7.3 on 4."""
     found = passes_for(sample)
+    if sample.backward and load_bytes(sample) == WIDEST_LOAD:
+        # (8000, 512) in fp16 takes 22.6 us so, and 33.1 with 5 tiles to a program.
+        read = found.reduction
+        count, blocks = -(-sample.view.spatial // read.positions), -(-sample.view.channels // read.channels)
+        tiles = max(read.tiles, shares(count, blocks * count // POINT_PROGRAMS))
+        found = replace(found, reduction=replace(read, tiles=tiles))
     if load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
         return found
     if not sample.backward:
@@ -138,10 +150,10 @@ def passes_for(problem: Problem) -> TilesConfig:
 def _long_rows(problem: Problem) -> TilesConfig:
     """A forward of rows of one group: pieces of a row to a program. Narrow loads of 16-bit elements are fewer warps',
     each with more of them: 400 x 50002 in bf16 takes 35 us with 2 warps and 40 with 4, but 1 x 29662 in fp16 with silu
-    4.2 and 3.6."""
+    4.2 and 3.6, rms_norm of 20 x 14001 in bf16 with silu 4.6 and 4.2."""
     share = 4 if problem.dtype == "float64" else 1
     row = power_of_two(problem.view.channels)
-    many = problem.view.samples >= PROCESSORS // 8
+    many = problem.view.samples >= PROCESSORS // 2
     warps = 2 if many and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD else 4
     output = PassConfig(min(row, TILE // 2 // share), 1, warps=warps)
     return TilesConfig(PassConfig(1, min(row, TILE // share)), output)
@@ -160,9 +172,12 @@ def _planes(problem: Problem) -> TilesConfig:
     per_batch = problem.norm.per_batch
     tile = _planes_across if per_batch else _plane
     reduction = _for_moments(problem) or tile(problem, _most_read(problem))
-    odd = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD
+    narrow = load_bytes(problem) < WIDE_LOAD
+    odd = problem.dtype == "float32" and narrow
     if per_batch and odd and TILE < length_of_runs(problem) <= 2 * TILE:
         reduction = PassConfig(1, 2 * TILE)  # (8, 2560, 77, 77) takes 400 us so, and 522 in two tiles
+    elif per_batch and narrow and DTYPE_BYTES[problem.dtype] == 2 and reduction == PassConfig(1, TILE):
+        reduction = PassConfig(1, TILE, warps=2)  # (3, 1441, 4557) in bf16 takes 37.5 us so, and 42.8 with 4
     if per_batch and reduction.channels > 1 and _programs(problem, reduction) > MANY_READS:
         # Short planes are two: (100, 768, 9, 9) in fp16 takes 19.2 us so, and 22.1 with one.
         reduction = replace(reduction, warps=2 if reduction.positions <= 128 else 1)
@@ -174,8 +189,7 @@ def _planes(problem: Problem) -> TilesConfig:
     if within.channels * within.positions <= SMALL_WRITE and _programs(problem, within) > MANY_WRITES:
         tile = _planes_across
     write = tile(problem, TILE // share // 2)
-    size = DTYPE_BYTES[problem.dtype]
-    narrow, length = load_bytes(problem) < WIDE_LOAD, length_of_runs(problem)
+    size, length = DTYPE_BYTES[problem.dtype], length_of_runs(problem)
     if size == 2 and wastes(problem, write.positions):
         # Of one piece a second tile would be empty: (100, 768, 9, 9) with scale and shift in fp16 takes 22.1 us with
         # one, and 24.2 with two.
@@ -186,9 +200,15 @@ def _planes(problem: Problem) -> TilesConfig:
         # So would few programs be half as many: instance_norm of (1, 4, 224, 224) in bf16 takes 3.6 us so, and 4.1.
         few = _programs(problem, write) <= 2 * PROCESSORS
         tiles = 1 if few or -(-length // write.positions) == 3 else 2
-        return TilesConfig(reduction, replace(write, tiles=tiles, warps=4 if narrow and size == 2 else 2))
+        # (3, 320, 75, 75) in 20 groups in bf16 takes 10.6 us with two warps, and 12.7 with four, instance_norm of (1,
+        # 1, 70160) in fp16 with gelu 4.0 and 3.5.
+        wide = narrow and size == 2 and (few or tiles == 2)
+        warps = 4 if wide or _programs(problem, write) <= PROCESSORS // 3 else 2
+        return TilesConfig(reduction, replace(write, tiles=tiles, warps=warps))
     # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4.
     warps, output = 8 if narrow and problem.modulated else 4, tile(problem, TILE // share)
+    if odd and not problem.modulated and problem.view.group_channels > 1:
+        warps = 2  # (12, 320, 15, 15) in 16 groups takes 5.9 us so, and 6.2 with 4
     if warps == 8 and per_batch and output.positions == 32 and problem.view.numel > 2 * MANY:
         # Short planes in halves: (78, 1895, 5, 5) in bf16 with relu takes 21.7 us so, and 31.9 whole on 8 warps.
         output, warps = replace(output, positions=16), 4
@@ -233,6 +253,9 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     elif wide == 2 and read == PassConfig(1, 512) and 512 < length <= 1024:
         # (41, 1400, 880) takes 241 us so, and 299 with two tiles of half the size on two warps.
         read, warps = PassConfig(1, 1024), 4
+    singles = narrow and wide == 2 and view.group_channels > 1
+    if singles and read == PassConfig(1, 512):  # (12, 320, 17, 17) in 20 groups takes 8.2 us so, and 9.1 with one
+        read, warps = PassConfig(2, 512), 4
     count = -(-length // read.positions)
     programs = _programs(problem, read)
     if odd:
@@ -240,19 +263,26 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         most = count // 2 if programs < 2 * ODD_PROGRAMS * count and count > 8 else count
         tiles = shares(count, programs // ODD_PROGRAMS if large else most)
         warps = 4 if programs // tiles < 2 * ODD_PROGRAMS else 2
-    elif alone:
-        tiles = 1
+    elif alone or (singles and count <= FEW_PIECES):
+        tiles = 1  # (30, 960, 13, 13) in 32 groups in fp32 with silu takes 45.6 us so, and 57 with three
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
+    if count >= 2 * SHARED_PLANE and wide == 1 and not odd and programs // tiles < 3 * PROCESSORS:
+        tiles = shares(count, count // 2)  # (2, 1280, 40, 40) in 32 groups in fp16 takes 13.3 us so, and 14.8 by planes
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
     if programs < PROCESSORS * count and count >= SHARED_PLANE and tiles == count and merges:
         tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
+    if programs <= 2 * PROCESSORS and merges:
+        # (2, 5, 24, 24, 24) in fp16 with relu takes 3.0 us with one tile to a program, and 4.7 with 7, (3, 8, 100, 100)
+        # in bf16 with silu 4.7 with 2, and 6.3 with 5.
+        tiles = min(tiles, max(1, programs // FEW_TILES))
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
     if view.numel > MOST_STARTS * write.channels * write.positions:
         write = _planes_across(problem, 2048 // wide)
-    if wastes(problem, write.positions):
+    pieces = wastes(problem, write.positions)
+    if pieces:
         write = _written_in_pieces(problem, 2048 // wide)
     elif odd and write.positions == 2048 < length:  # (25, 45, 71, 71) in bf16 with silu takes 19.6 us so, and 21.6
         write = replace(write, positions=1024, warps=2)
@@ -260,8 +290,13 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     if halves and read.positions == write.positions == 32 and tiles == 1:
         # As in the forward: (78, 1895, 5, 5) in bf16 with relu takes 33.8 us so, and 45.1 whole on twice the warps.
         return TilesConfig(replace(reduction, positions=16, warps=1), replace(write, positions=16, warps=2))
+    pieces = pieces and write.positions < length
+    if singles or (pieces and wide == 1 and not odd and write.positions > SHORTEST_PIECE):
+        # Twice as many elements to a thread of whole planes, or half as many to a program of pieces: (64, 960, 9, 9) in
+        # 32 groups in fp32 takes 35.8 us so, and 45.3, (1, 2560, 64, 40) in bf16 18.8, and 20.9.
+        write = replace(write, positions=write.positions // (2 if pieces else 1), warps=2)
     # Few programs would be half as many: (9, 1, 75, 169) in fp16 takes 3.8 us with one tile, and 4.1 with two.
-    few = _programs(problem, write) <= PROCESSORS
+    few = 2 * _programs(problem, write) <= 3 * PROCESSORS
     return TilesConfig(reduction, replace(write, tiles=2 if length > write.positions and not few else 1))
 
 
@@ -371,7 +406,8 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
     reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
-    if tiles * positions < 256 and chunks >= MERGED and problem.view.group_channels <= READ_CHANNELS:
+    some = view.samples > 1 or view.numel > 3 * MANY
+    if tiles * positions < 256 and chunks >= MERGED and some and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 4 * PROCESSORS:
         # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one.
@@ -380,7 +416,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # Evaluations of some size end sooner: on an H200 (40000, 50) in bf16 takes 4.1 us with one tile, and 4.5 with two,
     # (100, 512, 7, 7) 4.4 and 4.8.
     two = problem.direction != "inference" or view.numel > 4 * FEW
-    output = PassConfig(write, max(1, elements // write), 2 if two else 1, max(1, elements * share // 1024))
+    # (4000, 384) in bf16 with silu takes 3.6 us on four warps, and 3.9 on two.
+    warps = max(1, elements * share // (1024 if two or write < WRITE_CHANNELS else 512))
+    output = PassConfig(write, max(1, elements // write), 2 if two else 1, warps)
     large = _written(view, output) > 8 * PROCESSORS and problem.direction != "inference"
     if size == 2 and write == WRITE_CHANNELS and large:
         # batch_norm of (61, 1024, 16, 17) in fp16 with gelu_tanh takes 30.8 us so, and 32.2 in half of it on half.

@@ -50,7 +50,10 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
         if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
             return WholeConfig(2, 2)
-        if problem.dtype == "float32" and narrow and problem.view.spatial > 1 and 5 * problem.reduced <= 3 * block:
+        plane = problem.dtype == "float32" and problem.view.spatial > 1
+        if plane and block == 1024 and problem.view.group_channels == 1:
+            return WholeConfig(1, 1)  # (8, 1280, 24, 24) takes 13.9 us so, and 15.9 on four warps
+        if plane and narrow and 5 * problem.reduced <= 3 * block:
             # (12, 2560, 515) takes 36 us so, and 45 on four warps, (10, 1000, 1025) 24.4, and 26.2.
             return WholeConfig(1, block // 1024)
         if not problem.norm.has_mean and block == 1024 and problem.dtype == "float32" and _some(problem):
@@ -164,6 +167,8 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
         # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
+    if block == 64 and narrow and size == 2 and problem.view.spatial > 1 and units > MANY_UNITS:
+        return WholeConfig(4, 1)  # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps
     if narrow and block <= 32 and units <= 32:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
     if block <= 128:
@@ -174,6 +179,8 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     # Where elements take more instructions, more units are spread: on an H100 72 x 463 in fp16 with silu takes 1.8 us
     # on four warps, and 2.1 on one, (34, 67, 3) in one group in fp32 1.8, and 2.0.
     busy = problem.norm.smooth and (problem.norm.has_mean or (narrow and block == 512))
+    if busy and narrow and size > 2 and block == 512 and problem.view.spatial > 1 and units <= 3 * PROCESSORS:
+        return WholeConfig(1, 4)  # (2, 148, 31, 13) in fp32 with gelu takes 2.2 us so, and 2.7 on one warp
     few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
     if block <= 512 and units > few:
         return WholeConfig(1, 1)
