@@ -13,6 +13,7 @@ from fusednorm.backends.triton.config.device import PROCESSORS
 from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import (
+    LARGE_HELD,
     fills_block,
     full_of_singles,
     fuller_whole,
@@ -570,6 +571,9 @@ def _for_rows(problem: Problem) -> Instance:
         stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
     if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SMOOTH and count <= PROCESSORS // 2 and not stepped:
         return TILES  # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers
+    odd = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and not problem.norm.has_mean
+    if odd and LARGE_HELD // 2 < length <= LARGE_HELD and count > 4 * PROCESSORS and HELD.supports(problem) is None:
+        return HELD  # rms_norm of (2000, 3001) takes 13.6 us so, and 15.8 whole
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):
         return WHOLE
     longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS

@@ -184,6 +184,11 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
         # with gelu 1.7 with two on one, and 2.1 with 8 on two.
         return HeldConfig(1 if few else 2, 1)
+    odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
+    if problem.backward and odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
+        # (25, 759, 9, 9) in bf16 with relu takes 9.0 us so, and 10.9 with 16 on two warps, (52, 19, 19, 8) with scale
+        # and shift and silu 4.4, and 5.3 with 16 on four.
+        return HeldConfig(max(1, min(8, _fitting(seen))), seen.elements // 32)
     points = problem.backward and seen.affine == 3 and seen.contiguous and total <= FEW_CONTIGUOUS // 4
     if points and seen.elements <= 32:
         return _few_points(problem, seen)
@@ -399,11 +404,6 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     size = DTYPE_BYTES[problem.dtype]
     if seen.contiguous and seen.units * seen.elements <= 4 * SMALL_HELD and seen.elements <= 64:
         return _short_positions_backward(seen)
-    simple = seen.affine == 0 or seen.elements == 256
-    if seen.contiguous and size == 2 and 128 <= seen.elements <= 256 and _narrow(problem, seen) and simple:
-        # (25, 759, 9, 9) in bf16 with relu takes 9.0 us so, and 10.9 with 16 on two warps, (52, 19, 19, 8) with scale
-        # and shift and silu 4.4, and 5.3 with 16 on four.
-        return HeldConfig(max(1, min(8, _fitting(seen))), seen.elements // 32)
     if seen.contiguous:
         most = SHARING_HELD if seen.elements >= 1024 else SMALL_UNIT
         units, thread = min(64 // size, max(1, most // seen.elements)), 32

@@ -82,9 +82,15 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             return True
         # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles.
         # (21, 3, 43, 37, 8) in fp32 with gelu_tanh takes 11.0 us backward held, and 16.0 in tiles.
-        few = small and (size == 4 or not problem.backward) and seen.in_sample < 4 and 3 * seen.units >= PROCESSORS
+        # The forward of (7, 3, 89, 89) in bf16 takes 4.0 us held, and 8.5 in tiles.
+        least = PROCESSORS // (3 if problem.backward else 8)
+        few = small and (size == 4 or not problem.backward) and seen.in_sample < 4 and seen.units >= least
         if problem.view.numel <= FEW_CONTIGUOUS or few:
             return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
+        if size == 4 and seen.elements >= 1024 and not few and seen.load_bytes(problem) < WIDEST_LOAD:
+            # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
+            # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
+            return problem.modulated or (small and not problem.backward)
         if small:
             narrow = seen.load_bytes(problem) < WIDE_LOAD
             return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
@@ -209,8 +215,11 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
             return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles
-        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and problem.norm.smooth:
-            return True  # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles
+        slow = problem.norm.smooth or problem.dtype == "float32"
+        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and slow:
+            # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles, (68, 2224, 4, 4)
+            # in fp32 6.9 and 11.5.
+            return True
         if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
             if not problem.backward and problem.view.numel <= 2 * FEW:
                 return True
@@ -220,7 +229,7 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
-        if seen.flat and seen.columns > LONG_FLAT_PLANE:
+        if seen.columns > LONG_FLAT_PLANE and (seen.flat or seen.load_bytes(problem) < WIDE_LOAD):
             return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward

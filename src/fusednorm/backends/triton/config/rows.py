@@ -177,6 +177,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
             rows = 2 if view.samples > PROCESSORS else 1
             return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
+        if block == 8192 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= PROCESSORS // 2:
+            # rms_norm of (54, 4558) in bf16 takes 4.5 us so, and 5.5 once.
+            return RowsBackwardConfig(1, 8, PROCESSORS, reload=True)
         found = _activated_backward(problem, block)
         if found is not None:
             return found
@@ -214,6 +217,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
         # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
         return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    if size == 4 and wide and not few and block == 512 and 8 * view.channels <= 7 * block and not problem.norm.has_mean:
+        # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
+        return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
     if size < 8 and load_bytes(problem) == WIDE_LOAD and not few and block <= 64:
         # Loads of 8 bytes are slow ahead of their use on one warp: (65536, 30) in fp32 takes 12.2 us so, and 22 on one
         # warp with four steps in flight, (30000, 54) with silu 11.1 and 22, (32768, 62) 10.9, and 13.1 with half of its
@@ -272,10 +278,10 @@ def _activated_backward(problem: Problem, block: int) -> RowsBackwardConfig | No
 def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
     """Rows of more than 8192 elements, one program to a multiprocessor. Of 16 bits, with p beside q, they do not fit:
     2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor do the longest, and those of narrow loads, without p:
-    rms_norm of 8000 x 9914 takes 349 us, and 182 so, but 300 x 9001 14.9, and 24.9. An activation takes longer twice:
-    1038 x 16384 with leaky_relu on an H100 takes 55 us, and 75 loaded twice, 3000 x 9914 with silu 116 and 140. So do
-    single elements: rms_norm of 999 x 11251 in fp16 takes 38 us, and 89 loaded twice, and with two programs to a
-    multiprocessor 44, of 8000 rows 365, 606 and 228."""
+    rms_norm of 8000 x 9914 takes 349 us, and 182 so, but 300 x 9001 14.9, and 24.9, 664 x 10154 24.4 and 29.6. An
+    activation takes longer twice: 1038 x 16384 with leaky_relu on an H100 takes 55 us, and 75 loaded twice, 3000 x 9914
+    with silu 116 and 140. So do single elements: rms_norm of 999 x 11251 in fp16 takes 38 us, and 89 loaded twice, and
+    with two programs to a multiprocessor 44, of 8000 rows 365, 606 and 228."""
     view, load = problem.view, load_bytes(problem)
     if DTYPE_BYTES[problem.dtype] != 2:
         return RowsBackwardConfig(1, 16, PROCESSORS)
@@ -283,7 +289,7 @@ def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
         # With gelu 924 x 10199 in bf16 takes 51 us with two, and 73 with one.
         most = 2 * PROCESSORS if problem.norm.smooth else FEW_SINGLE_ROWS
         return RowsBackwardConfig(1, 16, PROCESSORS * (1 if view.samples <= most else 2))
-    narrow = load < WIDE_LOAD and view.samples > 4 * PROCESSORS
+    narrow = load < WIDE_LOAD and view.samples > 8 * PROCESSORS
     longest = view.channels > LONG_ROW and problem.norm.activation is None
     return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean or longest or narrow)
 
@@ -336,7 +342,7 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
     if seen.units == 1:  # (1, 2409) in fp16 takes 2.6 us held, and 3.5 by rows
         simple = DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth
-        return simple and ONE_PROGRAM < seen.elements <= 2 * LARGE_HELD
+        return simple and ONE_PROGRAM < seen.elements <= 2 * LARGE_HELD and not _are_few(problem)
     slow = seen.units < FEW_LONG or (problem.norm.smooth and row_window(problem) > 1)
     if seen.elements == LARGE_HELD and slow:
         return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held; (11, 2369) 7.7 held too
@@ -401,14 +407,15 @@ def by_columns(problem: Problem) -> bool:
 def _are_few(problem: Problem) -> bool:
     """Whether rows are so few that the sums of their columns are little work: (4, 5000) in bf16 takes 3.7 us by
     columns, and 4.3 by rows, rms_norm of (2, 8192) 3.0 and 3.5. Of single elements in 32 bits rms_norm of (2, 7311)
-    takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3."""
+    takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3,
+    of (2, 4697) 3.8 and 6.9, of (1, 4697) 3.3, and 3.9 held."""
     rows, length, load = problem.view.samples, problem.reduced, load_bytes(problem)
     if problem.dtype == "float32":
         return load < WIDE_LOAD and rows <= FEW_ROWS and length > LONG_SHORT_ROW
     if DTYPE_BYTES[problem.dtype] != 2 or length <= MOST_ROW // 4:
         return False
     if load < PAIR_LOAD:
-        return problem.norm.has_mean and 2 < rows <= FEW_ROWS
+        return problem.norm.has_mean and rows <= FEW_ROWS
     return load >= WIDE_LOAD and (2 < rows <= ONE_SHARE or (rows == 2 and length > LONG_SHORT_ROW))
 
 
@@ -428,6 +435,8 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     else:
         rows = view.samples * blocks
         most, least = MOST_STEPS, 4 if rows // 4 >= FEWEST_PROGRAMS else 2
+        if problem.norm.smooth and view.samples <= 2 * PROCESSORS:
+            most = FLYING_STEPS  # rms_norm of (165, 60892) in bf16 with silu takes 39.6 us so, and 49.7 with 16
         if single:
             many = rows >= (4 if problem.norm.smooth else 1) * MANY_SINGLE
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2

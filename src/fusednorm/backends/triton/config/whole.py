@@ -39,6 +39,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         full = _fills(problem.reduced, block)
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
+        if block == 16384 and units > PROCESSORS:  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
+            thread = 64
         if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
             thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
@@ -63,6 +65,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
             # layer_norm of (2048, 2048) in bf16 takes 6.2 us so, and 6.9 with one, of (8412, 948) in fp16 10.7 and
             # 11.8, instance_norm of (85, 54, 32, 32) 6.3 and 7.2.
             return WholeConfig(2, block // 512)
+        if not problem.norm.has_mean and block == 1024 and size == 2 and not narrow and _some(problem):
+            return WholeConfig(2, 2)  # rms_norm of (4343, 1024) in bf16 with relu takes 6.4 us so, and 7.3 with one
         most = 32 if sparse else 8 if problem.dtype == "float32" and block == 1024 else 16
         if not problem.norm.has_mean and block == 1024 and size == 2 and units <= 8 * PROCESSORS:
             most = 8  # rms_norm of 957 x 1024 in bf16 takes 2.6 us so, and 2.7 with 16
@@ -96,6 +100,9 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
         # (8000, 2048) in 32 groups in bf16 takes 31.8 us so, and 35.8 with 32 units on two warps, (8000, 1500) in 10
         # 28.4 and 29.9 with four on one.
         return WholeConfig(SHORT_UNITS // block, 1)
+    plane = problem.view.group_channels == 1 and problem.view.spatial > 1
+    if not short and block == 32 and unit_bytes(problem) == WIDE_LOAD and plane:
+        return WholeConfig(16, 4)  # (30, 900, 5, 6) takes 3.7 us so, and 6.0 on one warp
     if total <= (4 if short else 6) * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
