@@ -45,7 +45,6 @@ from fusednorm.backends.triton.config.lists import (
 from fusednorm.backends.triton.config.rows import (
     FEW_IN_WAVES,
     LONG_ROW,
-    PAIR_LOAD,
     by_columns,
     columns_backward_for,
     holding_rows_pays,
@@ -60,7 +59,7 @@ from fusednorm.backends.triton.config.rows import (
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
-from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes
+from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -81,9 +80,9 @@ LONGEST_SINGLES, CACHED_BYTES = 20480, 40 << 20
 #: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200; without a mean up to twice as many, 1377
 #: x 59918 170 and 137.
 LONGEST_OF_PAIRS = 32768
-#: Elements of 16-bit rows of single loads with a mean and a smooth activation beyond which steps are faster than
-#: registers: (5215, 13093) in fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61.
-LONGEST_SMOOTH = 12288
+#: Elements of 16-bit rows of single loads with a mean beyond which steps are faster than registers: (5215, 13093) in
+#: fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61, (12000, 15001) in bf16 336 and 430.
+LONGEST_SINGLE = 12288
 #: Elements of a plane from which on a program has work for several steps, and the bytes of one up to which the L2 holds
 #: those in work.
 LEAST_PLANE, LARGEST_PLANE = 2048, 160 << 10
@@ -567,9 +566,9 @@ def _for_rows(problem: Problem) -> Instance:
     if short and LONGEST_HELD < length <= MOST_WHOLE and not problem.norm.has_mean:
         fewest = PROCESSORS  # (183, 28672) in fp16 with silu takes 9.5 us in steps, and 12.8 in registers
     stepped = wide and (waves or (length > least and count >= fewest))
-    if load_bytes(problem) < PAIR_LOAD and LONGEST_SMOOTH < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
-        stepped = stepped or (problem.norm.has_mean and problem.norm.smooth)
-    if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SMOOTH and count <= PROCESSORS // 2 and not stepped:
+    if load_bytes(problem) < PAIR_LOAD and LONGEST_SINGLE < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
+        stepped = stepped or problem.norm.has_mean
+    if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 2 and not stepped:
         return TILES  # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers
     odd = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and not problem.norm.has_mean
     if odd and LARGE_HELD // 2 < length <= LARGE_HELD and count > 4 * PROCESSORS and HELD.supports(problem) is None:

@@ -8,8 +8,8 @@ from math import gcd
 
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem, View
 
-#: Bytes of a load that can be in flight ahead of its use, and of the widest one.
-WIDE_LOAD, WIDEST_LOAD = 8, 16
+#: Bytes of a load of two elements of 16 bits, of one that can be in flight ahead of its use, and of the widest one.
+PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD = 4, 8, 16
 #: A problem of so many elements is small: launches, and the partials that they leave one another, decide; or else the
 #: time of a program.
 FEW = 1 << 21

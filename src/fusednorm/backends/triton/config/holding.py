@@ -80,14 +80,11 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         together = MOST_HELD // seen.elements
         if together >= seen.in_sample:
             return True
-        # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles.
-        # (21, 3, 43, 37, 8) in fp32 with gelu_tanh takes 11.0 us backward held, and 16.0 in tiles.
-        # The forward of (7, 3, 89, 89) in bf16 takes 4.0 us held, and 8.5 in tiles.
-        least = PROCESSORS // (3 if problem.backward else 8)
-        few = small and (size == 4 or not problem.backward) and seen.in_sample < 4 and seen.units >= least
+        # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles, (7, 3, 89, 89) 4.0 and 8.5.
+        few = small and not problem.backward and seen.in_sample < 4 and seen.units >= PROCESSORS // 8
         if problem.view.numel <= FEW_CONTIGUOUS or few:
             return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
-        if size == 4 and seen.elements >= 1024 and not few and seen.load_bytes(problem) < WIDEST_LOAD:
+        if size == 4 and seen.elements >= 1024 and seen.load_bytes(problem) < WIDEST_LOAD:
             # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
             # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
             return problem.modulated or (small and not problem.backward)
@@ -137,8 +134,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
         return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
-        if size == 2 and problem.norm.smooth and seen.elements >= SHARING_HELD and load_bytes(problem) < WIDE_LOAD:
-            return False  # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles
+        many = seen.elements >= SHARING_HELD and seen.units > PROCESSORS
+        if size == 2 and problem.norm.smooth and many and load_bytes(problem) < WIDE_LOAD:
+            # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6.
+            return False
         if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
             # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
@@ -204,6 +203,7 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     planes that lie along one axis are faster held, unless many samples fill tiles of spread planes: (18, 700, 21, 21)
     takes 23.7 us, and 38.3 in tiles, (64, 200, 15, 15) 11.6 and 10.9, the backward of (128, 100, 11, 11) 8.5 and 11.4.
     """
+    size = DTYPE_BYTES[problem.dtype]
     even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
     if problem.backward and even and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
         return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
@@ -215,10 +215,10 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if problem.view.numel > FEW:
         if not problem.backward and seen.affine == 3 and seen.elements <= ALL_SAMPLES:
             return True  # (98, 2560, 3, 3) in fp16 takes 13.7 us held, 43 % full, and 19.1 in tiles
-        slow = problem.norm.smooth or problem.dtype == "float32"
-        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and slow:
-            # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles, (68, 2224, 4, 4)
-            # in fp32 6.9 and 11.5.
+        if not problem.backward and even and full >= 0.5 and seen.elements <= ALL_SAMPLES and problem.norm.smooth:
+            return True  # (4, 2560, 16, 17) in bf16 with gelu_tanh takes 7.1 us held, 53 % full, and 10.9 in tiles
+        if not problem.backward and even and full >= 0.45 and seen.elements <= LARGE_HELD and size == 4:
+            # (68, 2224, 4, 4) takes 6.9 us held, 53 % full, and 11.5 in tiles, (40, 1280, 6, 8) with relu 7.7 and 11.2.
             return True
         if full >= 0.6 and seen.elements <= SHARING_HELD and seen.affine != 3:
             if not problem.backward and problem.view.numel <= 2 * FEW:

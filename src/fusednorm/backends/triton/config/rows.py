@@ -9,7 +9,7 @@ from fusednorm.backends.triton.config.held import MOST_SMALL
 from fusednorm.backends.triton.config.holding import LARGE_HELD
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, StepsConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
+from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: The elements of two rows at most that one program takes in one step, those that it does with 16 warps, and those that
@@ -39,8 +39,6 @@ PROCESSOR_BYTES = 8 << 10
 FEW_SINGLE_ROWS = 12 * PROCESSORS
 #: Rows of a program from which on more programs of the shortest rows pay.
 LEAST_SUMMED = 24
-#: Bytes of a load of two elements of 16 bits, the narrowest that steps of 4096 suit.
-PAIR_LOAD = 4
 #: Bytes of the steps in flight of a program with sums around the norm, in shared memory.
 STEPS_BYTES = 96 << 10
 #: Programs of the pass by columns that steps of several rows leave, and those steps: (50, 46293) in fp16 takes 16.5
@@ -180,7 +178,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if block == 8192 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= PROCESSORS // 2:
             # rms_norm of (54, 4558) in bf16 takes 4.5 us so, and 5.5 once.
             return RowsBackwardConfig(1, 8, PROCESSORS, reload=True)
-        found = _activated_backward(problem, block)
+        found = _pairs_backward(problem, block)
         if found is not None:
             return found
         most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
@@ -254,23 +252,24 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     )
 
 
-def _activated_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
-    """Rows of 16 bits from 4096 to 8192 lanes whose activation's registers are for two rows to a program, or for one on
-    16 warps; None for others."""
+def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
+    """Rows of 4096 and 8192 lanes of which a program has two, or one on 16 warps, mostly for the registers of their
+    activation; None for others."""
     view, norm, load = problem.view, problem.norm, load_bytes(problem)
     if block == 4096 and norm.smooth and load < WIDEST_LOAD and view.samples <= PROCESSORS:
         # (12, 3598) in bf16 with silu takes 4.6 us so, and 6.7 on 4 warps, rms_norm of (5, 2700) with gelu 3.7 and 4.3.
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=norm.has_mean)
-    if DTYPE_BYTES[problem.dtype] != 2 or norm.activation is None:
+    if DTYPE_BYTES[problem.dtype] != 2:
         return None
-    if block == 4096 and not norm.has_mean and (load < PAIR_LOAD or view.samples <= 4 * PROCESSORS):
+    few = view.samples <= 4 * PROCESSORS
+    if block == 4096 and norm.activation is not None and not norm.has_mean and (few or load < PAIR_LOAD):
         # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)
         # in fp16 with leaky_relu 7.8 and 9.1.
         return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
-    some = load == PAIR_LOAD and norm.smooth and norm.has_mean
+    some = load == PAIR_LOAD and norm.has_mean and (few or norm.smooth)
     if block == 8192 and some and 10 * view.channels <= 7 * block:
         # (20000, 4262) in bf16 with silu takes 256 us so, and 343 on 8 warps, (20000, 5602) with gelu 348 and 390, but
-        # (3000, 7002) 82 on 8.
+        # (3000, 7002) 82 on 8, (393, 4606) in bf16 10.7, and 17.9.
         return RowsBackwardConfig(2, 16, PROCESSORS)
     return None
 
@@ -415,7 +414,7 @@ def _are_few(problem: Problem) -> bool:
     if DTYPE_BYTES[problem.dtype] != 2 or length <= MOST_ROW // 4:
         return False
     if load < PAIR_LOAD:
-        return problem.norm.has_mean and rows <= FEW_ROWS
+        return rows <= (FEW_ROWS if problem.norm.has_mean else ONE_SHARE)
     return load >= WIDE_LOAD and (2 < rows <= ONE_SHARE or (rows == 2 and length > LONG_SHORT_ROW))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import MOST_WARPS, PROCESSORS, SMALL_HELD, thread_elements
 from fusednorm.backends.triton.config.kinds import WholeConfig
-from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, power_of_two, unit_bytes
+from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, power_of_two, unit_bytes
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
@@ -39,8 +39,8 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         full = _fills(problem.reduced, block)
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
-        if block == 16384 and units > PROCESSORS:  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
-            thread = 64
+        if block == 16384 and units > PROCESSORS and not problem.norm.has_mean:
+            thread = 64  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
         if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
             thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
@@ -121,7 +121,7 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     if not short and block == 64 and unit_bytes(problem) == WIDE_LOAD and problem.view.spatial == 1:
         return WholeConfig(8, 2)  # (65536, 50) takes 10.7 us so, and 12.5 on one warp
     simple = problem.norm.has_mean and problem.norm.activation is None and problem.view.spatial == 1
-    wide = unit_bytes(problem) == WIDEST_LOAD
+    wide = unit_bytes(problem) >= PAIR_LOAD
     if short and block == 512 and simple and wide and problem.num_statistics <= MANY_ROWS:
         return WholeConfig(4, 1)  # on an H100 9000 x 272 in fp16 takes 5.4 us so, and 6.6 with two
     return WholeConfig((1024 if short or (block >= 256 and not narrow) else SHORT_UNITS) // block, 1)
