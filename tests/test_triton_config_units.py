@@ -1121,6 +1121,15 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("rms_norm", 1, None, False), (3000, 15001), torch.float16, False, "forward", WholeConfig(1, 8)),
         (("rms_norm", 1, "relu", False), (4343, 1024), torch.bfloat16, False, "forward", WholeConfig(2, 2)),
         (("rms_norm", 1, None, False), (8845, 14997), torch.bfloat16, False, "forward", WholeConfig(1, 8)),
+        (("group_norm", 32, "silu", False), (30, 960, 13, 13),
+         torch.float32, False, "backward", TilesConfig(PassConfig(8, 64, warps=2), PassConfig(16, 32, 2, 2))),
+        (("rms_norm", 1, "silu", False), (36, 15457),
+         torch.bfloat16, False, "forward", TilesConfig(PassConfig(1, 4096), PassConfig(2048, 1))),
+        (("group_norm", 1, "gelu_tanh", False), (29, 4, 191, 1), torch.float16, True, "backward", HeldConfig(1, 8)),
+        (("group_norm", 32, None, False), (1, 768, 64, 48),
+         torch.bfloat16, True, "forward", TilesConfig(PassConfig(64, 16, 4, 1, 3), PassConfig(128, 32, 2))),
+        (("group_norm", 8, "gelu", True), (38, 960, 24, 20),
+         torch.float16, True, "backward", TilesConfig(PassConfig(64, 16, 15, 2, 3), PassConfig(64, 32, warps=2))),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

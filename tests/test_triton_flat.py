@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.flat import flat_for, most_width
 from fusednorm.backends.triton.config.kinds import FlatConfig
+from fusednorm.backends.triton.config.tiles import passes_for, tiled
 from fusednorm.backends.triton.instances import FLAT, TILES
 from fusednorm.backends.triton.plans.flat import divisor
 from fusednorm.norm import norm_of
@@ -69,11 +70,18 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((64, 128, 31, 31), FP32, last=True, modulated=True), False),
         (evaluation((100, 2048, 7, 7)), False),
         (evaluation((65536, 14)), True),
+        (evaluation((25103, 79), FP32), False),
+        (evaluation((25103, 78), FP32), True),
         (evaluation((62, 66, 17, 17), last=True), True),
     ],
 )
 def test_which_evaluations_go_in_the_order_of_memory(problem: Problem, flat: bool) -> None:
     assert instances.choose(problem) is (FLAT if flat else TILES)
+
+
+def test_tiles_of_an_evaluation_of_some_size_are_on_four_warps() -> None:
+    output = passes_for(tiled(evaluation((4000, 384)))).output
+    assert (output.channels, output.positions, output.tiles, output.warps) == (128, 16, 1, 4)
 
 
 @pytest.mark.parametrize("last", [False, True])
@@ -99,6 +107,8 @@ def test_vectors_of_several_channels_are_short() -> None:
 def test_threads_of_short_vectors_have_several() -> None:
     assert flat_for(evaluation((65536, 5))) == FlatConfig(128, 8, 4)
     assert flat_for(evaluation((40000, 5))) == FlatConfig(256, 2, 8)
+    assert flat_for(evaluation((2000, 384))) == FlatConfig(128, 4, 4)
+    assert flat_for(evaluation((2000, 128), FP32, modulated=True)) == FlatConfig(128, 2, 4)
     assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
 

@@ -216,9 +216,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
     points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
     if points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
-        return HeldConfig(
-            min(8, _fitting(seen)), 8
-        )  # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on one
+        # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on a warp.
+        return HeldConfig(min(8, _fitting(seen)), 8)
     rows_of_planes = seen.contiguous and seen.positions and seen.elements == 128 and total > 2 * FEW_CONTIGUOUS
     if rows_of_planes and not problem.backward and size == 4 and seen.affine != 3 and not narrow:
         return HeldConfig(min(16, _fitting(seen)), 2)  # (40, 64, 11, 11) takes 3.1 us so, and 4.2 with 8 on 8 warps
@@ -534,11 +533,14 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
-    # (1, 1280, 32, 32) in batch_norm takes 5.3 us in rows of 32 bytes, and 7.4 so, (2, 512, 31, 31) in fp16 with silu
-    # 5.9 and 5.5.
-    some = not 8 * PROCESSORS < seen.units <= least * PROCESSORS and seen.units <= 2 * least * PROCESSORS
-    if not problem.backward and seen.elements == 1024 and some and size == 2:
-        least //= 2  # (4, 768, 23, 23) in bf16 with relu takes 7.3 us so, and 8.7 in rows of 32 bytes
+    # Rows of 32 bytes for all multiprocessors in one wave: (1, 1280, 32, 32) in batch_norm takes 5.3 us in these, and 7.4
+    # in halves.
+    wave = 8 * PROCESSORS < seen.units <= least * PROCESSORS
+    few = seen.units <= 2 * least * PROCESSORS and not wave
+    if not problem.backward and seen.elements == 1024 and size == 2 and few:
+        # (4, 768, 23, 23) in bf16 with relu takes 7.3 us so, and 8.7 in rows of 32 bytes, (2, 512, 31, 31) in fp16 with
+        # silu 5.5 and 5.9.
+        least //= 2
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         if seen.samples == 1 and problem.norm.per_batch and seen.affine != 3:
             # (1660, 384) in fp16 takes 6.5 us with 8, and 10.0 with 2, (1000, 100) in fp32 4.0 with 2, and 4.3 with 4.
