@@ -533,8 +533,8 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64
-    # Rows of 32 bytes for all multiprocessors in one wave: (1, 1280, 32, 32) in batch_norm takes 5.3 us in these, and 7.4
-    # in halves.
+    # Rows of 32 bytes for all multiprocessors in one wave: (1, 1280, 32, 32) in batch_norm takes 5.3 us in these, and
+    # 7.4 in halves.
     wave = 8 * PROCESSORS < seen.units <= least * PROCESSORS
     few = seen.units <= 2 * least * PROCESSORS and not wave
     if not problem.backward and seen.elements == 1024 and size == 2 and few:
