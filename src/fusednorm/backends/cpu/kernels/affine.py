@@ -20,7 +20,7 @@ from fusednorm.backends.cpu.geometry import (
     WANT_VARIANCE,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.device import exact, uncontracted
+from fusednorm.backends.cpu.kernels.device import exact, inlined, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, wanted
@@ -72,11 +72,11 @@ def dz_of(element: Element, pullback, kept: bool):
     """dz of an element: computed from grad_output and z, or what was ``kept`` of it."""
     load, recall = element.load, element.recall
 
-    @exact
+    @inlined
     def made(grad, g, kept, r, z, alpha):
         return pullback(load(grad, g), z, alpha)
 
-    @exact
+    @inlined
     def recalled(grad, g, kept, r, z, alpha):
         return recall(kept, r)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from fusednorm.backends.cpu.geometry import VECTOR, padded
 from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.lanes import lanes
 from fusednorm.backends.cpu.kernels.mathematics import identity, identity_pullback, joined
@@ -73,7 +73,7 @@ def row_keeper(element: Element, pullback, adds_behind: bool):
     load, keep, store, T = element.load, element.keep, element.store, element.compute
     at = joined(pullback)
 
-    @exact
+    @inlined
     def keep_element(grad, g, x, i, kept, r, post, p, grad_post, o, centre, a, b, alpha):
         z = normalized(load(x, i) - centre, a, b)
         if adds_behind:

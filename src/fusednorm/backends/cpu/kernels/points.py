@@ -25,7 +25,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized
-from fusednorm.backends.cpu.kernels.device import exact, span
+from fusednorm.backends.cpu.kernels.device import exact, inlined, span
 from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.operands import converting, factor_of, modulated, narrow, own, wanted, widened
@@ -128,7 +128,7 @@ def _row_sums(element: Element, pullback):
     wide = accesses(T.__name__)
     put, put_total, load_total = wide.store, wide.put_total, wide.load_total
 
-    @exact
+    @inlined
     def products(grad, g, x, i, coefficients, k, plane, c, scale, shift, alpha):
         """dz and dz xhat of an element."""
         _, deviation, z = row_z(x, i, coefficients, k, plane, c, scale, shift)

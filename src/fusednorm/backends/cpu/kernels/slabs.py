@@ -40,7 +40,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized, publish_units, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
+from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import cheap
@@ -478,7 +478,7 @@ def _apply_slab(element: Element, value):
     load, store, T = element.load, element.store, element.compute
     read_three, four = three_reader(element), cheap(value)
 
-    @exact
+    @inlined
     def put(x, i, y, j, centre, a, b, alpha):
         store(y, j, value(normalized(load(x, i) - centre, a, b), alpha))
 

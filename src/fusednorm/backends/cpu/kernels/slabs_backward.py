@@ -28,7 +28,7 @@ from fusednorm.backends.cpu.geometry import (
     WEIGHT_DTYPE,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, reduced_count
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import cheap
@@ -55,7 +55,7 @@ def _slab_sums(element: Element, pullback):
     add_first, add_second, scratch = element.add_first, element.add_second, element.scratch
     read_three, four, wide_scratch = three_reader(element), cheap(pullback), accesses("float64").scratch
 
-    @exact
+    @inlined
     def terms(grad, g, x, i, centre, a, b, rstd, alpha):
         """dz and dz xhat of an element."""
         deviation = load(x, i) - centre
@@ -206,7 +206,7 @@ def gradient_slab(
     load, store, T = element.load, element.store, element.compute
     read_three, four = three_reader(element), cheap(pullback)
 
-    @exact
+    @inlined
     def put(grad, g, x, i, dx, o, grad_total, centre, a, b, rstd, c2, c3, training, alpha):
         deviation = load(x, i) - centre
         gradient = a * pullback(load(grad, g), normalized(deviation, a, b), alpha)
