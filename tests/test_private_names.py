@@ -1028,6 +1028,37 @@ def test_kernels_compile_without(path: str, numba: Any, monkeypatch: pytest.Monk
     assert symbol.encode() in code
 
 
+def test_where_numba_optimizes_kernels_compile(numba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fusednorm.backends.cpu import compiler
+
+    def found(module: str, name: str, *substitute: Any) -> Any:
+        return None if name == "JITCPUCodegen._library_class" else lookup.find(module, name, *substitute)
+
+    monkeypatch.setattr(numba_names, "find", found)
+    numba_names._code_generator.cache_clear()
+    try:
+        symbol, code = compiler._compile(compiler.Kernel("affine", "given", "float32"))
+    finally:
+        numba_names._code_generator.cache_clear()
+    assert symbol.encode() in code
+
+
+def test_the_functions_of_a_kernel_stay_apart_until_all_are_there(numba: Any) -> None:
+    """They are inlined and optimized as a whole."""
+
+    @numba.njit("float64(float64)", **numba_names.UNWRAPPED)
+    def double(x: float) -> float:
+        return 2.0 * x
+
+    def calls() -> int:
+        compiled = numba.cfunc("float64(float64)")(lambda x: double(x) + 1.0)
+        return len(re.findall(rf" call [^@]*@[^(]*{double.__name__}", compiled.inspect_llvm()))
+
+    assert calls() == 0
+    with numba_names.own_settings():
+        assert calls() == 1
+
+
 def test_kernels_get_no_machine_code_of_numbas_and_the_programs_functions_do(numba: Any) -> None:
     """Also functions of both, as Numba's own are: what one generator has compiled, the other one links."""
 

@@ -139,21 +139,38 @@ def link(code: bytes, symbol: str, name: str) -> int:
         return int(library[symbol])
 
 
-def assemble(ir: str, public: str, level: int = 1) -> bytes:
+def assemble(ir: str, public: str) -> bytes:
     """Object code of a module in which only one function stays visible."""
     with _lock:
         module = llvm.parse_assembly(ir)
         for item in module.functions:
             if not item.is_declaration and item.name != public:
                 item.linkage = "internal"
-        builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=level))
-        builder.getModulePassManager().run(module, builder)
+        _optimize(module)
         foreign = [
             item.name for item in module.functions if item.is_declaration and item.name.startswith(RUNTIME_PREFIXES)
         ]
         if foreign:
             raise RuntimeError(f"the kernel {public} needs Numba's runtime ({', '.join(foreign)})")
         return bytes(target_machine().emit_object(module))
+
+
+def _optimize(module: Any) -> None:
+    """Run LLVM's passes over the functions of a kernel, which Numba has simplified one by one."""
+    builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=0))
+    passes = builder.getModulePassManager()
+    # Loops are rotated before they are inlined: of some that were not, LLVM made twice the code.
+    passes.add_loop_rotate_pass()
+    passes.add_instruction_combine_pass()
+    passes.add_jump_threading_pass()
+    passes.run(module, builder)
+    builder = llvm.create_pass_builder(target_machine(), llvm.create_pipeline_tuning_options(speed_level=3))
+    passes = builder.getModulePassManager()
+    # Now that the kernel's status code is known to be constant, it reaches the wrapper that Numba makes.
+    passes.add_ipsccp_pass()
+    passes.add_simplify_cfg_pass()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.run(module, builder)
 
 
 @cache
@@ -195,8 +212,7 @@ def _compile(kernel: Kernel) -> tuple[str, bytes]:
         compiled = cfunc(kernels.numba_signature(names, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH)(
             function
         )
-    # With the kernel internal, its constant status code reaches the wrapper that Numba makes, and the wrapper's error
-    # handling, which would need Numba's runtime, folds away.
+    # The kernel's constant status code makes the wrapper's error handling, which would need Numba's runtime, fold away.
     symbol = "fusednorm_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
     ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, names)
     return symbol, assemble(ir, symbol)

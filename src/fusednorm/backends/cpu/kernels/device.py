@@ -1,7 +1,8 @@
 """The decorators of the functions that kernels are made of.
 
 Such a function is only ever inlined into a kernel, so it gets no wrappers to be called from Python or C: they would
-double the time to compile it. Divisions follow IEEE, and products are contracted with sums into fma.
+double the time to compile it. LLVM simplifies it alone, and optimizes it as a part of each kernel (compiler.py).
+Divisions follow IEEE, and products are contracted with sums into fma.
 
 A function that several kernels share is built once (``cache``): Numba then compiles it once, and the later kernels of a
 process take half the time.
