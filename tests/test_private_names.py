@@ -1012,19 +1012,23 @@ def test_another_thread_compiles_after(numba: Any) -> None:
         "numba.core.compiler_lock:global_compiler_lock",
         "numba.core.registry:cpu_target.target_context",
         "numba.core.codegen:JITCPUCodegen",
+        "numba.core.compiler:Compiler",
     ],
 )
 def test_kernels_compile_without(path: str, numba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from fusednorm.backends.cpu import compiler
 
-    numba_names._code_generator.cache_clear()
+    made = (numba_names._code_generator, numba_names.pipeline)
+    for function in made:
+        function.cache_clear()
     take_away(monkeypatch, path)
     with pytest.raises(ImportError):
         lookup.find(*path.split(":"))
     try:
         symbol, code = compiler._compile(compiler.Kernel("affine", "given", "float32"))
     finally:
-        numba_names._code_generator.cache_clear()
+        for function in made:
+            function.cache_clear()
     assert symbol.encode() in code
 
 
@@ -1043,6 +1047,47 @@ def test_where_numba_optimizes_kernels_compile(numba: Any, monkeypatch: pytest.M
     assert symbol.encode() in code
 
 
+def choosing(scale: float, absent: bool) -> Callable[[int, float], float]:
+    """A function with what those of kernels have: loops, tuples, branches, operators, a constant condition."""
+
+    def chosen(n: int, x: float) -> float:
+        if absent:
+            return 0.0
+        total, other = 0.0, 1
+        for part in range(2):
+            start, stop = (part, n) if part else (min(n, 3), max(n // 2, 1))
+            for i in range(start, stop, 2):
+                total += x * i / (other + 1) if i % 3 and i != n else -x
+                other = i
+        return total * scale
+
+    return chosen
+
+
+def numbered(ir: str) -> list[str]:
+    """The lines of an IR without the numbers that Numba gives to functions, in some order."""
+    lines = (line for line in ir.splitlines() if "constant [" not in line)
+    return sorted(re.sub(r"(B\d+)?v\d+|(globals\.|0x)[0-9a-f]+|\d{6,}|_3c\w*_3e", "", line) for line in lines)
+
+
+@pytest.mark.parametrize("absent", [False, True])
+def test_needless_passes_change_nothing(numba: Any, absent: bool) -> None:
+    def ir(pipeline: Any) -> list[str]:
+        function = numba.njit(pipeline_class=pipeline, error_model="numpy", **numba_names.UNWRAPPED)(
+            choosing(0.5, absent)
+        )
+        compiled = numba.cfunc("float64(int64, float64)", pipeline_class=pipeline, error_model="numpy")(
+            lambda n, x: function(n, x)
+        )
+        return numbered(compiled.inspect_llvm())
+
+    with numba_names.own_settings():
+        short = ir(numba_names.pipeline())
+    with numba_names._own_code_generator():
+        assert ir(None) == short
+    assert len(short) > 100 or absent
+
+
 def test_the_functions_of_a_kernel_stay_apart_until_all_are_there(numba: Any) -> None:
     """They are inlined and optimized as a whole."""
 
@@ -1057,6 +1102,14 @@ def test_the_functions_of_a_kernel_stay_apart_until_all_are_there(numba: Any) ->
     assert calls() == 0
     with numba_names.own_settings():
         assert calls() == 1
+
+
+def test_the_passes_that_are_left_out_are_numbas(numba: Any) -> None:
+    """One that has another name would run again: no error, but time."""
+    from numba.core import typed_passes, untyped_passes
+
+    for name in numba_names.NEEDLESS:
+        assert hasattr(untyped_passes, name) or hasattr(typed_passes, name), name
 
 
 def test_kernels_get_no_machine_code_of_numbas_and_the_programs_functions_do(numba: Any) -> None:

@@ -34,7 +34,7 @@ from fusednorm.activations import __file__ as _ACTIVATIONS_FILE
 from fusednorm.backends.cpu.frame import ARGUMENTS, FORMATS, PLACES
 from fusednorm.formats import __file__ as _FORMATS_FILE
 from fusednorm.instance import CompilationError
-from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings
+from fusednorm.private.numba_names import RUNTIME_PREFIXES, VOID_RESULT, own_settings, pipeline
 from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
 from fusednorm.storage import cache_root, contents, problem, readonly_root, replace_file
 
@@ -209,9 +209,10 @@ def _compile(kernel: Kernel) -> tuple[str, bytes]:
         from fusednorm.backends.cpu import kernels
 
         function, names = kernels.build(kernel)
-        compiled = cfunc(kernels.numba_signature(names, kernel.dtype), error_model="numpy", fastmath=kernels.FASTMATH)(
-            function
-        )
+        compiled = cfunc(
+            kernels.numba_signature(names, kernel.dtype), pipeline_class=pipeline(), error_model="numpy",
+            fastmath=kernels.FASTMATH,
+        )(function)  # fmt: skip
     # The kernel's constant status code makes the wrapper's error handling, which would need Numba's runtime, fold away.
     symbol = "fusednorm_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
     ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, names)

@@ -15,9 +15,9 @@ from functools import partial
 from numba import njit
 
 from fusednorm.backends.cpu.geometry import VECTOR
-from fusednorm.private.numba_names import INLINED, UNWRAPPED
+from fusednorm.private.numba_names import INLINED, UNWRAPPED, pipeline
 
-_compile = partial(njit, error_model="numpy", **UNWRAPPED)
+_compile = partial(njit, error_model="numpy", pipeline_class=pipeline(), **UNWRAPPED)
 
 #: For element-wise work: what is written is what is computed.
 exact = _compile(fastmath={"contract"})
