@@ -972,18 +972,23 @@ class Interruption(Exception):  # noqa: N818
 def test_own_settings_hold_inside_and_nowhere_else(numba: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from numba.core import config, registry
     from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.types import functions
 
     context = registry.cpu_target.target_context
     monkeypatch.setattr(config, "BOUNDSCHECK", 1)
     monkeypatch.setattr(config, "OPT", type(config.OPT)(0))
     monkeypatch.setattr(config, "DUMP_IR", 1)
-    generator = context._internal_codegen
+    generator, call_type = context._internal_codegen, functions.BaseFunction.get_call_type
     with suppress(Interruption), numba_names.own_settings():
         assert (config.BOUNDSCHECK, config.OPT, config.DUMP_IR) == (None, 3, 0)
         assert context._internal_codegen is not generator
         assert isinstance(context._internal_codegen, type(generator))
+        assert "get_abi_sizeof" in vars(context)
+        assert functions.BaseFunction.get_call_type is not call_type
         assert global_compiler_lock.is_locked()
         raise Interruption
+    assert "get_abi_sizeof" not in vars(context)
+    assert functions.BaseFunction.get_call_type is call_type
     assert (config.BOUNDSCHECK, config.OPT, config.DUMP_IR) == (1, 0, 1)
     assert context._internal_codegen is generator
     assert not global_compiler_lock.is_locked()
@@ -1011,7 +1016,10 @@ def test_another_thread_compiles_after(numba: Any) -> None:
     [
         "numba.core.compiler_lock:global_compiler_lock",
         "numba.core.registry:cpu_target.target_context",
+        "numba.core.registry:cpu_target.target_context.get_abi_sizeof",
         "numba.core.codegen:JITCPUCodegen",
+        "numba.core.types.functions:BaseFunction",
+        "numba.core.types.functions:BaseFunction.get_call_type",
         "numba.core.compiler:Compiler",
     ],
 )
@@ -1071,7 +1079,7 @@ def numbered(ir: str) -> list[str]:
 
 
 @pytest.mark.parametrize("absent", [False, True])
-def test_needless_passes_change_nothing(numba: Any, absent: bool) -> None:
+def test_needless_passes_and_what_is_looked_up_once_change_nothing(numba: Any, absent: bool) -> None:
     def ir(pipeline: Any) -> list[str]:
         function = numba.njit(pipeline_class=pipeline, error_model="numpy", **numba_names.UNWRAPPED)(
             choosing(0.5, absent)
