@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 from pathlib import Path
@@ -48,6 +49,19 @@ def ordinary_bits(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_numbas_settings_do_not_reach_the_kernels(settings: dict[str, str], ordinary_bits: Any, tmp_path: Path) -> None:
     """They are for the program's own functions, and what is kept serves processes without them."""
     assert fresh_process(BITS, FUSEDNORM_CACHE_DIR=tmp_path, **settings) == ordinary_bits
+
+
+@pytest.mark.parametrize("first", [0, 700, 10**6])
+def test_the_garbage_collector_is_as_it_was(first: int) -> None:
+    """Meanwhile it looks more rarely; where it is switched off or looks even more rarely, that stays."""
+    found = gc.get_threshold()
+    gc.set_threshold(first, *found[1:])
+    try:
+        with compiler._rare_collections():
+            assert gc.get_threshold()[0] == (compiler.COLLECTED if first == 700 else first)
+        assert gc.get_threshold()[0] == first
+    finally:
+        gc.set_threshold(*found)
 
 
 @pytest.fixture

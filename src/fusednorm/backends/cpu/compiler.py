@@ -13,12 +13,15 @@ object is never found, and each file starts with the digest of its content, so t
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import itertools
 import logging
 import os
 import platform
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -39,6 +42,9 @@ from fusednorm.private.numba_names import __file__ as _NUMBA_NAMES_FILE
 from fusednorm.storage import cache_root, contents, problem, readonly_root, replace_file
 
 logger = logging.getLogger(__name__)
+
+#: New objects after which Python looks for cycles among them while Numba compiles; 700 or 2000 by default.
+COLLECTED = 20_000
 
 _IR_TYPES = {"Q": "ptr", "d": "double", "q": "i64"}
 
@@ -205,7 +211,7 @@ def _compile(kernel: Kernel) -> tuple[str, bytes]:
     """Compile a kernel; return its symbol and the object code."""
     from numba import cfunc  # costs 0.3 s, paid only where there is something to compile
 
-    with own_settings(_cpu_features()):
+    with own_settings(_cpu_features()), _rare_collections():
         from fusednorm.backends.cpu import kernels
 
         function, names = kernels.build(kernel)
@@ -217,6 +223,18 @@ def _compile(kernel: Kernel) -> tuple[str, bytes]:
     symbol = "fusednorm_" + hashlib.sha256(kernel.name.encode()).hexdigest()[:16]
     ir = compiled.inspect_llvm() + _entry(symbol, compiled.native_name, names)
     return symbol, assemble(ir, symbol)
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Numba makes objects by the million, few of them in cycles: looking for these took a tenth of the time."""
+    found = gc.get_threshold()
+    if 0 < found[0] < COLLECTED:
+        gc.set_threshold(COLLECTED, *found[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*found)
 
 
 def _entry(symbol: str, function: str, names: tuple[str, ...]) -> str:
