@@ -426,7 +426,8 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
     # Few elements a thread of single loads: (341, 59741) in bf16 with gelu takes 110 us so, and 182 with 2048 columns
     # to a program.
     elements = 512 if single else 1024 // share
-    if not single and view.samples * -(-view.channels // elements) < 2 * PROCESSORS:
+    short = not single and view.samples * -(-view.channels // elements) < 2 * PROCESSORS
+    if short:
         elements //= 2
     blocks = -(-view.channels // elements)
     if view.samples <= ONE_SHARE or (view.samples <= 16 and view.channels > 2 * PROCESSORS * elements):
@@ -441,12 +442,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
             most, least = (2 if many else 1) * MOST_SINGLE_STEPS, 2
         enough = COLUMN_PROGRAMS * (2 if single else 1)
         steps = max(least, min(most, power_of_two(rows // enough + 1) // 2))
-        if rows <= FEWEST_STEPPED and problem.dtype == "float32" and not problem.norm.has_mean:
-            steps = 1  # rms_norm of (6, 16384) takes 5.4 us so, and 6.2 with two
-        elif single and rows <= FEWEST_STEPPED:
-            steps = 1
-        elif not single and view.samples * -(-view.channels // (1024 // share)) <= FEWEST_STEPPED:
-            elements, steps = 1024 // share, 1  # (14, 11008) in bf16 takes 4.8 us so, and 5.2 in two steps of 512
+        if rows <= FEWEST_STEPPED and (single or (problem.dtype == "float32" and not problem.norm.has_mean)):
+            steps = 1  # rms_norm of (6, 16384) in fp32 takes 5.4 us so, and 6.2 with two
+        elif short:
+            elements, steps = 2 * elements, 1  # (14, 11008) in bf16 takes 4.8 us so, and 5.2 in two steps of 512
     # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, of wide loads (88,
     # 12288) in bf16 with silu 11.4 and 13.7, but of pairs (87, 13902) 9.8 and 9.2, and in 8 steps (72, 65536) 25.0 and
     # 23.5.
