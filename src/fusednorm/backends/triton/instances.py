@@ -59,7 +59,7 @@ from fusednorm.backends.triton.config.rows import (
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
-from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes
+from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, single_floats
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -570,7 +570,7 @@ def _for_rows(problem: Problem) -> Instance:
         stepped = stepped or problem.norm.has_mean
     if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 2 and not stepped:
         return TILES  # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers
-    odd = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD and not problem.norm.has_mean
+    odd = single_floats(problem) and not problem.norm.has_mean
     if odd and LARGE_HELD // 2 < length <= LARGE_HELD and count > 4 * PROCESSORS and HELD.supports(problem) is None:
         return HELD  # rms_norm of (2000, 3001) takes 13.6 us so, and 15.8 whole
     if WHOLE.supports(problem) is None and not stepped and (length <= 2 * STEPPED_ROW or (wide and count > PROCESSORS)):

@@ -53,6 +53,11 @@ def load_bytes(problem: Problem) -> int:
     return alignment_of_runs(problem.dtype, problem.view, layouts_of(problem)) * DTYPE_BYTES[problem.dtype]
 
 
+def single_floats(problem: Problem) -> bool:
+    """Whether each load is of one element of 32 bits."""
+    return problem.dtype == "float32" and load_bytes(problem) == DTYPE_BYTES["float32"]
+
+
 def unit_bytes(problem: Problem) -> int:
     """The widest load along units in one piece of memory, 16 bytes at most."""
     samples = [layout.sample for layout in layouts_of(problem) if problem.view.samples > 1]

@@ -214,8 +214,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (81, 96, 3, 3) in fp32 takes 2.1 us with rows of 64, and 2.3 with rows of 32.
         row = 64 if 2 * total > 3 * FEW_CONTIGUOUS else 32
         return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
-    points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
-    if points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
+    some_points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
+    if some_points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
         # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on a warp.
         return HeldConfig(min(8, _fitting(seen)), 8)
     rows_of_planes = seen.contiguous and seen.positions and seen.elements == 128 and total > 2 * FEW_CONTIGUOUS
@@ -378,7 +378,7 @@ def _most_sharing(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4, (30, 384, 27) with scale and shift 4.7 and 5.6."""
     if problem.modulated and (problem.norm.smooth or seen.elements <= SHORT_ROW):
         return 0
-    # (40, 829, 3, 3) in fp32 takes 5.2 us so, and 4.6 with partials of each sample.
+    # (40, 829, 3, 3) in fp32 takes 5.2 us in a program for all samples, and 4.6 with partials of each.
     return ALL_SAMPLES // (4 if narrow and 8 * seen.units * seen.elements > 15 * SMALL_HELD else 2)
 
 

@@ -18,7 +18,15 @@ from fusednorm.backends.triton.config.held import (
 )
 from fusednorm.backends.triton.config.tiles import of_points, tiled
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import FEW, WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, unit_bytes
+from fusednorm.backends.triton.runs import (
+    FEW,
+    WIDE_LOAD,
+    WIDEST_LOAD,
+    load_bytes,
+    power_of_two,
+    single_floats,
+    unit_bytes,
+)
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a unit that keeps its multiprocessor busy even where its tile is not full.
@@ -38,7 +46,8 @@ SHORT_WHOLE = 512
 MOST_WHOLE_PLANE = 512
 #: Positions of a plane that wide loads read from which on a channel of samples is faster held.
 EVEN_PLANE = 96
-#: Positions of a plane that lies along one axis with those of other samples, beyond which it fills tiles.
+#: Positions of a plane that lies along one axis with those of other samples, or that narrow loads read, beyond which it
+#: fills tiles.
 LONG_FLAT_PLANE = 1024
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
@@ -164,7 +173,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
 def _singles(problem: Problem) -> bool:
     """Whether the planes of several channels have single loads of 32 bits."""
     several = problem.view.group_channels > 1 and problem.layout.order == "channels_first"
-    return several and problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD
+    return several and single_floats(problem)
 
 
 def full_of_singles(problem: Problem) -> bool:

@@ -9,7 +9,15 @@ from fusednorm.backends.triton.config.held import MOST_SMALL
 from fusednorm.backends.triton.config.holding import LARGE_HELD
 from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, StepsConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, row_window
+from fusednorm.backends.triton.runs import (
+    PAIR_LOAD,
+    WIDE_LOAD,
+    WIDEST_LOAD,
+    load_bytes,
+    power_of_two,
+    row_window,
+    single_floats,
+)
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: The elements of two rows at most that one program takes in one step, those that it does with 16 warps, and those that
@@ -74,7 +82,7 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     if problem.view.spatial > 1:
         if block <= 16384:
             return StepsConfig(1024, 4)
-        if problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD:
+        if single_floats(problem):
             return StepsConfig(4096, 16)  # on an H100 (10, 100, 20001) takes 69 us so, and 82 on 8 warps
         # On an H100 (13, 512, 144, 144) in fp16 takes 206 us on 8 warps, and 212 on 4.
         return StepsConfig(2048, 8 if DTYPE_BYTES[problem.dtype] == 2 else 4)
@@ -133,7 +141,7 @@ def plane_rows_backward_for(problem: Problem) -> StepsConfig:
     size, block = DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
     if block <= LARGE_HELD or (block == 2 * LARGE_HELD and size != 4):
         return StepsConfig(min(1024, block), 4)
-    if size == 4 and load_bytes(problem) < WIDE_LOAD:  # (9, 43, 20049) takes 49 us so, 57 of 1024, and 83 of 16384
+    if single_floats(problem):  # (9, 43, 20049) takes 49 us so, 57 of 1024, and 83 of 16384
         return StepsConfig(4096, 8)
     if block == 2 * LARGE_HELD or size == 8:
         return StepsConfig(2048, 8)

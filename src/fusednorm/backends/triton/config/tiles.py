@@ -18,6 +18,7 @@ from fusednorm.backends.triton.runs import (
     load_bytes,
     power_of_two,
     runs_of,
+    single_floats,
 )
 from fusednorm.problem import DTYPE_BYTES, Problem, View
 
@@ -74,8 +75,9 @@ LONG_ROW_BYTES = 1 << 20
 #: Elements that one program of such a pass takes at least and at most, and about how many programs there are: the
 #: backward of (2, 307, 256, 363) in one group in fp16 with silu takes 190 us so, and 197 with twice as many.
 FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 1000, 500
-#: BACKWARD_PROGRAMS of 32 bits with a smooth activation: instance_norm of (1, 640, 24, 32, 19) with silu takes 63 us
-#: so, and 67 with 500. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 500, and 19.7 with 1800.
+#: BACKWARD_PROGRAMS with a smooth activation, of 32 bits or with scale and shift: instance_norm of (1, 640, 24, 32, 19)
+#: with silu takes 63 us so, and 67 with 500. In fp16 batch_norm of (121, 1280, 3, 8) takes 16.1 us with 500, and 19.7
+#: with 1800.
 SMOOTH_PROGRAMS = 800
 #: Programs of a backward's pass that reads points with scale and shift.
 POINT_PROGRAMS = 300
@@ -173,7 +175,7 @@ def _planes(problem: Problem) -> TilesConfig:
     tile = _planes_across if per_batch else _plane
     reduction = _for_moments(problem) or tile(problem, _most_read(problem))
     narrow = load_bytes(problem) < WIDE_LOAD
-    odd = problem.dtype == "float32" and narrow
+    odd = single_floats(problem)
     if per_batch and odd and TILE < length_of_runs(problem) <= 2 * TILE:
         reduction = PassConfig(1, 2 * TILE)  # (8, 2560, 77, 77) takes 400 us so, and 522 in two tiles
     elif per_batch and narrow and DTYPE_BYTES[problem.dtype] == 2 and reduction == PassConfig(1, TILE):
@@ -228,8 +230,8 @@ def _for_moments(problem: Problem) -> PassConfig | None:
         return None
     if source.norm.per_batch:
         return passes_for(source).reduction
-    single = problem.dtype == "float32" and load_bytes(problem) < WIDE_LOAD
-    return PassConfig(1, min(power_of_two(length_of_runs(source)), _most_read(problem)), warps=2 if single else 4)
+    warps = 2 if single_floats(problem) else 4
+    return PassConfig(1, min(power_of_two(length_of_runs(source)), _most_read(problem)), warps=warps)
 
 
 def _planes_backward(problem: Problem) -> TilesConfig:
@@ -254,7 +256,7 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     elif wide == 2 and read == PassConfig(1, 512) and 512 < length <= 1024:
         # (41, 1400, 880) takes 241 us so, and 299 with two tiles of half the size on two warps.
         read, warps = PassConfig(1, 1024), 4
-    singles = narrow and wide == 2 and view.group_channels > 1
+    singles = single_floats(problem) and view.group_channels > 1
     if singles and read == PassConfig(1, 512):  # (12, 320, 17, 17) in 20 groups takes 8.2 us so, and 9.1 with one
         read, warps = PassConfig(2, 512), 4
     count = -(-length // read.positions)
