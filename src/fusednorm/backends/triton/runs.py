@@ -38,6 +38,12 @@ def alignment(dtype: str, *numbers: int) -> int:
     return gcd(16 // DTYPE_BYTES[dtype], *numbers)
 
 
+def leading_bits(length: int, block: int, bits: int) -> int:
+    """The first bits of the last place of a length, in a block that is the power of two of it, see ``within`` of
+    kernels/addressing.py."""
+    return (length - 1) >> max(0, block.bit_length() - 1 - bits)
+
+
 def alignment_of_runs(dtype: str, view: View, layouts: Sequence[Layout]) -> int:
     """The alignment of every run of contiguous elements in tensors of a view: of its beginning and its end."""
     found = 0

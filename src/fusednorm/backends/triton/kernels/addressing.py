@@ -39,6 +39,22 @@ def no_wider(o, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def within(o, length, BLOCK: tl.constexpr, LEADING: tl.constexpr, ALIGN: tl.constexpr):
+    """Which places of an axis of BLOCK are within its length, which ALIGN divides.
+
+    LEADING are the first one to three bits of the last place, or 0 where the compiler is not to know them. Places that
+    differ from it in these bits then have no mask, or no loads: of 343 in 512 the bits 101 leave one eighth with masks.
+    """
+    if BLOCK == 1:
+        return o < 1
+    elif LEADING == 0:
+        return o < aligned(length, ALIGN)
+    else:
+        PIECE: tl.constexpr = BLOCK // 8 if LEADING > 3 else BLOCK // 4 if LEADING > 1 else BLOCK // 2
+        return o <= ((length - 1) & (PIECE - 1) | LEADING * PIECE)
+
+
+@triton.jit
 def steps_of(sample, channel, spatial, ALIGN: tl.constexpr, LAST: tl.constexpr):
     """The strides of a tensor; the one along contiguous memory is 1, and ALIGN divides the others."""
     if LAST:

@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
-from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
+from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
@@ -50,24 +50,32 @@ def totals(pair):
 @triton.jit
 def units_of_program(
     units, G,
-    ONE: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr, BLOCK_U: tl.constexpr,
+    ONE: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, NEIGHBOURS: tl.constexpr, ALIGN: tl.constexpr,
+    BLOCK_U: tl.constexpr,
 ):  # fmt: skip
-    """The units of a program, their samples, their places in these, and which of them there are."""
+    """The units of a program, their samples, their places in these, and which of them there are. Units that are no
+    NEIGHBOURS in memory need no mask: where a program has fewer it takes the last one again, and stores the same."""
     pid = tl.program_id(0)
     if ALL_SAMPLES:
         n = tl.arange(0, BLOCK_U).to(tl.int64)
         o_unit = n * G + pid
         return o_unit, n, pid + tl.zeros_like(tl.arange(0, BLOCK_U)), o_unit < units
-    elif ONE:
+    elif ONE or SPAN:
         o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
-        return o_unit, tl.zeros_like(o_unit).to(tl.int64), o_unit, o_unit < aligned(units, ALIGN)
-    elif SPAN:
-        o_unit = pid * BLOCK_U + tl.arange(0, BLOCK_U)
-        return o_unit, (o_unit // G).to(tl.int64), o_unit % G, o_unit < units
+        m_u = o_unit < aligned(units, ALIGN)
+        if not NEIGHBOURS:
+            o_unit, m_u = tl.minimum(o_unit, units - 1), tl.full((BLOCK_U,), True, tl.int1)
+        if ONE:
+            return o_unit, tl.zeros_like(o_unit).to(tl.int64), o_unit, m_u
+        else:
+            return o_unit, (o_unit // G).to(tl.int64), o_unit % G, m_u
     else:
         blocks = tl.cdiv(G, BLOCK_U)
         n, g = (pid // blocks).to(tl.int64), pid % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
-        return n * G + g, n + tl.zeros_like(g), g, g < aligned(G, ALIGN)
+        m_u = g < aligned(G, ALIGN)
+        if not NEIGHBOURS:
+            g, m_u = tl.minimum(g, G - 1), tl.full((BLOCK_U,), True, tl.int1)
+        return n * G + g, n + tl.zeros_like(g), g, m_u
 
 
 @triton.jit
@@ -78,17 +86,18 @@ def of_units(b):
 
 @triton.jit
 def rows_and_columns(
-    m_u, rows, columns, APART: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
-):
+    m_u, rows, columns, APART: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
+):  # fmt: skip
     """The rows and columns of a tile, and its mask."""
     if BLOCK_R == 0:
         o_lane = tl.arange(0, BLOCK_K)[None, None, :]
         o_r = tl.umulhi(2 * o_lane, 2147483647 // columns + 1)  # by 2**31 / columns, rounded up, as in channel_of
-        return o_r, o_lane - o_r * columns, of_units(m_u) & (o_lane < rows * columns)
+        return o_r, o_lane - o_r * columns, of_units(m_u) & within(o_lane, rows * columns, BLOCK_K, LEADING_K, 1)
     else:
         o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
-        m_k = o_k < (columns if BLOCK_K == 1 or APART else aligned(columns, ALIGN))
-        return o_r, o_k, of_units(m_u) & (o_r < rows) & m_k
+        m_k = within(o_k, columns, BLOCK_K, LEADING_K, 1 if BLOCK_K == 1 or APART else ALIGN)
+        return o_r, o_k, of_units(m_u) & within(o_r, rows, BLOCK_R, LEADING_R, 1) & m_k
 
 
 @triton.jit
@@ -106,8 +115,9 @@ def of_channels(b, AFFINE: tl.constexpr):
 
 @triton.jit
 def channels_of(
-    n, g, m_u, rows, columns, C, AFFINE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr
-):
+    n, g, m_u, rows, columns, C, AFFINE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr, LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
+):  # fmt: skip
     """The channels of units, their places among the channels of all samples, and which of them there are.
 
     With rows of channels they have the form of the tile, so that their values lie in threads as the tile does.
@@ -115,18 +125,22 @@ def channels_of(
     if AFFINE == 2 and BLOCK_R == 1:
         o_d = tl.arange(0, BLOCK_K)[None, None, :]
         o_c = of_units(g) * aligned(columns, ALIGN) + no_wider(o_d, ALIGN)
-        return o_c, of_units(n) * C + o_c, of_units(m_u) & (o_d < aligned(columns, ALIGN))
+        return o_c, of_units(n) * C + o_c, of_units(m_u) & within(o_d, columns, BLOCK_K, LEADING_K, ALIGN)
     elif AFFINE == 0:
         return g, n * C + g, m_u
     elif AFFINE == 3:
         o_r = tl.arange(0, BLOCK_R)[None, :]
         o_c = g[:, None] + tl.zeros_like(o_r)
-        return o_c, o_r.to(tl.int64) * C + o_c, m_u[:, None] & (o_r < rows)
+        return o_c, o_r.to(tl.int64) * C + o_c, m_u[:, None] & within(o_r, rows, BLOCK_R, LEADING_R, 1)
     else:
         size = rows if AFFINE == 1 else aligned(columns, ALIGN)
         o_d = tl.arange(0, BLOCK_R if AFFINE == 1 else BLOCK_K)[None, :]
         o_c = g[:, None] * size + o_d
-        return o_c, n[:, None] * C + o_c, m_u[:, None] & (o_d < size)
+        if AFFINE == 1:
+            m_d = within(o_d, rows, BLOCK_R, LEADING_R, 1)
+        else:
+            m_d = within(o_d, columns, BLOCK_K, LEADING_K, ALIGN)
+        return o_c, n[:, None] * C + o_c, m_u[:, None] & m_d
 
 
 @triton.jit
@@ -157,13 +171,14 @@ def held_units_forward(
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    NEIGHBOURS: tl.constexpr = ALIGN if BLOCK_K == 1 or APART else 1
-    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, NEIGHBOURS, BLOCK_U)
+    NEIGHBOURS: tl.constexpr = BLOCK_K == 1 or APART
+    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U)
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
-    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K)
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     b_behind = None
@@ -173,7 +188,9 @@ def held_units_forward(
             steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
             b_before = tl.load(added.before + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
         if added.gate is not None:
-            _, o_number, m_number = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+            _, o_number, m_number = channels_of(
+                n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
+            )
             b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
         b_x = sum_of(b_x, b_before, b_gate, mask, dtype)
     if added.total is not None:
@@ -182,7 +199,9 @@ def held_units_forward(
         steps = Steps(added.behind_sample, added.behind_channel, added.behind_spatial)
         b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
     b_x = b_x.to(dtype)
-    o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+    o_c, o_modulation, m_c = channels_of(
+        n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
+    )
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
     count = (rows * columns).to(dtype)
@@ -223,13 +242,14 @@ def held_forward(
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with nothing around the norm."""
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
     )  # fmt: skip
 
 
@@ -267,6 +287,7 @@ def held_units_backward(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient of BLOCK_U units, the gradients of scale and shift, and those of weight and bias, or their
     partials p and q for each sample and channel where a program has not all of a channel."""
@@ -274,10 +295,12 @@ def held_units_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
-    NEIGHBOURS: tl.constexpr = ALIGN if BLOCK_K == 1 or APART else 1
-    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, ALL_SAMPLES, NEIGHBOURS, BLOCK_U)
+    NEIGHBOURS: tl.constexpr = BLOCK_K == 1 or APART
+    o_unit, n, g, m_u = units_of_program(
+        units, G, ONE, SPAN, ALL_SAMPLES, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U
+    )
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
-    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K)
+    o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K)
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
     b_dy = tl.load(p_dy + offsets_of_units(o_n, o_place, o_r, o_k, dy_steps, APART, ALIGN), mask, 0.0)
     b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
@@ -289,7 +312,9 @@ def held_units_backward(
         b_more = tl.load(added.grad_total + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
     mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
-    o_c, o_modulation, m_c = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+    o_c, o_modulation, m_c = channels_of(
+        n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
+    )
     b_gain, b_offset = affine(parameters, o_modulation, o_c, m_c, dtype)
     gain, offset = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE)
     inverse, alpha = of_units(rstd), alpha_of(activation_parameter, ALPHA, dtype)
@@ -352,6 +377,7 @@ def held_backward(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with nothing around the norm."""
     held_units_backward(
@@ -360,4 +386,5 @@ def held_backward(
         p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        LEADING_R, LEADING_K,
     )  # fmt: skip

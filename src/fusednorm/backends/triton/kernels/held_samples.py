@@ -35,7 +35,8 @@ def held_samples_backward(
     N, G, C, rows, columns, dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
     sums, blocks, chunks, steps, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ALIGN: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """The input's gradient and the gradients of scale and shift of every chunks-th BLOCK_N samples of BLOCK_U units,
     and their p and q times 1 + scale, summed over the steps."""
@@ -49,7 +50,9 @@ def held_samples_backward(
     m_g = g < G
     dy_steps, x_steps = Steps(dy_sample, dy_unit, dy_row), Steps(x_sample, x_unit, x_row)
     dx_steps = Steps(dx_sample, dx_unit, dx_row)
-    o_c, o_partial, m_c = channels_of(o_n, g, m_g, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+    o_c, o_partial, m_c = channels_of(
+        o_n, g, m_g, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
+    )
     parameters = Parameters(p_weight, p_bias, p_scale, p_shift)
     weight, bias = affine(Parameters(p_weight, p_bias, None, None), o_c, o_c, m_c, dtype)
     alpha, count = alpha_of(activation_parameter, ALPHA, dtype), (rows * columns).to(dtype)
@@ -57,13 +60,15 @@ def held_samples_backward(
     n = o_n
     for _ in tl.range(0, steps, num_stages=STAGES):
         m_u = m_g & (n < N)
-        o_r, o_k, mask = rows_and_columns(m_u, rows, columns, False, ALIGN, BLOCK_R, BLOCK_K)
+        o_r, o_k, mask = rows_and_columns(m_u, rows, columns, False, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K)
         b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, False, ALIGN), mask, 0.0)
         b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, False, ALIGN), mask, 0.0)
         o_unit = n * G + g
         rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
         mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
-        _, o_modulation, m_modulation = channels_of(n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K)
+        _, o_modulation, m_modulation = channels_of(
+            n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
+        )
         b_gain, b_offset, factor = affine_of_points(parameters, o_modulation, m_modulation, weight, bias, dtype)
         gain, offset, inverse = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE), of_units(rstd)
         dz, xhat = gradient_of(b_dy, b_x, None, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)

@@ -30,8 +30,8 @@ def whole_sum_forward(
     behind_sample, behind_unit, gate_rows, gate_step, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr,
+    PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with sums around the norm."""
     added = Added(
@@ -41,8 +41,8 @@ def whole_sum_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, PER_ELEMENT, BY_CHANNEL,
-        p_out_scale, OUT, BY_ROW, NATIVE,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, PER_ELEMENT,
+        BY_CHANNEL, p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip
 
 
@@ -270,6 +270,7 @@ def held_sum_forward(
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
     added = Added(
@@ -280,7 +281,7 @@ def held_sum_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
         added, units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
-        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
     )  # fmt: skip
 
 
@@ -301,6 +302,7 @@ def held_sum_backward(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_backward` with sums around the norm."""
     held_units_backward(
@@ -309,6 +311,7 @@ def held_sum_backward(
         p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
+        LEADING_R, LEADING_K,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
-from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
+from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
@@ -116,22 +116,28 @@ def units_forward(
     x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, PER_ELEMENT: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr,
+    PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr, p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr,
+    NATIVE: tl.constexpr,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
-    K is ``length`` where S is None. EVEN: K = BLOCK_K. EARLY: the parameters and post_add are loaded beside the input,
-    and wait in registers for the statistics; where a thread holds few elements, that saves the time of one access.
-    ONCE: the units of a program have the same parameters, which are loaded once, and then move to the threads that need
-    them. OUT: the 8-bit format of the output (codes.py), or None.
+    K is ``length`` where S is None. EVEN: K = BLOCK_K. LEADING: see :func:`within`. EARLY: the parameters and post_add
+    are loaded beside the input, and wait in registers for the statistics; where a thread holds few elements, that saves
+    the time of one access. ONCE: the units of a program have the same parameters, which are loaded once, and then move
+    to the threads that need them. OUT: the 8-bit format of the output (codes.py), or None.
+
+    A mask of rows is known when compiling, and of units that are no rows not. So only rows have one for their units:
+    where the last program has fewer others it takes the last one again, and stores the same.
     """
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    o_u = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    o_k = tl.arange(0, BLOCK_K)
-    m_u = o_u < units
+    o_u, o_k = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U), tl.arange(0, BLOCK_K)
+    if S == 1:
+        m_u = o_u < units
+    else:
+        o_u, m_u = tl.minimum(o_u, units - 1), tl.full((BLOCK_U,), True, tl.int1)
     K = aligned(length, ALIGN) if S is None else D * S
-    m_k = o_k < K
+    m_k = within(o_k, K, BLOCK_K, LEADING, ALIGN)
     mask = m_u[:, None] if EVEN else m_u[:, None] & m_k[None, :]
     n = (o_u // (G * positions)).to(tl.int64)
     place = o_u % (G * positions)
@@ -188,14 +194,15 @@ def whole_forward(
     reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr,
-    NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr, OUT: tl.constexpr,
+    BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
     nothing = Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, False, False,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False,
+        False,
         p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip

@@ -13,8 +13,8 @@ from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.backends.triton.runs import alignment
-from fusednorm.problem import Layout, Problem
+from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, leading_bits
+from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 
 def _programs(seen: HeldUnits, config: HeldConfig) -> int:
@@ -46,6 +46,24 @@ def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[
         "BLOCK_U": config.units,
         "BLOCK_R": rows,
         "BLOCK_K": columns,
+        **_leading(problem, seen, align),
+    }
+
+
+def _leading(problem: Problem, seen: HeldUnits, align: int) -> dict[str, int]:
+    """What is known of the last row, and of the last column where narrow loads have a mask for each. More bits are more
+    kernels, so one is known of a number of samples or positions, two of a length, and three of a number of channels.
+
+    On an H200 the backward of (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 29 where nothing is known, but
+    batch_norm of (4, 1343, 15, 15) in fp16 and channels_last with silu 7.4 and 6.1."""
+    rows, columns = seen.block
+    if seen.flat:
+        return {"LEADING_R": 0, "LEADING_K": leading_bits(seen.rows * seen.columns, columns, 2)}
+    narrow = align * DTYPE_BYTES[problem.dtype] < WIDE_LOAD
+    slow = narrow and seen.contiguous and not problem.backward and problem.norm.smooth
+    return {
+        "LEADING_R": 0 if slow else leading_bits(seen.rows, rows, 3 if seen.across == "channel" else 1),
+        "LEADING_K": leading_bits(seen.columns, columns, 2) if align == 1 else 0,
     }
 
 

@@ -12,7 +12,7 @@ from fusednorm.backends.triton.kernels import sums, whole
 from fusednorm.backends.triton.launch import Scalars, prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, codes_of
 from fusednorm.backends.triton.plans.sums import SumForward
-from fusednorm.backends.triton.runs import alignment, power_of_two
+from fusednorm.backends.triton.runs import alignment, leading_bits, power_of_two
 from fusednorm.problem import Layout, Problem
 
 
@@ -44,6 +44,7 @@ class Units:
         layouts = problem.layout, output, *around
         steps = [step for layout in layouts for step in steps_of(layout)]
         known = [step for layout in layouts if layout for step in steps_of(layout)]
+        align = alignment(problem.dtype, problem.reduced, *known)
         self.scalars: Scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
         self.tile: dict[str, Any] = {
             "G": view.groups,
@@ -53,9 +54,10 @@ class Units:
             "EARLY": early(self.programs, config.warps, block * config.units),
             "ONCE": once(problem, config, block),
             "PACKED": all(packed(layout) for layout in layouts if layout),
-            "ALIGN": alignment(problem.dtype, problem.reduced, *known),
+            "ALIGN": align,
             "BLOCK_U": config.units,
             "BLOCK_K": block,
+            "LEADING": leading_bits(problem.reduced, block, 3) if compiled is None and align == 1 else 0,
         }
 
 
