@@ -116,6 +116,9 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (2, 2132, 5, 9) in bf16 takes 2.2 us so, and 2.8 with 8 units on 8 warps, the backward of (2, 3000, 7, 9) 2.8,
         # and 3.4.
         return HeldConfig(2, 1)
+    odd = problem.backward and seen.flat and seen.columns <= SHORT_ROW
+    if odd and seen.elements == 1024 and total > 4 * SMALL_HELD:
+        return HeldConfig(2, 8)  # (68, 1280, 3, 3) in bf16 takes 4.4 us so, and 5.6 with one on two warps
     planes = problem.backward and seen.affine == 0 and narrow and seen.elements == 256 and seen.columns > SHORT_ROW
     if planes and not problem.norm.smooth and total <= 4 * SMALL_HELD:
         return HeldConfig(1, 1)  # (3, 1500, 45) in bf16 takes 2.6 us so, and 3.2 with two units on two warps
@@ -148,7 +151,10 @@ def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (16, 2132, 5, 3) in fp16 takes 2.9 us with two on one warp, and 3.7 on two, (30, 1200, 3, 3) with relu 3.1
         # with one on two, and 3.8 with two on four.
         return HeldConfig(2, 1) if seen.elements == 256 else HeldConfig(1, min(8, seen.elements // 256))
-    return HeldConfig(units, min(8, units * seen.elements // (32 * 8)))
+    # Of few channels a thread has two elements of narrow loads: in bf16 (15, 128, 13) with silu takes 2.0 us so, and
+    # 2.8 with 8, its backward 2.0 and 2.7, in fp16 (14, 235, 15) with relu 2.0 and 2.9.
+    thread = 2 if seen.units < MANY_CHANNELS and seen.elements == 256 and _narrow(problem, seen) else 8
+    return HeldConfig(units, min(8, units * seen.elements // (32 * thread)))
 
 
 def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
@@ -184,11 +190,19 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
         # with gelu 1.7 with two on one, and 2.1 with 8 on two.
         return HeldConfig(1 if few else 2, 1)
+    if not problem.backward and seen.contiguous and seen.elements <= 32 and total <= FEW_CONTIGUOUS:
+        # Rows of 32 bytes: batch_norm of (11, 96) in fp16 takes 1.6 us with 16 units of two elements to a thread, and
+        # 1.9 on one warp, of (4, 2560) in bf16 with gelu 1.6, and 1.9 with 64 on four warps, instance_norm of (52, 133,
+        # 3) with silu 1.7 on one warp, and 1.8.
+        most = 256 if problem.norm.per_batch else 128
+        units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))
+        return HeldConfig(units, max(1, units * seen.elements // 64) if problem.norm.per_batch else 1)
     odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
     if problem.backward and odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
-        # (25, 759, 9, 9) in bf16 with relu takes 9.0 us so, and 10.9 with 16 on two warps, (52, 19, 19, 8) with scale
-        # and shift and silu 4.4, and 5.3 with 16 on four.
-        return HeldConfig(max(1, min(8, _fitting(seen))), seen.elements // 32)
+        # (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (52, 19, 19, 8) with
+        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four.
+        most = 16 if seen.elements == 128 and total > 2 * SMALL_HELD else 8
+        return HeldConfig(max(1, min(most, _fitting(seen))), seen.elements // 32)
     if problem.backward and odd and seen.elements == 64 and problem.norm.smooth and seen.affine == 0:
         # (33, 71, 7, 7) in fp16 with silu takes 3.6 us so, and 4.3 with 4 on a warp.
         return HeldConfig(max(1, min(8, _fitting(seen))), 4)
@@ -200,19 +214,27 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
         if seen.elements == 64 and problem.modulated and problem.norm.smooth:
             return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
-        return _short_narrow(seen.elements, seen.rows, total > 4 * SMALL_HELD, problem.norm.smooth)
+        if seen.elements == 512 and seen.rows == 1 and size == 2 and not problem.norm.smooth and total > 4 * SMALL_HELD:
+            return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
+        # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
+        return _short_narrow(seen.elements, seen.rows, total > 3 * SMALL_HELD, problem.norm.smooth)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
     if narrow and not small and not problem.backward and groups:
         # (50, 448, 7, 7) in 64 groups in fp32 takes 5.0 us so, and 12.1 with two units on two warps, (64, 640, 7, 7) in
         # 160 groups in bf16 6.3 with two on one, and 7.8 with four, (40, 512, 5, 5) in 128 groups in fp32 4.1 and 5.8.
         lanes = 512 if size == 2 else 256
         return HeldConfig(max(1, lanes // seen.elements), 1)
+    if not problem.backward and seen.positions and seen.columns == 3 and seen.elements == 2048 and not small:
+        return HeldConfig(min(4, _fitting(seen)), 8)  # (25, 96, 8, 33) in 32 groups in fp16: 4.5 us, and 6.6 with one
+    if narrow and not problem.backward and seen.contiguous and seen.elements == 2048 and size == 2:
+        return HeldConfig(min(4, _fitting(seen)), 8)  # (1, 267, 7, 16, 16) with silu takes 5.7 us so, and 9.0 with 2
     shortest = seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD
     if shortest and not problem.backward:
         # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps, and
         # of 32 for few programs: on an H100 (20, 234, 3, 3) in fp16 takes 1.8 us so, and 2.1 with rows of 64.
         # (81, 96, 3, 3) in fp32 takes 2.1 us with rows of 64, and 2.3 with rows of 32.
-        row = 64 if 2 * total > 3 * FEW_CONTIGUOUS else 32
+        # (22, 310, 3, 3) in fp16 takes 1.9 us with rows of 32, and 2.1 with rows of 64.
+        row = 64 if 4 * total > 7 * FEW_CONTIGUOUS else 32
         return HeldConfig(max(1, min(1024 // size // seen.elements, row // size, _fitting(seen))), 1)
     some_points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
     if some_points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
@@ -378,8 +400,11 @@ def _most_sharing(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     relu 3.7 and 4.4, (62, 279, 3, 3) with silu 3.4 and 4.4, (30, 384, 27) with scale and shift 4.7 and 5.6."""
     if problem.modulated and (problem.norm.smooth or seen.elements <= SHORT_ROW):
         return 0
-    # (40, 829, 3, 3) in fp32 takes 5.2 us in a program for all samples, and 4.6 with partials of each.
-    return ALL_SAMPLES // (4 if narrow and 8 * seen.units * seen.elements > 15 * SMALL_HELD else 2)
+    # (40, 829, 3, 3) in fp32 takes 5.2 us in a program for all samples, and 4.6 with partials of each, (4, 2048, 3, 5,
+    # 5) in bf16 5.9 and 4.3.
+    total = seen.units * seen.elements
+    share = 2 if not narrow or 8 * total <= 15 * SMALL_HELD else 4 if total <= 3 * SMALL_HELD else 8
+    return ALL_SAMPLES // share
 
 
 def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
@@ -418,6 +443,8 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # (40, 320, 10, 10) in 32 groups in fp32 takes 9.7 us with 16, and 12.1 with 32.
         long = size == 4 and 1024 <= seen.elements <= 2048
         thread = 16 if uneven(seen) or short or long else 32
+        if seen.elements == 4096 and seen.units <= PROCESSORS and size == 2:
+            thread = 16  # (4, 960, 9, 9) in 32 groups in fp16 with silu takes 4.6 us so, and 5.8 with 32
         if seen.elements == 1024 and seen.units <= PROCESSORS // 4:
             thread = 4  # (29, 4, 191) in one group in fp16 with gelu_tanh takes 2.9 us so, and 4.4 with 32
     fits = size * seen.elements <= 2 * MOST_HELD  # the registers of 8 warps
@@ -464,6 +491,16 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         if seen.elements <= 4096:
             return 16
         return 64 if size == 2 and total > 4 * SMALL_HELD else 32
+    groups = seen.across == "channel" and seen.rows > 1 and seen.units > (4 if size == 2 else 3) * PROCESSORS
+    if problem.backward and narrow and groups and 1024 <= seen.elements <= 4096 and not problem.norm.smooth:
+        # (64, 200, 15, 15) in 50 groups in fp32 takes 12.0 us so, and 13.1 on four warps, (22, 1280, 5, 5) in 32 7.4
+        # and 8.8, (12, 512, 19, 19) in 256 groups in bf16 9.0, and 7.6 on two.
+        return 32 if seen.elements > 1024 or seen.rows > 2 else 16
+    light = not problem.backward or (size == 4 and problem.norm.activation is None)
+    if light and seen.across == "channel" and narrow and seen.elements == SHARING_HELD:
+        # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us so, and 12.2 with 16, backward 18.5 and 24.2, (4, 512,
+        # 21, 21) in fp16 with silu 4.0 and 4.6.
+        return 32
     if problem.backward and seen.across == "sample" and size == 4 and seen.affine != 3 and seen.elements == 8192:
         return 16  # (40, 600, 10, 10) takes 10.7 us so, and 12.8 with 32
     if seen.affine == 3 or (seen.across == "sample" and seen.elements >= 8192):

@@ -98,8 +98,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
             return problem.modulated or (small and not problem.backward)
         if small:
-            narrow = seen.load_bytes(problem) < WIDE_LOAD
-            return size * together >= 16 and seen.elements <= (1024 if narrow else 2048)
+            # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
+            most = 1024 if _narrow(problem, seen) and problem.view.numel > FEW // 2 else 2048
+            return size * together >= 16 and seen.elements <= most
         if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
             return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
         slow = problem.norm.smooth or problem.modulated
@@ -123,6 +124,8 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
     short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
+    if not problem.backward and small and seen.positions and uneven(seen) and seen.elements <= 2048:
+        return True  # (25, 96, 8, 33) in 32 groups in fp16 takes 4.5 us held, and 6.1 in tiles
     registers = size == 2 or (size == 4 and (shared or not problem.backward))
     if problem.backward and seen.positions and size == 4 and seen.elements <= 2048 and full >= 0.6:
         return True  # (67, 320, 8, 16) in 32 groups with silu takes 15.8 us held, and 18.7 in tiles
@@ -134,9 +137,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if single and problem.modulated and seen.elements == LARGE_HELD and not small:
             return seen.positions  # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles
         several = seen.across == "channel" and seen.rows > 1
-        if several and seen.elements == SHARING_HELD and _singles(problem):
-            # (20, 512, 17, 17) in 32 groups in fp32 takes 17.5 us held, and 11.4 in tiles.
-            return False
+        if several and seen.elements == SHARING_HELD and full >= 0.55 and _singles(problem):
+            # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us held, and 11.4 in tiles, (30, 1280, 11, 11) 17.5 and
+            # 22.5, (12, 320, 15, 15) in 16 with relu 4.8 and 5.9.
+            return True
         single = single and several
         if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
             return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
@@ -162,12 +166,34 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
         odd = 512 <= seen.elements <= SHARING_HELD
         return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
+    if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
+        return _narrow_groups_pay(problem, seen, full)
+    many = seen.units > 4 * PROCESSORS and problem.norm.activation is None and not problem.modulated
+    if many and seen.elements == SHARING_HELD and _singles(problem):
+        return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
-        # (12, 640, 11, 11) in 32 groups in fp32 with relu takes 14.0 us held, and 7.5 in tiles, (30, 1280, 7, 7) 29.0
-        # and 18.6, (10, 1280, 5, 5) 6.5 and 5.4, (12, 960, 21, 21) 36 and 25.
-        return False
+        return False  # (12, 960, 21, 21) in 32 groups in fp32 takes 36 us held, and 24 in tiles
+    pairs = small and seen.positions and size == 2 and seen.columns in (2, 4)
+    if pairs and seen.elements <= LARGE_HELD and lanes <= 2 * FEW:
+        # (12, 384, 301) in 192 groups in bf16 with gelu takes 10.7 us held, and 13.0 in tiles, (16, 384, 7, 7, 7) in 96
+        # in fp16 9.6 and 11.0.
+        return True
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of the backward of groups of planes that narrow loads read. In fp16 (30, 1280, 5, 5, 5) in
+    320 groups with gelu takes 14.4 us held, and 34 in tiles, in bf16 (12, 512, 19, 19) in 256 7.6 and 10.7, in fp32
+    (22, 1280, 5, 5) in 32 7.4 and 8.8. Of larger groups it does where they are many, and in 32 bits fill their lanes:
+    (65, 256, 17, 17) in 32 groups in fp16 takes 15.3 us held, and 18.5 in tiles, (4, 640, 13, 9) with scale and shift
+    and relu 5.9 and 4.2, in fp32 (40, 256, 21, 21) 18.5 and 21.6, (64, 960, 9, 9) 40 and 32."""
+    short = DTYPE_BYTES[problem.dtype] == 2
+    if seen.elements == LARGE_HELD:
+        return seen.units > PROCESSORS and (short or full >= 0.8)
+    if not short and seen.units <= 3 * PROCESSORS and problem.view.numel > SMALL_HELD:
+        return full >= 0.6  # (10, 1280, 5, 5) in 32 groups in fp32 takes 5.8 us held, and 5.4 in tiles
+    return problem.view.numel <= FEW or full >= 0.45
 
 
 def _singles(problem: Problem) -> bool:
@@ -238,7 +264,8 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
-        if seen.columns > LONG_FLAT_PLANE and (seen.flat or seen.load_bytes(problem) < WIDE_LOAD):
+        large = problem.backward or seen.elements > SHARING_HELD  # (3, 3000, 2501) in fp32 takes 64 us held, and 83
+        if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or _narrow(problem, seen)):
             return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
@@ -252,11 +279,16 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
     if seen.affine == 3:
         # (250, 40, 4, 4) in bf16 takes 3.6 us held, and 5.4 in tiles, but (60, 256, 7, 7) 9.4 and 8.0.
-        most = ALL_SAMPLES * (2 if seen.columns <= SHORT_ROW else 1)
+        # (4, 300, 23, 23) in fp16 takes 4.3 us held, and 4.9 in tiles.
+        most = ALL_SAMPLES * (2 if seen.columns <= SHORT_ROW or seen.rows <= 4 else 1)
         return seen.elements <= (most if seen.units >= 32 else ALL_SAMPLES // 2)
     if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
         return True
     return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
+
+
+def _narrow(problem: Problem, seen: HeldUnits) -> bool:
+    return seen.load_bytes(problem) < WIDE_LOAD
 
 
 def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
@@ -265,13 +297,22 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
     held, whole = problem.reduced / seen.elements, problem.reduced / power_of_two(problem.reduced)
     short = SHORT_WHOLE // 4 < problem.reduced <= SHORT_WHOLE and unit_bytes(problem) < WIDE_LOAD
     slow = problem.modulated and not problem.backward and seen.load_bytes(problem) == DTYPE_BYTES[problem.dtype]
-    if slow and seen.across == "channel" and SHORT_WHOLE < problem.reduced <= SMALL_UNIT and held <= whole:
-        return True  # (31, 2048, 5, 7) in 32 groups in fp32 takes 12.7 us whole, and 23.8 held
+    least = 0.9 * whole if DTYPE_BYTES[problem.dtype] == 2 and seen.elements == LARGE_HELD else whole
+    if slow and seen.across == "channel" and SHORT_WHOLE < problem.reduced <= SMALL_UNIT and held <= least:
+        # (31, 2048, 5, 7) in 32 groups in fp32 takes 12.7 us whole, and 23.8 held, but (16, 128, 31, 31) in bf16 with
+        # gelu 8.0 and 6.0.
+        return True
     if _singles(problem) and SMALL_UNIT // 4 < problem.reduced <= SMALL_UNIT and not problem.backward:
         return True  # (30, 512, 11, 11) in 32 groups in fp32 takes 6.3 us whole, and 7.1 held
     if short and problem.num_statistics <= PROCESSORS:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
-    return (problem.reduced <= SMALL_UNIT and held < 0.7 * whole) or few_odd_planes(problem)
+    odd = seen.across == "channel" and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD
+    slow = odd and problem.norm.smooth and not problem.backward
+    if slow and seen.elements == SHARING_HELD and seen.units > PROCESSORS:
+        return True  # (12, 1024, 7, 15) in 16 groups in fp16 with silu takes 6.2 us whole, and 8.1 held
+    # (20, 320, 13, 13) in 32 groups in fp32 takes 4.6 us held, 41 % full, and 5.1 whole, 83 % full.
+    least = 0.45 if seen.columns > 128 and not problem.backward else 0.7
+    return (problem.reduced <= SMALL_UNIT and held < least * whole) or few_odd_planes(problem)
 
 
 def wider_held(problem: Problem, seen: HeldUnits) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import MOST_WARPS, PROCESSORS, SMALL_HELD, thread_elements
 from fusednorm.backends.triton.config.kinds import WholeConfig
-from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, power_of_two, unit_bytes
+from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two, unit_bytes
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a program of short units.
@@ -41,6 +41,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
         if block == 16384 and units > PROCESSORS and not problem.norm.has_mean:
             thread = 64  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
+        odd = load_bytes(problem) < WIDE_LOAD and _several(problem) and problem.view.group_channels >= 16
+        if size == 2 and odd and problem.norm.smooth and block <= 8192:
+            thread = 16  # (25, 384, 13, 13) in 16 groups in fp16 with silu takes 5.6 us so, and 6.4 with 32
         if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
             thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
@@ -103,10 +106,16 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     plane = problem.view.group_channels == 1 and problem.view.spatial > 1
     if not short and block == 32 and unit_bytes(problem) == WIDE_LOAD and plane:
         return WholeConfig(16, 4)  # (30, 900, 5, 6) takes 3.7 us so, and 6.0 on one warp
+    if not short and block == 256 and narrow and 5 * problem.reduced <= 3 * block:
+        # rms_norm of (31482, 131) with gelu_tanh takes 11.1 us so, and 12.6 with two, instance_norm of (3, 2048, 145)
+        # 3.9 and 4.2.
+        return WholeConfig(4, 1)
     if total <= (4 if short else 6) * SMALL_HELD:
         return WholeConfig(SHORT_UNITS // block, 1)
     wide = not narrow and (not problem.norm.has_mean or unit_bytes(problem) >= WIDEST_LOAD)
-    if _fills(problem.reduced, block) and wide and (block > 128 or problem.norm.activation is None):
+    # rms_norm of (79350, 64) in bf16 with leaky_relu takes 6.6 us with 32 on two warps, and 7.2 with 16.
+    cheap = problem.norm.activation is None or not (problem.norm.has_mean or problem.norm.smooth)
+    if _fills(problem.reduced, block) and wide and (block > 128 or cheap):
         if short and total <= 8 * SMALL_HELD and block <= 256:
             # On an H100 (8, 640, 16, 16) in bf16 with silu takes 3.7 us so, and 4.1 in twice as many on two.
             return WholeConfig(1024 // block, 4)
@@ -174,12 +183,15 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
         # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
-    if block == 64 and narrow and size == 2 and problem.view.spatial > 1 and units > MANY_UNITS:
-        return WholeConfig(4, 1)  # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps
+    if block == 64 and narrow and problem.view.spatial > 1 and units > MANY_UNITS:
+        # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3.
+        return WholeConfig(4, 1)
     if narrow and block <= 32 and units <= 32:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
+        if problem.modulated and not narrow and block == 64 and units < 4 * PROCESSORS:
+            return WholeConfig(2, 1)  # (25, 9, 8, 8) in fp32 takes 1.7 us so, and 2.0 with 8 on four warps
         together = max(together, 32 // block)  # values that lanes have in common move through shared memory
         warps = max(1, block * together // (32 * 4))
         return WholeConfig(together // 2 if narrow and size > 2 and block <= 16 and warps >= 4 else together, warps)
@@ -189,6 +201,8 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     if busy and narrow and size > 2 and block == 512 and problem.view.spatial > 1 and units <= 3 * PROCESSORS:
         return WholeConfig(1, 4)  # (2, 148, 31, 13) in fp32 with gelu takes 2.2 us so, and 2.7 on one warp
     few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
+    if block == 256 and units > 8 * PROCESSORS and not narrow:
+        return WholeConfig(2, 1)  # rms_norm of (1713, 256) in fp16 takes 2.0 us so, and 2.3 with one
     if block <= 512 and units > few:
         return WholeConfig(1, 1)
     # rms_norm of (4, 4096) in bf16 takes 1.76 us on 16 warps, and 1.84 on 8, of (1, 949) in fp16 1.60 on 8, 1.67 on 4.
