@@ -59,7 +59,7 @@ from fusednorm.backends.triton.config.rows import (
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
-from fusednorm.backends.triton.runs import PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, single_floats
+from fusednorm.backends.triton.runs import FEW, PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, single_floats
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
@@ -71,7 +71,8 @@ MOST_WHOLE = 32768  # elements of a unit in the registers of 16 warps: 64 a thre
 STEPPED_ROW, FEW_LONG_ROWS = 8192, 4 * PROCESSORS
 #: STEPPED_ROW of rms_norm in 32 bits that fills no tile: (1050, 28672) with relu takes 64 us in steps, and 73 in one.
 LONGEST_HELD = 24576
-#: STEPPED_ROW of rms_norm without an activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one.
+#: STEPPED_ROW of rms_norm without a smooth activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one,
+#: (1912, 4096) with relu 9.1 and 10.0.
 SIMPLE_ROW = 2560
 #: Elements of rows of 32-bit single loads up to which registers are faster than steps, and the bytes that the L2 holds
 #: beside what is written.
@@ -545,7 +546,7 @@ def _for_rows(problem: Problem) -> Instance:
     length, count = problem.reduced, problem.view.samples
     wide = load_bytes(problem) >= WIDE_LOAD
     short = DTYPE_BYTES[problem.dtype] == 2
-    simple = not problem.norm.has_mean and problem.norm.activation is None
+    simple = not (problem.norm.has_mean or problem.norm.smooth)
     if problem.dtype == "float32" and load_bytes(problem) < WIDEST_LOAD and length > 2 * STEPPED_ROW:
         found = _for_long_rows_of_narrow_loads(problem)
         if found is not None:
@@ -565,6 +566,8 @@ def _for_rows(problem: Problem) -> Instance:
     fewest = 3 * PROCESSORS // 2 if short and length > MOST_WHOLE else 2 * PROCESSORS
     if short and LONGEST_HELD < length <= MOST_WHOLE and not problem.norm.has_mean:
         fewest = PROCESSORS  # (183, 28672) in fp16 with silu takes 9.5 us in steps, and 12.8 in registers
+    if short and length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
+        fewest = max(fewest, FEW // length)
     stepped = wide and (waves or (length > least and count >= fewest))
     if load_bytes(problem) < PAIR_LOAD and LONGEST_SINGLE < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
         stepped = stepped or problem.norm.has_mean

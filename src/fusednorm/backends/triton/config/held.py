@@ -190,10 +190,11 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
         # with gelu 1.7 with two on one, and 2.1 with 8 on two.
         return HeldConfig(1 if few else 2, 1)
-    if not problem.backward and seen.contiguous and seen.elements <= 32 and total <= FEW_CONTIGUOUS:
+    shortest = 64 if problem.norm.per_batch and size == 4 else 32
+    if not problem.backward and seen.contiguous and seen.elements <= shortest and total <= FEW_CONTIGUOUS:
         # Rows of 32 bytes: batch_norm of (11, 96) in fp16 takes 1.6 us with 16 units of two elements to a thread, and
-        # 1.9 on one warp, of (4, 2560) in bf16 with gelu 1.6, and 1.9 with 64 on four warps, instance_norm of (52, 133,
-        # 3) with silu 1.7 on one warp, and 1.8.
+        # 1.9 on one warp, of (53, 16) in fp32 1.7 and 1.9, of (4, 2560) in bf16 with gelu 1.6, and 1.9 with 64 on four
+        # warps, instance_norm of (52, 133, 3) with silu 1.7 on one warp, and 1.8.
         most = 256 if problem.norm.per_batch else 128
         units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // 64) if problem.norm.per_batch else 1)
