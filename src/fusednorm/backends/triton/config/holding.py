@@ -168,10 +168,11 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
     if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
         return _narrow_groups_pay(problem, seen, full)
-    if seen.across == "channel" and seen.units <= PROCESSORS // 8 and seen.elements == SHARING_HELD and _singles(problem):
+    large = seen.elements == SHARING_HELD and _singles(problem)
+    if large and seen.units <= PROCESSORS // 8:
         return False  # (1, 2048, 5, 5) in 8 groups in fp32 with scale and shift takes 6.4 us held, and 4.8 in tiles
     many = seen.units > 4 * PROCESSORS and problem.norm.activation is None and not problem.modulated
-    if many and seen.elements == SHARING_HELD and _singles(problem):
+    if large and many:
         return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
         return False  # (12, 960, 21, 21) in 32 groups in fp32 takes 36 us held, and 24 in tiles
