@@ -184,6 +184,9 @@ def problem(view: View, order: str, family: Family = "group_norm", **changes: ob
     return replace(made, **changes)  # type: ignore[arg-type]
 
 
+EVALUATION: dict[str, object] = {"family": "batch_norm", "direction": "inference"}
+
+
 @pytest.mark.parametrize(
     ("view", "order", "changes", "name"),
     [
@@ -200,6 +203,11 @@ def problem(view: View, order: str, family: Family = "group_norm", **changes: ob
             {"family": "batch_norm", "direction": "inference"},
             "cpu.planes_split",
         ),
+        (View(8, 512, 1, 9), "channels_first", EVALUATION, "cpu.slabs_split"),  # short planes of many samples
+        (View(4, 512, 1, 9), "channels_first", EVALUATION, "cpu.planes_split"),
+        (View(40, 512, 1, 49), "channels_first", EVALUATION, "cpu.slabs_split"),
+        (View(16, 512, 1, 49), "channels_first", EVALUATION, "cpu.planes_split"),
+        (View(40, 512, 1, 49), "channels_first", {**EVALUATION, "dtype": "bfloat16"}, "cpu.planes_split"),
         (View(64, 1, 1024, 1), "channels_last", {"family": "layer_norm"}, "cpu.rows"),
     ],
 )

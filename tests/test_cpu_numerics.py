@@ -155,6 +155,18 @@ def test_a_mean_that_drifts(instance: str) -> None:
     assert faults(workload, inputs, run(workload, inputs, instance)) == []
 
 
+# --- tensors beyond the cache ---
+
+
+@pytest.mark.parametrize("family", CHANNEL_FAMILIES)
+@pytest.mark.parametrize("shape", [(8, 32, 48, 48), (4, 96, 41, 40), (2, 1030, 18, 18)])
+def test_rows_of_a_tensor_beyond_the_cache(family: Family, shape: tuple[int, ...]) -> None:
+    """Of rows that are not taken by four there are repeated ones, ones of one position, and long ones, which are."""
+    workload = Workload(family, shape, 2, "float32", "nhwc", "relu")
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs)) == []
+
+
 # --- given statistics ---
 
 
@@ -189,6 +201,27 @@ def test_inference_with_one_element_for_each_channel(instance: str) -> None:
     if instance in CHANNELS_FIRST:  # with one position, only strided channels are not a row
         inputs = replace(inputs, input=torch.randn(1, 12, 1)[:, ::2])
     assert faults(workload, inputs, forward(workload, inputs, instance), "inference") == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("shape", "activation"),
+    [((9, 24, 3, 3), "silu"), ((11, 521, 2), None), ((8, 6, 4, 2, 1), "relu"), ((5, 40, 9), None)],
+)
+def test_inference_over_short_planes_as_rows(shape: tuple[int, ...], activation: str | None, dtype: str) -> None:
+    """A row has the planes of all channels, or of a block of them, each with its channel's numbers."""
+    workload = Workload("batch_norm", shape, dtype=dtype, activation=activation, training=False, weight_dtype="float32")
+    inputs = draw(workload)
+    assert faults(workload, inputs, forward(workload, inputs, "cpu.slabs_split"), "inference") == []
+
+
+def test_inference_over_short_planes_adds_behind_the_norm() -> None:
+    x, post = torch.randn(2, 10, 24, 3, 3, generator=torch.Generator().manual_seed(0)).unbind(0)
+    mean, var, weight, bias = torch.rand(4, 24, generator=torch.Generator().manual_seed(1)).unbind(0)
+    with fusednorm.use_instance("cpu.slabs_split"):
+        found = fusednorm.batch_norm(x, mean, var, weight, bias, False, activation="relu", post_add=post)
+    plain = torch.nn.functional.batch_norm(x.double(), mean.double(), var.double(), weight.double(), bias.double())
+    torch.testing.assert_close(found, torch.relu(plain + post).float())
 
 
 @pytest.mark.parametrize("instance", ["cpu.slabs", "cpu.slabs_split"])

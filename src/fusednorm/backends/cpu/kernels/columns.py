@@ -102,7 +102,7 @@ def _block_statistics(element: Element):
         _clear(first, second, n)
         _clear(means, m2s, n)
         for c in range(0, channels, FLUSH):
-            add_rows(x, i + c * step, step, min(FLUSH, channels - c), n, pivot, first, second)
+            add_rows(x, i + c * step, step, min(FLUSH, channels - c), True, n, pivot, first, second)
             flush(first, means, n)
             flush(second, m2s, n)
         statistics_of(pivot, means, m2s, centre, inverse, n, channels, rms, eps)

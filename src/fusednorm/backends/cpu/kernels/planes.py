@@ -219,19 +219,28 @@ def build_statistics(element: Element, value, pullback):
 
 
 def build_apply(element: Element, value, pullback):
-    """The output of pieces start to stop from finished statistics."""
+    """The output of pieces start to stop, in the order of memory, from finished statistics."""
     apply_row, channel_affine = row_applier(element, value), affine(element)
 
     def apply(x, y, stats, weight, bias, scale, shift, geometry, activation_parameter, start, stop):
-        for task in range(start, stop):
-            unit, row, first, length = locate_piece(geometry, task)
-            n, c = locate(geometry, unit, row)
+        channels, pieces = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PIECES]
+        plane, piece = start // pieces, start % pieces
+        n, c = plane // channels, plane % channels
+        for _ in range(start, stop):
+            unit = c if geometry[PER_BATCH] else n * geometry[GROUPS] + c // geometry[GROUP_CHANNELS]
+            first = piece * geometry[PIECE]
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             apply_row(
                 x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first,
                 y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
-                length, stats[2 * unit], stats[2 * unit + 1], gain, offset, activation_parameter,
+                min(geometry[PIECE], geometry[SPATIAL] - first), stats[2 * unit], stats[2 * unit + 1], gain, offset,
+                activation_parameter,
             )  # fmt: skip
+            piece += 1
+            if piece == pieces:
+                piece, c = 0, c + 1
+            if c == channels:
+                n, c = n + 1, 0
 
     return apply
 

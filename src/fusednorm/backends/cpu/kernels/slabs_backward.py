@@ -44,6 +44,7 @@ from fusednorm.backends.cpu.kernels.slabs import (
     next_group,
     row_width,
     rows_of,
+    takes_four,
     three_reader,
 )
 
@@ -94,7 +95,7 @@ def _slab_sums(element: Element, pullback):
         g = n * geometry[GRAD_SAMPLE] + position * geometry[GRAD_STEP]
         first, second = scratch(), scratch()
         wide = wide_scratch()
-        together = geometry[REPEAT]
+        together, takes = geometry[REPEAT], four and takes_four(geometry)
         for tile in range(0, channels, TILE):
             width = min(TILE, channels - tile)
             ps, qs = 2 * task * channels + tile, (2 * task + 1) * channels + tile
@@ -105,7 +106,7 @@ def _slab_sums(element: Element, pullback):
                 for c in range(width * together):
                     first[c] = second[c] = T(0)
                 last = min(start + FLUSH, rows)
-                fours = (min(last, positions // together) - start) // 4 if four else 0
+                fours = (min(last, positions // together) - start) // 4 if takes else 0
                 for row in range(start, start + 4 * fours, 4):
                     r = row * together
                     add_four(
@@ -247,7 +248,7 @@ def gradient_slab(
         n, first, positions = locate(geometry, task)
         channels, plane, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         k, together, training = n * COEFFICIENTS * plane, geometry[REPEAT], geometry[TRAINING]
-        fours = positions // together // 4 if four else 0
+        fours = positions // together // 4 if four and takes_four(geometry) else 0
         for block in range(fours):
             r = first + 4 * block * together
             i = n * geometry[INPUT_SAMPLE] + r * geometry[INPUT_STEP]
