@@ -72,10 +72,7 @@ def units_of_program(
     else:
         blocks = tl.cdiv(G, BLOCK_U)
         n, g = (pid // blocks).to(tl.int64), pid % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
-        m_u = g < aligned(G, ALIGN)
-        if not NEIGHBOURS:
-            g, m_u = tl.minimum(g, G - 1), tl.full((BLOCK_U,), True, tl.int1)
-        return n * G + g, n + tl.zeros_like(g), g, m_u
+        return n * G + g, n + tl.zeros_like(g), g, g < aligned(G, ALIGN)
 
 
 @triton.jit
