@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
+from fusednorm.backends.triton.runs import WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units that are neighbours in memory are
@@ -57,7 +57,7 @@ def held_for(problem: Problem, seen: HeldUnits) -> HeldConfig:
 
 def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
     """As many units as make a program's work, with as many elements a thread as the problem has for its threads."""
-    total, narrow = seen.units * seen.elements, _narrow(problem, seen)
+    total, narrow = seen.units * seen.elements, seen.narrow(problem)
     least = _row_of_units(problem, seen, total)
     alone = seen.across == "sample" and not seen.contiguous and (seen.affine == 3 or seen.elements >= 256)
     if seen.elements == 512 and seen.units > 4 * PROCESSORS and not narrow and seen.affine != 3:
@@ -68,10 +68,6 @@ def _by_size(problem: Problem, seen: HeldUnits) -> HeldConfig:
     # (1, 960, 415) in fp16 with scale and shift takes 5.1 us on 8 warps, and 17.3 on 16, whose registers spill.
     most = 8 if narrow and problem.modulated and not problem.backward and not seen.contiguous else 16
     return HeldConfig(units, max(1, min(most, units * seen.elements // (32 * thread))))
-
-
-def _narrow(problem: Problem, seen: HeldUnits) -> bool:
-    return seen.load_bytes(problem) < WIDE_LOAD
 
 
 def most_together(problem: Problem, seen: HeldUnits) -> int:
@@ -90,7 +86,7 @@ def _fitting(seen: HeldUnits) -> int:
 def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """The channels of several samples whose number is large for the multiprocessors, or whose positions lie apart; None
     for others."""
-    total, narrow, size = seen.units * seen.elements, _narrow(problem, seen), DTYPE_BYTES[problem.dtype]
+    total, narrow, size = seen.units * seen.elements, seen.narrow(problem), DTYPE_BYTES[problem.dtype]
     if seen.apart:
         if seen.elements > MOST_APART:  # (3, 4, 20, 20) in fp16 takes 2.2 us with a channel on 8 warps, 2.4 with two
             return HeldConfig(max(1, min(2, seen.in_sample // 8)), 8)
@@ -147,13 +143,13 @@ def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     units = _row_of_planes(problem, seen)
     if units == 1 or units * seen.elements > MOST_SHORT_ROWS:
         return None
-    if not problem.backward and seen.units >= MANY_SHORT and _narrow(problem, seen):
+    if not problem.backward and seen.units >= MANY_SHORT and seen.narrow(problem):
         # (16, 2132, 5, 3) in fp16 takes 2.9 us with two on one warp, and 3.7 on two, (30, 1200, 3, 3) with relu 3.1
         # with one on two, and 3.8 with two on four.
         return HeldConfig(2, 1) if seen.elements == 256 else HeldConfig(1, min(8, seen.elements // 256))
     # Of few channels a thread has two elements of narrow loads: in bf16 (15, 128, 13) with silu takes 2.0 us so, and
     # 2.8 with 8, its backward 2.0 and 2.7, in fp16 (14, 235, 15) with relu 2.0 and 2.9.
-    thread = 2 if seen.units < MANY_CHANNELS and seen.elements == 256 and _narrow(problem, seen) else 8
+    thread = 2 if seen.units < MANY_CHANNELS and seen.elements == 256 and seen.narrow(problem) else 8
     return HeldConfig(units, min(8, units * seen.elements // (32 * thread)))
 
 
@@ -178,7 +174,7 @@ def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
 def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """Short units that no rule of sizes suits; None for others."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
-    narrow, small = _narrow(problem, seen), total <= SMALL_HELD
+    narrow, small = seen.narrow(problem), total <= SMALL_HELD
     few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
     if problem.backward and few and seen.contiguous and seen.elements <= 128:
         return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
@@ -320,7 +316,7 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     takes 43 us so, and 226 with three stages. With scale and shift they are twice as many, and p and q in memory cost
     less where most lanes are empty: (65536, 81) in 9 groups in fp32 with gelu takes 125 us so, and 180 in a walk."""
     size, full = DTYPE_BYTES[problem.dtype], seen.columns / seen.elements
-    narrow, single = _narrow(problem, seen), seen.load_bytes(problem) == size
+    narrow, single = seen.narrow(problem), seen.load_bytes(problem) == size
     if problem.modulated and single and full < (0.6 if size == 2 else 0.75) and seen.elements <= WALKED_LANES:
         return HeldConfig(max(1, WALKED_TILE // size // seen.elements), 4)
     units = max(1, min(power_of_two(seen.in_sample), WALKED_TILE // seen.elements))
@@ -364,7 +360,7 @@ def _rows(seen: HeldUnits) -> bool:
 
 def _all_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """The units in one place of all samples, where these are few; None where they are not."""
-    total, rows, narrow = seen.units * seen.elements, _rows(seen), _narrow(problem, seen)
+    total, rows, narrow = seen.units * seen.elements, _rows(seen), seen.narrow(problem)
     if not problem.backward or seen.samples == 1:
         return None
     small = total <= SMALL_HELD
@@ -418,7 +414,7 @@ def _alone(problem: Problem, seen: HeldUnits) -> HeldConfig:
         lanes = 128 if problem.backward and seen.elements == 64 else 256
         return HeldConfig(max(1, min(lanes // seen.elements, power_of_two(seen.in_sample // 256 + 1) // 2)), 1)
     units = max(1, min(256 // seen.elements, _fitting(seen)))
-    thread = fewest(seen.elements, _narrow(problem, seen))
+    thread = fewest(seen.elements, seen.narrow(problem))
     if problem.modulated and problem.backward:  # (1, 1804, 3, 3) in fp32 takes 1.9 us with one, and 2.4 with 4
         thread = 4 if DTYPE_BYTES[problem.dtype] == 2 else 1
     return HeldConfig(units, max(1, units * seen.elements // (32 * thread)))
@@ -468,7 +464,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     """The elements of a thread, where a program has ``program``: 2 to 8 of a small problem, a warp to a small unit;
     where there are many elements 8 or 16, and more of a forward of 16 bits, where units are neighbours in memory, and
     where programs have ``rows`` of several short units."""
-    size, total, narrow = DTYPE_BYTES[problem.dtype], seen.units * seen.elements, _narrow(problem, seen)
+    size, total, narrow = DTYPE_BYTES[problem.dtype], seen.units * seen.elements, seen.narrow(problem)
     if _padded(problem, seen):
         return 16
     if rows:

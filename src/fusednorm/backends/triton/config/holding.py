@@ -99,12 +99,12 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
             return problem.modulated or (small and not problem.backward)
         if small:
             # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
-            most = 1024 if _narrow(problem, seen) and problem.view.numel > FEW // 2 else 2048
+            most = 1024 if seen.narrow(problem) and problem.view.numel > FEW // 2 else 2048
             return size * together >= 16 and seen.elements <= most
         if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
             return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
         slow = problem.norm.smooth or problem.modulated
-        if problem.backward and slow and seen.elements == 512 and seen.load_bytes(problem) < WIDE_LOAD:
+        if problem.backward and slow and seen.elements == 512 and seen.narrow(problem):
             # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
             # and shift 62 and 43.
             return False
@@ -227,7 +227,7 @@ def _few_large(problem: Problem, seen: HeldUnits) -> bool:
     32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles, (13, 18, 1024) in 3 with silu in fp32 5.5, and
     4.0."""
     few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
-    slow = seen.load_bytes(problem) < WIDE_LOAD or (problem.dtype == "float32" and seen.elements >= SHARING_HELD)
+    slow = seen.narrow(problem) or (problem.dtype == "float32" and seen.elements >= SHARING_HELD)
     return problem.norm.smooth and few and problem.view.group_channels > 1 and slow and not seen.positions
 
 
@@ -268,7 +268,7 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
         large = problem.backward or seen.elements > SHARING_HELD  # (3, 3000, 2501) in fp32 takes 64 us held, and 83
-        if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or _narrow(problem, seen)):
+        if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or seen.narrow(problem)):
             return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
@@ -288,10 +288,6 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
         return True
     return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
-
-
-def _narrow(problem: Problem, seen: HeldUnits) -> bool:
-    return seen.load_bytes(problem) < WIDE_LOAD
 
 
 def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:

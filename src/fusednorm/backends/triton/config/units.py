@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fusednorm.backends.triton.runs import alignment, load_bytes, power_of_two
+from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 
@@ -66,6 +66,10 @@ class HeldUnits:
         if self.contiguous:
             return load_bytes(problem)
         return min(load_bytes(problem), alignment(problem.dtype, self.columns) * DTYPE_BYTES[problem.dtype])
+
+    def narrow(self, problem: Problem) -> bool:
+        """Whether no wide load reads the contiguous elements of units."""
+        return self.load_bytes(problem) < WIDE_LOAD
 
     @property
     def positions(self) -> bool:

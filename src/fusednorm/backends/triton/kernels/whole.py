@@ -202,7 +202,6 @@ def whole_forward(
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
-        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False,
-        False,
+        RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False, False,
         p_out_scale, OUT, BY_ROW, NATIVE,
     )  # fmt: skip
