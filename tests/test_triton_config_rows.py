@@ -78,16 +78,17 @@ def test_the_sums_of_a_backwards_programs_are_few_beside_its_rows(size: int) -> 
         x = torch.empty(samples, size, dtype=torch.bfloat16, device="meta")
         norm = norm_of("layer_norm", 1)
         config = rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x)))
-        assert config.programs == 264 or 8 * config.programs <= 2 * 3 * samples / 4
+        two_steps = 2 * config.rows * config.programs >= samples  # at most, of few rows
+        assert config.programs == 264 or 8 * config.programs <= 2 * 3 * samples / 4 or two_steps
         assert config.rows * power_of_two(size) in (256 * config.warps, 512 * config.warps, 1024 * config.warps)
 
 
 @pytest.mark.parametrize(
     ("samples", "size", "instance"),
     [
-        (1, 2048, "rows"),
+        (1, 2048, "held"),
         (2, 768, "rows"),
-        (2, 2048, "held"),
+        (2, 2048, "rows"),
         (9, 256, "held"),
         (216, 1024, "held"),
         (594, 1072, "rows"),
@@ -256,11 +257,12 @@ def test_the_steps_of_a_smooth_activation_are_in_flight_sooner() -> None:
     ("length", "dtype", "activation", "instance", "warps"),
     [
         (2409, torch.float16, None, "held", 8),
-        (8000, torch.bfloat16, "relu", "held", 8),
-        (2409, torch.float32, None, "rows", 16),
-        (4096, torch.bfloat16, "gelu", "rows", 16),
-        (1500, torch.float32, "gelu", "rows", 16),
-        (1500, torch.float16, None, "rows", 8),
+        (7000, torch.bfloat16, None, "held", 8),
+        (2409, torch.float32, None, "held", 8),
+        (4096, torch.bfloat16, "gelu", "held", 8),
+        (1500, torch.float32, "gelu", "held", 8),
+        (1500, torch.float16, None, "held", 8),
+        (6000, torch.float32, None, "rows", 16),
     ],
 )
 def test_the_backward_of_an_only_row_is_one_launch(
@@ -364,8 +366,8 @@ def test_long_rows_of_32_bits(
 
 @pytest.mark.parametrize(
     ("rows", "length", "activation", "held"),
-    [(3, 2399, None, False), (216, 1024, None, True), (11, 2369, "silu", False), (11, 2369, "relu", True),
-     (11, 2368, "silu", True)],
+    [(6, 3207, None, True), (3, 3000, None, False), (216, 1024, None, True), (11, 2369, "silu", True),
+     (12, 3598, "silu", False), (11, 2369, "relu", True), (11, 2368, "silu", True)],
 )  # fmt: skip
 def test_few_long_rows_of_a_backward_are_not_held(rows: int, length: int, activation: str | None, held: bool) -> None:
     x = torch.empty(rows, length, dtype=torch.bfloat16, device="meta")
@@ -414,7 +416,7 @@ def test_programs_of_a_backward_have_enough_bytes_in_flight_and_few_sums(
     [
         ("rms_norm", 20480, torch.float16, StepsConfig(4096, 8)),
         ("rms_norm", 28672, torch.float16, StepsConfig(8192, 16)),
-        ("layer_norm", 28672, torch.bfloat16, StepsConfig(4096, 16)),
+        ("layer_norm", 28672, torch.bfloat16, StepsConfig(4096, 8)),
         ("rms_norm", 65536, torch.float32, StepsConfig(16384, 16)),
         ("rms_norm", 65536, torch.float64, StepsConfig(4096, 8)),
         ("layer_norm", 65536, torch.float16, StepsConfig(8192, 16)),

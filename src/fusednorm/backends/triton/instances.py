@@ -553,7 +553,9 @@ def _for_rows(problem: Problem) -> Instance:
             return found
     if problem.norm.has_mean:
         # (437, 8192) with silu takes 9.7 us in steps, and 12.2 in registers.
-        waves = not short and length >= STEPPED_ROW and PROCESSORS < count <= 4 * PROCESSORS
+        # (232, 8192) takes 6.3 us in registers, and 7.1 in steps.
+        least = PROCESSORS * (2 if length == STEPPED_ROW else 1)
+        waves = not short and length >= STEPPED_ROW and least < count <= 4 * PROCESSORS
     else:
         waves = not short and LONG_ROW < length <= LONGEST_HELD and 2 * PROCESSORS < count <= 3 * PROCESSORS
         # On an H100 (230, 28672) takes 21 us in steps, and 26 in registers, (207, 39560) 27, and 31 in pieces.
@@ -569,10 +571,21 @@ def _for_rows(problem: Problem) -> Instance:
     if short and length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
         fewest = max(fewest, FEW // length)
     stepped = wide and (waves or (length > least and count >= fewest))
+    if PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD and short and STEPPED_ROW < length <= 2 * STEPPED_ROW:
+        # rms_norm of (470, 14310) in bf16 takes 10.1 us in steps, and 13.2 in registers, but (700, 12002) is as fast.
+        stepped = stepped or (not problem.norm.has_mean and 2 * PROCESSORS < count <= 4 * PROCESSORS)
     if load_bytes(problem) < PAIR_LOAD and LONGEST_SINGLE < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
         stepped = stepped or problem.norm.has_mean
-    if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 2 and not stepped:
-        return TILES  # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers
+    if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 3 and not stepped:
+        # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers, (62, 14321) in fp16 4.5 in
+        # registers, and 5.1.
+        return TILES
+    if count <= PROCESSORS // 8 and STEPPED_ROW < length <= 2 * STEPPED_ROW and _pieces_pay(problem):
+        return TILES
+    if short and problem.norm.has_mean and LONGEST_HELD < length <= MOST_WHOLE and PROCESSORS < count <= 3 * PROCESSORS:
+        # (192, 28672) in bf16 takes 11.1 us so, and 12.3 in registers, (300, 30000) 15.5, and 17.8 in steps, but (400,
+        # 28672) in fp16 17.7, and 16.9.
+        return TILES
     odd = single_floats(problem) and not problem.norm.has_mean
     if odd and LARGE_HELD // 2 < length <= LARGE_HELD and count > 4 * PROCESSORS and HELD.supports(problem) is None:
         return HELD  # rms_norm of (2000, 3001) takes 13.6 us so, and 15.8 whole
@@ -581,6 +594,16 @@ def _for_rows(problem: Problem) -> Instance:
     longest = LONGEST_OF_PAIRS if problem.norm.has_mean else 2 * LONGEST_OF_PAIRS
     pairs = load_bytes(problem) >= PAIR_LOAD and length <= longest and count >= 2 * PROCESSORS
     return ROWS if stepped or pairs or (count > FEW_LONG_ROWS and (wide or not short)) else TILES
+
+
+def _pieces_pay(problem: Problem) -> bool:
+    """Whether very few rows are faster in pieces than in the registers of 16 warps: in fp32 layer_norm of (12, 13098)
+    takes 3.7 us so, and 4.3 in registers, in bf16 (1, 16384) with leaky_relu 3.2 and 3.6, (1, 9231) with silu 3.7 and
+    4.1, but (7, 16384) in fp16 without an activation 3.3 and 3.2, rms_norm of (2, 11008) with silu 3.3 and 2.8."""
+    if not problem.norm.has_mean or problem.dtype == "float32":
+        return problem.norm.has_mean
+    single = load_bytes(problem) < PAIR_LOAD and problem.norm.smooth
+    return problem.norm.activation is not None and (single or 8 * problem.reduced > 7 * 2 * STEPPED_ROW)
 
 
 def _for_long_rows_of_narrow_loads(problem: Problem) -> Instance | None:
@@ -593,6 +616,8 @@ def _for_long_rows_of_narrow_loads(problem: Problem) -> Instance | None:
         held_by_cache = DTYPE_BYTES[problem.dtype] * problem.view.numel <= CACHED_BYTES
         if held_by_cache or count < 2 * PROCESSORS or (mean and length > MOST_WHOLE):
             return TILES
-        return WHOLE if length <= LONGEST_SINGLES and WHOLE.supports(problem) is None else ROWS
-    # Pairs in one wave and little more: (300, 16390) takes 20.0 us in pieces, 23.4 in registers and 25.8 in steps.
-    return TILES if mean and 2 * PROCESSORS < count <= FEW_IN_WAVES else None
+        # rms_norm of (1785, 16991) takes 76.8 us in steps, and 85.3 in registers.
+        return WHOLE if mean and length <= LONGEST_SINGLES and WHOLE.supports(problem) is None else ROWS
+    # Pairs in one wave and little more: (300, 16390) takes 20.0 us in pieces, 23.4 in registers and 25.8 in steps, and
+    # the longest: (190, 42650) 26 and 33 in steps, (366, 61598) 72 and 76.
+    return TILES if mean and (length > MOST_WHOLE or 2 * PROCESSORS < count <= FEW_IN_WAVES) else None

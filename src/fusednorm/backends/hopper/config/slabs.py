@@ -14,6 +14,9 @@ from fusednorm.problem import Problem
 LANES = (16, 8, 32, 64)
 #: The most groups of a slab.
 MOST_GROUPS = 64
+#: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
+#: with 8192 of them, 8x128x256x256 96 with 4096, and almost twice as many waves.
+MOST_MERGED = 4096
 #: Chunks of a slab up to which whole slabs to a wave are faster than results two waves behind.
 FEW_PARTS = 64
 
@@ -100,4 +103,11 @@ def slabs_for(problem: Problem, processors: int) -> SlabsConfig | None:
         return few
     order = [SlabsConfig(512, 4, 4, 2, 0, 2, lanes) for lanes in LANES]
     order += [SlabsConfig(512, 4, 4, 1, 0, 3, lanes) for lanes in LANES[:2]]
-    return next((config for config in order if spread(problem, config, processors) is not None), None)
+    found = [(config, place) for config in order if (place := spread(problem, config, processors)) is not None]
+    light = (config for config, place in found if merged(problem, place) <= MOST_MERGED)
+    return next(light, found[0][0] if found else None)
+
+
+def merged(problem: Problem, place: SlabsSpread) -> int:
+    """The partials that a block merges: those of all groups of its slab."""
+    return place.parts * place.held * vector_of(problem) // problem.view.group_channels

@@ -73,14 +73,21 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return True
     if problem.backward and _few_large(problem, seen):
         return False
-    if problem.backward and seen.positions and uneven(seen) and seen.elements >= LARGE_HELD:
-        # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, (2, 90, 32, 32) in 30 6.3 and 5.0.
+    if problem.backward and seen.positions and uneven(seen) and seen.elements > LARGE_HELD:
+        # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, but (7, 3, 32, 32) in one group in
+        # bf16 with silu 4.0 and 5.7, (2, 133, 31, 16) in 19 in fp16 4.6 and 5.2, (1, 1280, 21, 15) in 256 in fp32 5.1
+        # and 6.8.
+        return False
+    if problem.backward and seen.positions and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
+        return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
+    if seen.positions and not seen.contiguous and seen.elements == MOST_HELD and _fills_registers(problem, seen):
         return False
     if seen.apart:
         # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
         if seen.elements > MOST_APART:
             # (6, 64, 14, 14) in fp16 takes 4.7 us held and 5.1 in tiles, backward 5.6 and 5.4.
-            most = FEW_CONTIGUOUS if problem.backward else 2 * FEW_CONTIGUOUS
+            # (101, 101, 3, 3) in fp32 takes 4.1 us backward held, and 5.3 in tiles.
+            most = FEW_CONTIGUOUS if problem.backward and size == 2 else 2 * FEW_CONTIGUOUS
             return seen.elements <= MOST_FEW_APART and problem.view.numel <= most
         return problem.view.numel <= 4 * SMALL_HELD
     if problem.backward and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 8 and seen.across != "sample":
@@ -90,14 +97,27 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if together >= seen.in_sample:
             return True
         # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles, (7, 3, 89, 89) 4.0 and 8.5.
-        few = small and not problem.backward and seen.in_sample < 4 and seen.units >= PROCESSORS // 8
+        # (20, 5, 56, 56) in fp16 with scale and shift and gelu_tanh takes 5.8 us backward held, and 8.7 in tiles.
+        few = small and size * seen.in_sample <= SECTOR_BYTES and seen.units >= PROCESSORS // 8
+        few = few and (not problem.backward or seen.elements <= LARGE_HELD)
         if problem.view.numel <= FEW_CONTIGUOUS or few:
             return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
         if size == 4 and seen.elements >= 1024 and seen.load_bytes(problem) < WIDEST_LOAD:
             # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
             # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
-            return problem.modulated or (small and not problem.backward)
-        if small:
+            # With scale and shift (20, 35, 31, 31) takes 6.0 us held, and 7.7 in tiles, (8, 515, 25, 25) 12.9 and 14.6,
+            # backward 19.0 and 18.7, but (40, 11, 90, 90) 35.0 and 16.7, the backward of (3, 130, 43, 43) 9.8 and 8.5,
+            # without them (2, 53, 19, 19, 19) 18.7 and 7.5, batch_norm of (3, 45, 32, 31) with gelu_tanh 8.1 and 4.7.
+            # (36, 10, 2151) takes 7.2 us held, and 9.3 in tiles.
+            most = 1024 if problem.backward else 4096 if seen.units >= 2 * PROCESSORS else 2048
+            if seen.elements > most:
+                return False
+            # Of few elements a second launch costs more: batch_norm of (101, 101, 3, 3) takes 4.1 us backward held, and
+            # 5.3 in tiles.
+            few = problem.view.numel <= 2 * FEW_CONTIGUOUS
+            return (small and problem.modulated) or few if problem.backward else small or problem.modulated
+        points = problem.view.spatial == 1 and seen.elements == 2048 and not problem.backward
+        if small and not points:  # (1166, 1037) in bf16 with silu takes 7.0 us held, and 11.1 in tiles
             # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
             most = 1024 if seen.narrow(problem) and problem.view.numel > FEW // 2 else 2048
             return size * together >= 16 and seen.elements <= most
@@ -119,7 +139,10 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles, but (3, 534, 24) in 2
         # groups in bf16 3.0 and 4.9.
         return False
-    if seen.positions and not small and _short_rows(problem, seen, full):
+    # (5, 64, 61, 61) in 32 groups in fp16 takes 9.9 us held, and 6.9 in tiles.
+    wide = load_bytes(problem) == WIDEST_LOAD
+    many = not small or (wide and seen.elements >= SHARING_HELD and seen.columns <= 4)
+    if seen.positions and many and _short_rows(problem, seen, full):
         return False
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
     wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
@@ -127,15 +150,22 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     if not problem.backward and small and seen.positions and uneven(seen) and seen.elements <= 2048:
         return True  # (25, 96, 8, 33) in 32 groups in fp16 takes 4.5 us held, and 6.1 in tiles
     registers = size == 2 or (size == 4 and (shared or not problem.backward))
-    if problem.backward and seen.positions and size == 4 and seen.elements <= 2048 and full >= 0.6:
-        return True  # (67, 320, 8, 16) in 32 groups with silu takes 15.8 us held, and 18.7 in tiles
+    idle = problem.backward and seen.elements == SHARING_HELD and seen.units <= PROCESSORS // 2
+    if idle and seen.positions and load_bytes(problem) < WIDEST_LOAD:
+        return False  # (5, 1379, 3, 3, 3) in 7 groups in fp32 with leaky_relu takes 7.3 us held, and 5.4 in tiles
+    if problem.backward and seen.positions and seen.elements <= (2048 if size == 4 else 1024) and full >= 0.6:
+        # (67, 320, 8, 16) in 32 groups in fp32 with silu takes 15.8 us held, and 18.7 in tiles, (23, 408, 5, 5, 5) in
+        # 68 in fp16 with scale and shift and silu 6.9 and 11.6.
+        return True
     if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
     if not problem.backward:
         single = size == 2 and load_bytes(problem) == size
-        if single and problem.modulated and seen.elements == LARGE_HELD and not small:
-            return seen.positions  # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles
+        if single and problem.modulated and seen.elements >= LARGE_HELD and not small:
+            # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles, (19, 1280, 5, 5, 5) in 32
+            # with leaky_relu 20.8 whole, and 12.2.
+            return seen.positions
         several = seen.across == "channel" and seen.rows > 1
         if several and seen.elements == SHARING_HELD and full >= 0.55 and _singles(problem):
             # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us held, and 11.4 in tiles, (30, 1280, 11, 11) 17.5 and
@@ -145,18 +175,22 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
             return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
         few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
-        return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 4 * FEW)))
+        return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 16 * FEW)))
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         many = seen.elements >= SHARING_HELD and seen.units > PROCESSORS
-        if size == 2 and problem.norm.smooth and many and load_bytes(problem) < WIDE_LOAD:
-            # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6.
+        full_of = seen.elements == MOST_HELD and problem.norm.activation is not None
+        if size == 2 and (problem.norm.smooth or full_of) and many and load_bytes(problem) < WIDE_LOAD:
+            # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6,
+            # (16, 180, 12795) in fp16 with relu 115 and 97.
             return False
         if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
             # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
             # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
             # 183, and 158.
             simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
-            return seen.elements == LARGE_HELD or simple or full >= 0.75
+            # Few planes leave multiprocessors idle: (4, 22, 189, 64) in bf16 with gelu_tanh takes 6.3 us held, 74 %
+            # full, and 10.0 in tiles.
+            return seen.elements == LARGE_HELD or simple or full >= (0.75 if seen.units > PROCESSORS else 0.7)
         many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
         if many and full_of_singles(problem):
             return False
@@ -165,7 +199,9 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
         # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
         odd = 512 <= seen.elements <= SHARING_HELD
-        return short or odd or full >= (0.55 if seen.elements == 256 else 0.6) or size > 2
+        # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles.
+        least = 0.5 if seen.elements <= 128 else 0.55 if seen.elements == 256 else 0.6
+        return short or odd or full >= least or size > 2
     if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
         return _narrow_groups_pay(problem, seen, full)
     large = seen.elements == SHARING_HELD and _singles(problem)
@@ -183,6 +219,18 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return True
     short = short or (shared and wide and lanes <= FEW // 2)
     return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+
+
+def _fills_registers(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether groups of channels_last whose tiles fill the registers are faster in tiles: a backward, and a forward of
+    many, or of few that narrow loads read. In fp32 the backward of (51, 1024, 24) in two groups
+    with silu takes 12.1 us held, and 10.7 in tiles, in fp16 of (4, 1280, 8, 8, 8) in 40 12.7 and 10.5, the forward of
+    (63, 96, 32, 32) in 6 with leaky_relu 15.4 and 14.1, in bf16 of (10, 10, 80, 80) in 5 10.2 and 5.4, of (6, 83, 5, 5,
+    5) in one with leaky_relu 5.1 and 3.6, but in fp16 of (4, 384, 23, 23) in 32 with gelu 6.2 and 7.3."""
+    narrow = load_bytes(problem) < WIDEST_LOAD
+    if problem.backward:  # (20, 300, 17, 17) in 10 groups in bf16 takes 10.9 us held, and 11.6 in tiles
+        return not narrow or seen.units <= PROCESSORS or DTYPE_BYTES[problem.dtype] > 2
+    return (narrow and seen.units <= PROCESSORS // 2) or seen.units > 2 * PROCESSORS
 
 
 def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
@@ -223,12 +271,18 @@ def _short_rows(problem: Problem, seen: HeldUnits, full: float) -> bool:
 
 
 def _few_large(problem: Problem, seen: HeldUnits) -> bool:
-    """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation: (1, 640, 5, 5, 5) in
-    32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles, (13, 18, 1024) in 3 with silu in fp32 5.5, and
-    4.0."""
-    few = seen.units < PROCESSORS // 2 and seen.elements >= LARGE_HELD
-    slow = seen.narrow(problem) or (problem.dtype == "float32" and seen.elements >= SHARING_HELD)
-    return problem.norm.smooth and few and problem.view.group_channels > 1 and slow and not seen.positions
+    """Whether a few units keep few multiprocessors busy with narrow loads and a smooth activation or scale and shift:
+    (1, 640, 5, 5, 5) in 32 groups with gelu in bf16 takes 6.5 us held, and 3.9 in tiles, (13, 18, 1024) in 3 with silu
+    in fp32 5.5, and 4.0, (1, 2048, 7, 7) in 16 with scale and shift in fp16 8.9, and 4.7. So do the longest without
+    these: (4, 3, 8, 31, 27) with leaky_relu in fp32 4.5, and 3.0, (6, 2, 57, 57) in one group in fp16 3.6, and 2.9."""
+    if seen.positions or seen.elements < LARGE_HELD or seen.across == "sample":
+        return False
+    narrow, long = seen.narrow(problem), seen.elements >= SHARING_HELD
+    if long and 1 < seen.units <= PROCESSORS // 8 and seen.rows * seen.columns < MOST_HELD:
+        return True
+    slow = narrow or (problem.dtype == "float32" and long)
+    busy = problem.norm.smooth or (problem.modulated and long)
+    return busy and seen.units < PROCESSORS // 2 and problem.view.group_channels > 1 and slow
 
 
 def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
@@ -243,8 +297,10 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     """
     size = DTYPE_BYTES[problem.dtype]
     even = seen.affine != 3 and seen.load_bytes(problem) >= WIDE_LOAD and seen.elements <= MOST_HELD
-    if problem.backward and even and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
+    if problem.backward and even and size > 2 and seen.elements > LARGE_HELD and seen.units <= PROCESSORS // 8:
         return False  # (5, 12, 32, 32) in fp32 with leaky_relu takes 4.1 us held, and 2.9 in tiles
+    if problem.backward and even and problem.norm.smooth and seen.elements <= LARGE_HELD and full >= 0.6:
+        return True  # (40, 2048, 8, 8) in bf16 with gelu_tanh takes 16.1 us held, and 31.3 in tiles
     some = problem.view.numel <= 3 * FEW // 2
     if problem.backward and even and some and seen.columns >= EVEN_PLANE and full >= 0.45:
         # (70, 256, 16, 7) in bf16 takes 7.9 us held, 48 % full, and 11.5 in tiles, with silu 10.0 and 15.2, (80, 256,
@@ -263,19 +319,25 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
                 return True
             if problem.norm.activation is None and seen.columns > 128 and problem.view.numel <= 3 * FEW // 2:
                 return True
+        if not problem.backward and even and seen.columns >= 128 and full >= 0.75 and seen.elements <= SHARING_HELD:
+            return True  # (28, 2241, 256) in fp16 with relu takes 18.9 us held, and 34.6 in tiles
         long = seen.affine == 3 and seen.elements > 8192
         # (17, 768, 13, 13) in fp32 with relu takes 11.6 us backward held, 70 % full, and 18.4 in tiles, (17, 768, 17,
         # 17) 24.1, 60 % full, and 27.9, (25, 700, 11, 11) with silu, whose rows lie along an axis, 11.6 and 17.7.
         wide = problem.backward and problem.dtype == "float32" and problem.view.numel <= 2 * FEW
         large = problem.backward or seen.elements > SHARING_HELD  # (3, 3000, 2501) in fp32 takes 64 us held, and 83
+        large = large and (seen.elements > LARGE_HELD or size == 2)  # (1, 1280, 2997) in fp32: 13.2 us, and 19.1
         if seen.columns > LONG_FLAT_PLANE and large and (seen.flat or seen.narrow(problem)):
             return False  # (3, 1441, 4557) in bf16 takes 56 us held, and 37 in tiles, (7, 1000, 1501) in fp16 28 and 22
         if (seen.flat or wide) and full >= (0.58 if wide else 0.75) and seen.rows < SPREAD_PAYS and not long:
             return seen.elements <= SHARING_HELD or not problem.backward
+        if problem.backward and size == 2 and seen.elements > SHARING_HELD and full < 0.6:
+            return False  # (28, 2031, 7, 7, 7) in bf16 with relu takes 121 us held, and 68 in tiles
         return full >= 0.55 and not long and tiled(problem) is problem.folded
     # (9, 132, 272) in fp32 with relu takes 3.2 us held, 30 % full, and 6.1 in tiles, backward 3.5 and 4.9, (18, 96, 18,
     # 18) 4.3, 36 % full, and 6.5, backward 4.6 and 6.4.
-    if even and seen.units >= 64 and full >= 0.28:
+    # (9, 10, 24, 14) in bf16 takes 2.3 us forward held, 37 % full, and 4.3 in tiles.
+    if even and full >= 0.28 and (seen.units >= 48 or (not problem.backward and seen.elements <= SHARING_HELD)):
         return True
     if not problem.backward:
         few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
@@ -284,7 +346,9 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # (250, 40, 4, 4) in bf16 takes 3.6 us held, and 5.4 in tiles, but (60, 256, 7, 7) 9.4 and 8.0.
         # (4, 300, 23, 23) in fp16 takes 4.3 us held, and 4.9 in tiles.
         most = ALL_SAMPLES * (2 if seen.columns <= SHORT_ROW or seen.rows <= 4 else 1)
-        return seen.elements <= (most if seen.units >= 32 else ALL_SAMPLES // 2)
+        # (2, 6, 32, 32) in bf16 takes 2.4 us held, and 3.2 in tiles.
+        few = ALL_SAMPLES // (1 if problem.view.numel <= SMALL_HELD // 16 else 2)
+        return seen.elements <= (most if seen.units >= 32 else few)
     if seen.columns % 2 == 1 and full >= 0.75 and seen.units >= 64:
         return True
     return seen.elements <= LARGE_HELD or (full >= 0.5 and seen.elements <= 8192)
@@ -307,7 +371,7 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     odd = seen.across == "channel" and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD
     slow = odd and problem.norm.smooth and not problem.backward
-    if slow and seen.elements == SHARING_HELD and seen.units > PROCESSORS:
+    if slow and seen.elements == SHARING_HELD and seen.units > PROCESSORS and not problem.modulated:
         return True  # (12, 1024, 7, 15) in 16 groups in fp16 with silu takes 6.2 us whole, and 8.1 held
     # (20, 320, 13, 13) in 32 groups in fp32 takes 4.6 us held, 41 % full, and 5.1 whole, 83 % full.
     least = 0.45 if seen.columns > 128 and not problem.backward else 0.7
@@ -348,8 +412,8 @@ def whole_pays(problem: Problem) -> bool:
     if block <= 8192:
         return True
     fills, wide = fills_block(problem), load_bytes(problem) >= WIDE_LOAD
-    if block == 16384:
-        return size > 2 or fills
+    if block == 16384:  # (4, 32, 16, 21, 25) in fp16 takes 3.6 us whole, and 5.2 in tiles
+        return size > 2 or fills or (wide and problem.num_statistics <= 2 * PROCESSORS)
     pays = (wide or fills) if size > 2 else (wide and fills and not problem.norm.smooth)
     return pays and 2 * problem.num_statistics >= PROCESSORS
 
@@ -373,5 +437,5 @@ def fills_block(problem: Problem) -> bool:
     and 103."""
     lanes, block = 16 * problem.reduced, power_of_two(problem.reduced)
     if load_bytes(problem) < WIDE_LOAD:
-        return lanes >= 12 * block
+        return lanes >= 10 * block  # (6, 320, 10761) in bf16 takes 27.8 us whole, and 36 in tiles
     return lanes >= (11 if block > 16384 and DTYPE_BYTES[problem.dtype] == 2 else 9) * block

@@ -95,6 +95,9 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         # rms_norm of (700, 40001) with silu takes 116 us so, and 477 in steps of 16384, of (700, 40002) 107 and 113,
         # layer_norm of (600, 24001) 54, and 60 of 4096.
         return StepsConfig(8192, 16)
+    narrow = load_bytes(problem) < WIDEST_LOAD and not problem.norm.has_mean
+    if problem.dtype == "float32" and narrow and block == 2 * MOST_ROW:
+        return StepsConfig(4096, 8)  # rms_norm of (1785, 16991) takes 77 us so, and 89 on 16 warps
     if block > 2 * MOST_ROW and problem.dtype != "float64":
         # (752, 65536) in bf16 takes 61 us in steps of 16384, and 84 in steps of 4096.
         if problem.dtype == "float32":
@@ -111,8 +114,15 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         return StepsConfig(8192 if DTYPE_BYTES[problem.dtype] == 2 or few else 16384, 16)
     if problem.dtype == "float32" and problem.norm.has_mean and problem.reduced == block == 8192:
         return StepsConfig(2048, 16)  # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps
-    # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     mean = problem.norm.has_mean
+    if DTYPE_BYTES[problem.dtype] == 2 and mean and block == 2 * MOST_ROW:
+        # (500, 20480) in bf16 takes 14.2 us in steps of 2048, and 16.6 of 4096, but in fp16 (456, 25704), whose last
+        # step is not full, 21.0 and 18.2, and in bf16 (800, 28672) 33.3 and 31.0.
+        even = problem.reduced % 2048 == 0 and problem.view.samples <= 4 * PROCESSORS
+        return StepsConfig(2048, 16) if even else StepsConfig(4096, 8)
+    if DTYPE_BYTES[problem.dtype] == 2 and not mean and load_bytes(problem) < WIDE_LOAD:
+        return StepsConfig(2048, 16)  # rms_norm of (470, 14310) in bf16 takes 10.1 us so, and 12.4 in steps of 4096
+    # Of 600 x 20480 in fp16 rms_norm takes 14.6 us with 8 warps, and 16.4 with 16.
     if problem.dtype == "float32":
         long = block > 16384 or (block == 16384 and not mean)
     else:
@@ -173,7 +183,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         warps = min(16, elements // 256)
         return RowsBackwardConfig(elements // block, warps, PROCESSORS * (16 // warps), reload=block > 2048)
     if _one_large_program(problem, block):
-        return RowsBackwardConfig(view.samples, 16, 1)
+        # rms_norm of (2, 1536) in fp16 with relu takes 1.9 us on 8 warps, and 4.2 on 16.
+        return RowsBackwardConfig(view.samples, 8 if view.samples * block == LARGE_HELD else 16, 1)
     if block > 8192:
         return _long_row_backward(problem)
     if block >= 4096:
@@ -183,7 +194,8 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
             rows = 2 if view.samples > PROCESSORS else 1
             return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
-        if block == 4096 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= 8:
+        simple = problem.norm.has_mean or not problem.norm.smooth
+        if block == 4096 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= 8 and simple:
             # rms_norm of (5, 2782) in bf16 takes 3.4 us so, and 4.6 once on four warps.
             return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
         if block == 8192 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= PROCESSORS // 2:
@@ -197,12 +209,16 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
             # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
             return RowsBackwardConfig(2, 16, PROCESSORS)
+        some = PROCESSORS // 2 < view.samples <= PROCESSORS and load_bytes(problem) == WIDEST_LOAD
+        if block == 4096 and size == 2 and some and problem.norm.activation is None:
+            return RowsBackwardConfig(2, 16, PROCESSORS)  # (116, 3072) in bf16 takes 4.9 us so, and 5.4 with one row
         if problem.dtype == "float32":
             if block == 4096 and view.samples <= 4 * PROCESSORS:
                 # (368, 3072) takes 8.5 us so, and 10.3 with twice as many sums.
                 return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
             # On an H100 rms_norm of (200, 8192) takes 12.4 us with three stages, and 13.9 with one.
-            many = full and view.samples > 2 * PROCESSORS
+            # (7994, 4096) with silu takes 105 us with three, and 161 with one.
+            many = full and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
             return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
         warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
         if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
@@ -239,6 +255,28 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
         rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
         return RowsBackwardConfig(rows, warps, programs * PROCESSORS, stages=3)
+    if few and size == 2 and load_bytes(problem) < WIDE_LOAD and 256 <= block <= 512:
+        # (2706, 263) in fp16 with relu takes 7.3 us so, and 8.6 with one row on one warp, rms_norm of (792, 285) with
+        # silu 4.8 and 6.2, (2866, 181) in bf16 7.3 on two warps, and 8.5 on one. Twice as many rows take one step:
+        # (2048, 315) takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and 5.5. Of pairs (552, 474) in fp16 with gelu
+        # takes 5.0 us with two, and 7.7 with one.
+        programs = 4 * PROCESSORS
+        if block == 512 and not problem.norm.smooth and view.samples <= 4 * programs:
+            return RowsBackwardConfig(4, 2, programs)
+        return RowsBackwardConfig(2, block // 128, programs, stages=4 if view.samples > 2 * programs else 1)
+    busy = problem.norm.has_mean or problem.norm.smooth
+    if view.numel < 2 * FEW_ELEMENTS and block == 1024 and size == 2 and view.samples > PROCESSORS and busy:
+        # (900, 700) in bf16 with gelu takes 6.6 us so, and 8.7 with one row on two warps, (280, 573) with relu 4.4 and
+        # 5.6, (1325, 743) in fp16 7.8 on two warps, and 8.5 with one row, (2048, 1001) in bf16 10.0 and 11.5.
+        programs = 4 * PROCESSORS
+        several = view.samples > 2 * programs  # steps
+        warps = 2 if problem.norm.activation is None and not several else 4
+        return RowsBackwardConfig(2, warps, programs, stages=3 if several and problem.norm.smooth else 1)
+    several = 4 * PROCESSORS < view.samples <= 8 * PROCESSORS and 8 * view.channels > 7 * block
+    if block == 2048 and size == 2 and problem.norm.smooth and several and wide:
+        # (529, 2048) in fp16 with silu takes 7.5 us so, and 8.2 with one row on two warps, but (2000, 2048) in bf16
+        # 13.3 with one.
+        return RowsBackwardConfig(2, 4, 4 * PROCESSORS)
     # (3000, 30) in fp16 takes 3.9 us with 8 elements a thread, and 4.2 with 16, (9728, 3) 3.3 and 3.6, but (19474, 13)
     # in bf16 with leaky_relu 7.6 and 6.6.
     least = 8 if not wide and block <= 64 and view.numel <= FEW_ELEMENTS // 8 else 16
@@ -247,10 +285,16 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     # The sums of a program take 8 bytes an element, and are to be few beside its rows.
     most = 3 * size * view.samples // 32
     if not wide:
+        if few and size == 2 and block == 128:
+            if view.samples > 2 * FEW_ELEMENTS // block // 4:
+                return RowsBackwardConfig(8, 1, 4 * PROCESSORS)  # (8000, 67) in bf16 takes 8.0 us so, and 9.7 with 4
+            most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
         resident = 8 if block >= 1024 else 16 if block == 512 else 32
         return RowsBackwardConfig(rows, warps, max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most)))
     step = rows * block * size
-    programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if problem.norm.smooth else 1) // step)
+    # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
+    busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD)
+    programs = PROCESSORS * max(2, PROCESSOR_BYTES * (2 if busy else 1) // step)
     if block <= 128:  # (60000, 96) in fp16 takes 17.6 us with 2112 programs, and 18.7 with 1056
         programs = max(programs, min(16 * PROCESSORS, view.samples // LEAST_SUMMED))
     # An even number to a multiprocessor: (2000, 2048) in bf16 with silu takes 13.3 us with 264, and 15.2 with 375.
@@ -349,14 +393,23 @@ def _one_large_program(problem: Problem, block: int) -> bool:
 def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
     """Whether a backward of rows is faster with partials of each row, which cost a large problem more than it gains:
     216 x 1024 in fp32 takes 4.3 us held, and 5.1 with the sums of rows in registers."""
-    if seen.units == 1:  # (1, 2409) in fp16 takes 2.6 us held, and 3.5 by rows
-        simple = DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth
-        return simple and ONE_PROGRAM < seen.elements <= 2 * LARGE_HELD and not _are_few(problem)
-    slow = seen.units < FEW_LONG or (problem.norm.smooth and row_window(problem) > 1)
-    if seen.elements == LARGE_HELD and slow:
-        return False  # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held; (11, 2369) 7.7 held too
+    if seen.units == 1:
+        # (1, 2409) in fp16 takes 2.6 us held, and 3.5 by rows, (1, 3447) with silu 2.9 and 5.0, (1, 1877) in fp32 2.0
+        # and 2.6.
+        most = 2 * LARGE_HELD if DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth else LARGE_HELD
+        return seen.elements <= most and not _are_few(problem)
+    if seen.units == 2 and seen.elements >= LARGE_HELD // 2:
+        # (2, 2969) in bf16 takes 3.6 us held, and 4.9 by rows, but (2, 1536) with relu in fp16 2.8, and 1.9.
+        return seen.elements == LARGE_HELD and load_bytes(problem) < PAIR_LOAD
+    windows = problem.norm.smooth and row_window(problem) > 1 and load_bytes(problem) >= PAIR_LOAD
+    single = load_bytes(problem) < PAIR_LOAD  # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows
+    if seen.elements == LARGE_HELD and ((seen.units < FEW_LONG and not single) or windows):
+        # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held, (12, 3598) 4.7, and 5.8, but of single
+        # elements (22, 3771) in fp16 with gelu_tanh 6.4, and 5.1.
+        return False
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
-    long = seen.elements > 128 and load_bytes(problem) < WIDE_LOAD
+    narrow = load_bytes(problem) < WIDE_LOAD
+    long = seen.elements > 128 and narrow
     small = small and seen.units < (3 if long or not problem.norm.has_mean else 1) * MANY_ROWS
     return small and not _one_program(problem, seen.elements)
 
@@ -415,17 +468,24 @@ def by_columns(problem: Problem) -> bool:
 
 def _are_few(problem: Problem) -> bool:
     """Whether rows are so few that the sums of their columns are little work: (4, 5000) in bf16 takes 3.7 us by
-    columns, and 4.3 by rows, rms_norm of (2, 8192) 3.0 and 3.5. Of single elements in 32 bits rms_norm of (2, 7311)
-    takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3,
-    of (2, 4697) 3.8 and 6.9, of (1, 4697) 3.3, and 3.9 held."""
+    columns, and 4.3 by rows, rms_norm of (2, 8192) 3.0 and 3.5, layer_norm of (1, 8192) with relu 2.8, and 3.2 held. Of
+    single elements in 32 bits rms_norm of (2, 7311) takes 3.6 and 6.7, layer_norm of (7, 7311) 4.9 and 6.3, of (1,
+    4869) 3.1 and 5.6, in 16 of (6, 5575) with gelu_tanh 5.4 and 7.3, of (2, 4697) 3.8 and 6.9, of (10, 7227) with relu
+    5.2 and 7.4, but of (1, 4697) 3.3, and 3.0 held."""
     rows, length, load = problem.view.samples, problem.reduced, load_bytes(problem)
+    if rows <= 2 and problem.norm.smooth and length > MOST_ROW // 4 and problem.dtype != "float64":
+        # (1, 6012) in fp32 with gelu takes 3.9 us so, and 4.8 by rows, rms_norm of (2, 5120) in bf16 with silu 3.5 and
+        # 4.3.
+        return True
     if problem.dtype == "float32":
-        return load < WIDE_LOAD and rows <= FEW_ROWS and length > LONG_SHORT_ROW
+        return load < WIDE_LOAD and rows <= FEW_ROWS and length > (LONG_SHORT_ROW if rows > 2 else MOST_ROW // 4)
     if DTYPE_BYTES[problem.dtype] != 2 or length <= MOST_ROW // 4:
         return False
     if load < PAIR_LOAD:
-        return rows <= (FEW_ROWS if problem.norm.has_mean else ONE_SHARE)
-    return load >= WIDE_LOAD and (2 < rows <= ONE_SHARE or (rows == 2 and length > LONG_SHORT_ROW))
+        return 1 < rows <= (2 * FEW_ROWS if problem.norm.has_mean else ONE_SHARE)
+    if rows <= 2:
+        return load >= WIDE_LOAD and length > (LONG_SHORT_ROW if rows == 2 else 7 * MOST_ROW // 16)
+    return load >= WIDE_LOAD and rows <= ONE_SHARE
 
 
 def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:

@@ -43,6 +43,8 @@ LARGE_PLANE, PLANE_PROGRAMS, PLANE_STAGES = 1 << 14, 2500, 3
 LONG_ODD_PLANE, ODD_PROGRAMS = 1 << 13, 600
 #: Positions of a plane of single loads of 32 bits beyond which its tiles are a program's each.
 LONG_SINGLE_PLANE = 2048
+#: Positions of a tile of short planes.
+MOST_SHORT_PLANE = 256
 #: Pieces of a plane of single loads of 32 bits up to which each is a program's.
 FEW_PIECES = 3
 #: Programs that few tiles of planes are spread over.
@@ -132,6 +134,8 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         found = replace(found, reduction=replace(read, tiles=tiles))
     if load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
         return found
+    if sample.direction == "inference":
+        return found  # (65536, 45) in fp16 with gelu_tanh takes 8.8 us so, and 12.6 on 8
     if not sample.backward:
         return replace(found, output=replace(found.output, warps=8))
     if sample.view.numel > 2 * FEW:
@@ -150,15 +154,19 @@ def passes_for(problem: Problem) -> TilesConfig:
 
 
 def _long_rows(problem: Problem) -> TilesConfig:
-    """A forward of rows of one group: pieces of a row to a program. Narrow loads of 16-bit elements are fewer warps',
-    each with more of them: 400 x 50002 in bf16 takes 35 us with 2 warps and 40 with 4, but 1 x 29662 in fp16 with silu
-    4.2 and 3.6, rms_norm of 20 x 14001 in bf16 with silu 4.6 and 4.2."""
+    """A forward of rows of one group: pieces of a row to a program. Few programs have many warps, and many few: in fp16
+    rms_norm of 20 x 14001 with silu writes in 4.0 us on 8 warps, and 4.3 on 4, 48 x 65536 in bf16 takes 7.7 us on 4,
+    and 7.5 on 2, 400 x 50002 40 and 35. Wide loads are read by 8 warps where there is no mean, or few programs: 48 x
+    65536 takes 7.2 us so, and 7.5 on 4, layer_norm of 12 x 13098 in fp32 3.7 and 3.8, but 300 x 30000 in bf16 15.7, and
+    15.5."""
     share = 4 if problem.dtype == "float64" else 1
-    row = power_of_two(problem.view.channels)
-    many = problem.view.samples >= PROCESSORS // 2
-    warps = 2 if many and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD else 4
+    row, length, count = power_of_two(problem.view.channels), problem.view.channels, problem.view.samples
+    written = count * -(-length // (TILE // 2))
+    warps = 8 if 4 * written <= 5 * PROCESSORS else 4 if written <= 4 * PROCESSORS else 2
+    wide = load_bytes(problem) >= WIDE_LOAD or DTYPE_BYTES[problem.dtype] > 2
+    read = 8 if wide and (not problem.norm.has_mean or count * -(-length // TILE) <= PROCESSORS) else 4
     output = PassConfig(min(row, TILE // 2 // share), 1, warps=warps)
-    return TilesConfig(PassConfig(1, min(row, TILE // share)), output)
+    return TilesConfig(PassConfig(1, min(row, TILE // share), warps=read), output)
 
 
 def merged(problem: Problem) -> int:
@@ -207,8 +215,10 @@ def _planes(problem: Problem) -> TilesConfig:
         wide = narrow and size == 2 and (few or tiles == 2)
         warps = 4 if wide or _programs(problem, write) <= PROCESSORS // 3 else 2
         return TilesConfig(reduction, replace(write, tiles=tiles, warps=warps))
-    # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4.
-    warps, output = 8 if narrow and problem.modulated else 4, tile(problem, TILE // share)
+    output = tile(problem, TILE // share)
+    # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4, but (22, 960,
+    # 31, 31) in 32 groups in bf16 64 and 42.
+    warps = 8 if narrow and problem.modulated and output.positions <= MOST_SHORT_PLANE else 4
     if odd and not problem.modulated and problem.view.group_channels > 1:
         warps = 2  # (12, 320, 15, 15) in 16 groups takes 5.9 us so, and 6.2 with 4
     if warps == 8 and per_batch and output.positions == 32 and problem.view.numel > 2 * MANY:
@@ -275,10 +285,16 @@ def _planes_backward(problem: Problem) -> TilesConfig:
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
     if programs < PROCESSORS * count and count >= SHARED_PLANE and tiles == count and merges:
         tiles = shares(count, count // 2)  # (9, 7, 95, 107) in fp32 in one group takes 9.2 us so, and 12.1 by planes
+    if problem.norm.per_batch and 1 < count == tiles and programs < 2 * PROCESSORS * count:
+        # (15, 3, 13637) in fp16 takes 5.0 us with three tiles to a program, and 6.2 with 7, (68, 2, 8437) with
+        # gelu_tanh 9.8 with two, and 11.6 with 5, (4, 1, 16, 14, 5) in fp32 with relu 2.6 with one, and 3.1 with three.
+        tiles = shares(count, max(1, count // 2))
     if programs <= 2 * PROCESSORS and merges:
         # (2, 5, 24, 24, 24) in fp16 with relu takes 3.0 us with one tile to a program, and 4.7 with 7, (3, 8, 100, 100)
         # in bf16 with silu 4.7 with 2, and 6.3 with 5.
         tiles = min(tiles, max(1, programs // FEW_TILES))
+    if programs // tiles <= PROCESSORS and read.channels * read.positions >= 1024:
+        warps = max(warps, 4)  # batch_norm of (65536, 1) in fp32 takes 2.9 us so, and 3.8 on two warps
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.
     write = _plane(problem, 2048 // wide)
@@ -294,6 +310,8 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         # As in the forward: (78, 1895, 5, 5) in bf16 with relu takes 33.8 us so, and 45.1 whole on twice the warps.
         return TilesConfig(replace(reduction, positions=16, warps=1), replace(write, positions=16, warps=2))
     pieces = pieces and write.positions < length
+    if write.channels * write.positions <= MOST_SHORT_PLANE:
+        write = replace(write, warps=2)  # (4, 1295, 7, 7) in 5 groups in bf16 takes 7.3 us so, and 9.5 on four warps
     if singles or (pieces and wide == 1 and not odd and write.positions > SHORTEST_PIECE):
         # Twice as many elements to a thread of whole planes, or half as many to a program of pieces: (64, 960, 9, 9) in
         # 32 groups in fp32 takes 35.8 us so, and 45.3, (1, 2560, 64, 40) in bf16 18.8, and 20.9.
@@ -388,8 +406,14 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         if tiles == 1 < count and problem.backward and size == 2 and view.channels > 16:
             # (40000, 25) in fp16 takes 9.1 us so, and 11.8 with one warp to 64 x 16 elements.
             return _with_positions(problem, view, moments, PassConfig(32, 128, 1, 4), output)
-        if tiles == 1 < count:  # batch_norm of (65536, 6) in bf16 takes 5.2 us so, and 7.0 on two warps
-            warps, stages = (4 if _few_singles(problem, runs.alignment, blocks * count, read) else 1), 1
+        if tiles == 1 < count:
+            # Rows of 4 and few of 8 channels are two warps': (25, 3, 31, 31) in fp16 takes 5.4 us so, and 7.3 on one,
+            # but (65536, 6) in bf16 6.8 and 5.2, (44, 2, 64, 64) in fp32 with silu 8.3 and 5.5. So are few of others in
+            # a backward: (49, 133, 5, 5) in fp32 takes 5.0 us so, and 6.0 on one, (7, 13, 1024) in bf16 with gelu 5.3
+            # and 6.2.
+            short = read == 4 or (read == 8 and blocks * count <= 2 * PROCESSORS)
+            alone = 2 if short or (problem.backward and view.numel <= SMALL_HELD) else 1
+            warps, stages = (4 if _few_singles(problem, runs.alignment, blocks * count, read) else alone), 1
             if view.channels <= read == READ_CHANNELS and size == 2 and not problem.backward:
                 # On an H100 (10, 50, 30, 30) in bf16 takes 6.2 us so, and 6.9 in rows of 64 channels.
                 read, positions = READ_CHANNELS // 2, 2 * positions
@@ -539,7 +563,9 @@ def _written_channels(problem: Problem, channels: int) -> int:
 def _tiles_of_a_program(count: int, columns: int, elements: int, programs: int) -> int:
     """Tiles of so many elements to a program, where the pass has ``columns`` times ``count``: few enough for so many
     programs, which fill the device, and at least FEWEST_READ elements, so that a program does more than wait for its
-    first tiles; but at least 2 where there would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us
-    with 2 tiles to a program, and 5.6 with 8."""
-    least = max(2, min(FEWEST_READ // elements, columns * count // (2 * PROCESSORS)))
+    first tiles; but 2 where there would be few programs: batch_norm of (16, 12, 20, 20) in fp32 takes 4.8 us with 2
+    tiles to a program, and 5.6 with 8; and 1 of the fewest: (3, 16, 7, 32, 8) in fp16 takes 4.2 us so, and 4.8 with
+    2."""
+    fewest = 1 if columns * count <= 3 * PROCESSORS else 2
+    least = max(fewest, min(FEWEST_READ // elements, columns * count // (2 * PROCESSORS)))
     return shares(count, min(max(1, MOST_READ // elements), max(least, columns * count // programs)))

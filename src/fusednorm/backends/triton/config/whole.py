@@ -101,8 +101,8 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     short, total = DTYPE_BYTES[problem.dtype] == 2, block * problem.num_statistics
     if problem.modulated and problem.view.spatial == 1:
         # (8000, 2048) in 32 groups in bf16 takes 31.8 us so, and 35.8 with 32 units on two warps, (8000, 1500) in 10
-        # 28.4 and 29.9 with four on one.
-        return WholeConfig(SHORT_UNITS // block, 1)
+        # 28.4 and 29.9 with four on one, but (1362, 512) in 32 in fp32 with gelu_tanh 4.4 on four, and 5.3 on one.
+        return WholeConfig(SHORT_UNITS // block, 1 if short or narrow or not problem.norm.smooth else 4)
     plane = problem.view.group_channels == 1 and problem.view.spatial > 1
     if not short and block == 32 and unit_bytes(problem) == WIDE_LOAD and plane:
         return WholeConfig(16, 4)  # (30, 900, 5, 6) takes 3.7 us so, and 6.0 on one warp
@@ -145,14 +145,17 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     shared = point and problem.view.groups == 1
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
+    if size == 2 and block == 16 and point and not shared and problem.num_statistics > 10 * SOME_UNITS:
+        return WholeConfig(1024 // block, 2)  # (34663, 320) in 32 groups in bf16 takes 26.5 us so, 32.4 with 32 on 4
     if not shared and (block == 4 or (point and 4 < block <= 16)):
         # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp, (11504, 105) in 15 5.4 and 5.9.
         return WholeConfig(SHORT_UNITS // block, 4)
     if size == 2 and block == 32 and not shared:
         if problem.num_statistics <= SOME_UNITS:  # (73, 256, 3, 3, 3) in fp16 takes 3.3 us so, and 3.6 with 8 on one
             return WholeConfig(SHORT_UNITS // block, 4)
-        # On an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16 units.
-        return WholeConfig(SHORT_UNITS // 2 // block, 1)
+        # On an H100 (50, 2560, 5, 5) in fp16 takes 13.7 us so, and 16.3 with 16 units, but (34917, 960) in 32 groups in
+        # bf16 86 and 56.
+        return WholeConfig(SHORT_UNITS // (1 if point and _fills(problem.reduced, block) else 2) // block, 1)
     if block == 64 and problem.modulated and smooth:
         return WholeConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 3.2 us so, and 3.7 with 8
     # With gelu_tanh (13032, 74) in bf16 takes 4.3 us with 4, and 5.0 with 8.
@@ -186,7 +189,7 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     if block == 64 and narrow and problem.view.spatial > 1 and units > MANY_UNITS:
         # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3.
         return WholeConfig(4, 1)
-    if narrow and block <= 32 and units <= 32:
+    if narrow and block <= 32 and units <= 32 and not problem.modulated:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
     if block <= 128:
         together = min(SHORT_UNITS // block, power_of_two(units // PROCESSORS if narrow else units))
@@ -201,6 +204,8 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
     if busy and narrow and size > 2 and block == 512 and problem.view.spatial > 1 and units <= 3 * PROCESSORS:
         return WholeConfig(1, 4)  # (2, 148, 31, 13) in fp32 with gelu takes 2.2 us so, and 2.7 on one warp
     few = PROCESSORS if busy or _several(problem) else PROCESSORS // 4 - 1 if narrow or block == 512 else 0
+    if block == 512 and narrow and problem.modulated and _several(problem) and units <= 2 * PROCESSORS:
+        return WholeConfig(1, 4)  # (6, 960, 17) in 32 groups in fp16 takes 2.0 us so, and 2.6 on one warp
     if block == 256 and units > 8 * PROCESSORS and not narrow:
         return WholeConfig(2, 1)  # rms_norm of (1713, 256) in fp16 takes 2.0 us so, and 2.3 with one
     if block <= 512 and units > few:
