@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.triton.config.device import SMALL_HELD
 from fusednorm.backends.triton.config.kinds import FlatConfig
-from fusednorm.backends.triton.runs import FEW, READ_CHANNELS, WIDE_LOAD, WIDEST_LOAD, alignment
+from fusednorm.backends.triton.runs import READ_CHANNELS, WIDE_LOAD, WIDEST_LOAD, alignment
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem, dense_layout
 
 #: Elements up to which an evaluation is as fast with two elements to a thread as with more, and those up to which one
@@ -62,14 +62,16 @@ def flat_pays(problem: Problem) -> bool:
     bf16 24 and 16."""
     view, one_channel = problem.view, one_channel_width(problem) > 1
     if view.numel <= MOST_SMALL:
-        # Of longer rows (2306, 537) in fp16 with gelu takes 5.1 us, and 4.1 in tiles.
+        # Of longer rows (2306, 537) in fp16 with gelu takes 5.1 us, and 4.1 in tiles, (128, 129, 64) in channels_last
+        # 4.2 and 3.0.
         # Long planes of single elements: (59, 23, 27, 27) in fp16 with gelu_tanh takes 4.8 us, and 3.3 in tiles, (8,
         # 64, 11, 11, 11) 3.3 and 2.5.
         odd = problem.layout.order == "channels_first" and alignment(problem.dtype, view.spatial) == 1
         odd = odd and (DTYPE_BYTES[problem.dtype] == 2 or most_width(problem) == 1)
         if odd and view.spatial >= LONG_PLANE and view.numel > 2 * SMALL_HELD:
             return False
-        return one_channel or not of_channels(problem) or view.numel <= FEW or view.channels < READ_CHANNELS
+        few = view.numel <= 2 * SMALL_HELD or view.channels < READ_CHANNELS
+        return few or one_channel or not of_channels(problem)
     if one_channel and (problem.layout.order == "channels_first" or (problem.modulated and view.spatial == 1)):
         return True
     if view.spatial == 1 and not one_channel:

@@ -223,6 +223,8 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     points = problem.backward and seen.affine == 3 and seen.contiguous and total <= FEW_CONTIGUOUS // 4
     if points and seen.elements <= 32:
         return _few_points(problem, seen)
+    if points and seen.elements == 256 and seen.units <= 32 and problem.view.spatial == 1:
+        return HeldConfig(2, 4)  # (235, 26) in fp16 with silu takes 2.7 us so, and 3.9 with four on two warps
     if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
         return _positions_backward(problem, seen)
     if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
@@ -312,7 +314,11 @@ def _few_planes_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     a warp, with gelu (10, 8, 19, 19) in fp32 3.1, and 4.1 on one warp. Shorter ones are several, of two elements a
     thread: (80, 40, 3, 3, 3) in bf16 with gelu takes 3.3 us with four on two warps, and 4.4 with eight on one."""
     smooth, load = problem.norm.smooth, seen.load_bytes(problem) // DTYPE_BYTES[problem.dtype]
-    lanes, thread = (64, 4) if smooth else (256 if seen.elements == 64 else 128, 8)
+    # Many of the shortest with one are two to a warp: (19, 115, 5, 7) in fp32 with leaky_relu takes 3.3 us so, and 4.5
+    # with one, (19, 96, 5, 9) in bf16 with silu 3.4 and 4.2.
+    lanes, thread = (128 if seen.units > MANY_SHORT else 64, 4) if smooth else (256 if seen.elements == 64 else 128, 8)
+    if smooth and seen.elements == 64 and seen.units > MANY_SHORT:
+        return HeldConfig(2, 1)
     if seen.elements <= 32:
         lanes, thread, load = 128, 2, 1
     units = max(1, min(lanes // seen.elements, _fitting(seen)))
@@ -358,6 +364,9 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
     if problem.modulated and narrow and not single:
         return walk_of(seen, units, WALKED_TILE // 2, 4, 16, 1)
+    if narrow and full < 1 and seen.elements == WALKED_TILE // 2 and not problem.modulated:
+        # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
+        return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
     if narrow and full < 1:
         return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
     if problem.modulated and size == 2 and full < 1:
@@ -587,6 +596,8 @@ def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     if seen.across == "sample":
         if seen.elements <= 32 and seen.rows < 4:  # (2, 1177, 11) in fp32 takes 1.8 us with 2, and 2.0 with 4
             return 2
+        if seen.affine == 3 and seen.elements == 64 and not problem.backward:
+            return 2  # (2, 2048, 7, 3) in bf16 with leaky_relu takes 2.0 us so, and 2.8 with 4
         return 8 if seen.elements == 256 and not narrow else 4
     return fewest(seen.elements, narrow)
 
@@ -616,7 +627,9 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
     if total <= FEW_CONTIGUOUS:
         # (2, 32, 128) in fp32 with leaky_relu takes 2.1 us with two on a warp, and 2.6 with four on two.
         few = seen.units <= 64 and seen.elements == 128 and not problem.backward
-        return max(1, min(2 if few else 4, 1024 // seen.elements))
+        # (107, 64, 3, 3) in bf16 in batch_norm takes 3.7 us with four, and 4.5 with one.
+        most = 1024 if problem.backward or size > 2 else 4096
+        return max(1, min(2 if few else 4, most // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
     # The backward of (31, 2515, 5, 3) in fp32 in batch_norm takes 9.0 us with 8, and 10.6 with 16.
     least_unit = 128 if size == 2 else 512 if problem.backward and problem.norm.per_batch else 1024

@@ -202,12 +202,16 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles.
         least = 0.5 if seen.elements <= 128 else 0.55 if seen.elements == 256 else 0.6
         return short or odd or full >= least or size > 2
+    if seen.across == "channel" and seen.rows > 1 and size == 2 and seen.elements == MOST_HELD:
+        return False  # (68, 8, 64, 64) in two groups in bf16 with relu takes 10.1 us held, and 7.7 in tiles
     if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
         return _narrow_groups_pay(problem, seen, full)
     large = seen.elements == SHARING_HELD and _singles(problem)
     if large and seen.units <= PROCESSORS // 8:
         return False  # (1, 2048, 5, 5) in 8 groups in fp32 with scale and shift takes 6.4 us held, and 4.8 in tiles
     many = seen.units > 4 * PROCESSORS and problem.norm.activation is None and not problem.modulated
+    if many and size == 4 and seen.elements == LARGE_HELD and full >= 0.5:
+        return True  # (5, 1128, 23, 32) in 376 groups takes 15.0 us held, and 22 in tiles
     if large and many:
         return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
@@ -241,7 +245,9 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     and relu 5.9 and 4.2, in fp32 (40, 256, 21, 21) 18.5 and 21.6, (64, 960, 9, 9) 40 and 32."""
     short = DTYPE_BYTES[problem.dtype] == 2
     if seen.elements == LARGE_HELD:
-        return seen.units > PROCESSORS and (short or full >= 0.8)
+        # Of few elements too: (51, 1048, 3) in two groups in bf16 takes 4.3 us held, and 5.8 in tiles.
+        some = PROCESSORS if problem.view.numel > SMALL_HELD else PROCESSORS // 2
+        return seen.units > some and (short or full >= 0.8)
     if not short and seen.units <= 3 * PROCESSORS and problem.view.numel > SMALL_HELD:
         return full >= 0.6  # (10, 1280, 5, 5) in 32 groups in fp32 takes 5.8 us held, and 5.4 in tiles
     return problem.view.numel <= FEW or full >= 0.45
@@ -340,6 +346,9 @@ def _holding_samples_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
     if even and full >= 0.28 and (seen.units >= 48 or (not problem.backward and seen.elements <= SHARING_HELD)):
         return True
     if not problem.backward:
+        spread = tiled(problem) is not problem.folded
+        if spread and problem.norm.smooth and size == 4 and seen.narrow(problem) and seen.elements > LARGE_HELD:
+            return False  # (64, 384, 77) in fp32 with gelu takes 16.2 us held, and 11.0 in tiles
         few_modulated = seen.elements <= SHARING_HELD and seen.units >= 32
         return seen.elements <= LARGE_HELD or (full >= 0.4 and (seen.affine != 3 or few_modulated))
     if seen.affine == 3:

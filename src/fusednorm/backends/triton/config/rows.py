@@ -239,6 +239,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
             thread = max(thread, 8)
         return RowsBackwardConfig(max(1, view.samples), max(1, block // (32 * thread)), 1)
     wide, few = load_bytes(problem) >= WIDE_LOAD or row_window(problem) > 1, view.numel < FEW_ELEMENTS
+    if size == 4 and wide and few and block == 128 and 8 * view.channels <= 7 * block and view.samples > 8 * MANY_ROWS:
+        # (7574, 72) with relu takes 7.3 us so, and 9.7 with half as many rows, rms_norm of (8310, 76) 7.1 and 8.1.
+        return RowsBackwardConfig(8, 2, 4 * PROCESSORS, stages=1 if problem.norm.has_mean else 4)
     if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
         # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
         return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
@@ -264,8 +267,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         if block == 512 and not problem.norm.smooth and view.samples <= 4 * programs:
             return RowsBackwardConfig(4, 2, programs)
         return RowsBackwardConfig(2, block // 128, programs, stages=4 if view.samples > 2 * programs else 1)
-    busy = problem.norm.has_mean or problem.norm.smooth
-    if view.numel < 2 * FEW_ELEMENTS and block == 1024 and size == 2 and view.samples > PROCESSORS and busy:
+    if view.numel < 2 * FEW_ELEMENTS and block == 1024 and size == 2 and view.samples > PROCESSORS:
         # (900, 700) in bf16 with gelu takes 6.6 us so, and 8.7 with one row on two warps, (280, 573) with relu 4.4 and
         # 5.6, (1325, 743) in fp16 7.8 on two warps, and 8.5 with one row, (2048, 1001) in bf16 10.0 and 11.5.
         programs = 4 * PROCESSORS

@@ -53,8 +53,12 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block) and not _several(problem)
         # (9000, 763) in fp32 takes 21.1 us on 4 warps, and 22.9 on 2.
         few = units <= 64 * PROCESSORS and problem.view.spatial == 1 and problem.norm.activation is None
-        if sparse and block == 1024 and few:  # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp
-            return WholeConfig(2, 2)
+        if sparse and block == 1024 and few:
+            # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp, but (4687, 741) 8.2 and 6.7.
+            return WholeConfig(1, 1) if narrow else WholeConfig(2, 2)
+        light = not problem.norm.has_mean and size == 2 and not narrow and not _fills(problem.reduced, block)
+        if light and block == 1024 and units > 64 * PROCESSORS:
+            return WholeConfig(2, 1)  # rms_norm of (39494, 628) in fp16 with gelu takes 27.7 us so, and 34.0 with one
         plane = problem.dtype == "float32" and problem.view.spatial > 1
         if plane and block == 1024 and problem.view.group_channels == 1:
             return WholeConfig(1, 1)  # (8, 1280, 24, 24) takes 13.9 us so, and 15.9 on four warps
