@@ -64,7 +64,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     of narrow loads is not: (40, 591, 15, 3) in 3 groups takes 18 us held, and 8 in tiles. Loads of few channels
     are short where tiles have wide ones: (50, 48, 28, 28) in 16 groups takes 13.5 us held, and 8.8 in tiles.
     """
-    size, small = DTYPE_BYTES[problem.dtype], problem.view.numel <= FEW
+    size = DTYPE_BYTES[problem.dtype]
     full = seen.rows * seen.columns / seen.elements
     most_points = SOME_POINTS if seen.elements <= SHORT_POINTS else FEW_POINTS
     if problem.backward and of_points(problem) is not None and problem.view.numel > most_points:
@@ -72,15 +72,6 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     if of_many_points(problem, seen):
         return True
     if problem.backward and _few_large(problem, seen):
-        return False
-    if problem.backward and seen.positions and uneven(seen) and seen.elements > LARGE_HELD:
-        # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, but (7, 3, 32, 32) in one group in
-        # bf16 with silu 4.0 and 5.7, (2, 133, 31, 16) in 19 in fp16 4.6 and 5.2, (1, 1280, 21, 15) in 256 in fp32 5.1
-        # and 6.8.
-        return False
-    if problem.backward and seen.positions and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
-        return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
-    if seen.positions and not seen.contiguous and seen.elements == MOST_HELD and _fills_registers(problem, seen):
         return False
     if seen.apart:
         # (64, 512, 4, 4) in fp32 takes 4.8 us held, and 7.1 in tiles, (32, 128, 8, 8) 7.5 and 6.1.
@@ -93,115 +84,175 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     if problem.backward and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 8 and seen.across != "sample":
         return False  # (9, 1, 75, 169) in fp16 takes 5.2 us held, and 3.8 in tiles
     if seen.contiguous:
-        together = MOST_HELD // seen.elements
-        if together >= seen.in_sample:
-            return True
-        # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles, (7, 3, 89, 89) 4.0 and 8.5.
-        # (20, 5, 56, 56) in fp16 with scale and shift and gelu_tanh takes 5.8 us backward held, and 8.7 in tiles.
-        few = small and size * seen.in_sample <= SECTOR_BYTES and seen.units >= PROCESSORS // 8
-        few = few and (not problem.backward or seen.elements <= LARGE_HELD)
-        if problem.view.numel <= FEW_CONTIGUOUS or few:
-            return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
-        if size == 4 and seen.elements >= 1024 and seen.load_bytes(problem) < WIDEST_LOAD:
-            # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
-            # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
-            # With scale and shift (20, 35, 31, 31) takes 6.0 us held, and 7.7 in tiles, (8, 515, 25, 25) 12.9 and 14.6,
-            # backward 19.0 and 18.7, but (40, 11, 90, 90) 35.0 and 16.7, the backward of (3, 130, 43, 43) 9.8 and 8.5,
-            # without them (2, 53, 19, 19, 19) 18.7 and 7.5, batch_norm of (3, 45, 32, 31) with gelu_tanh 8.1 and 4.7.
-            # (36, 10, 2151) takes 7.2 us held, and 9.3 in tiles.
-            most = 1024 if problem.backward else 4096 if seen.units >= 2 * PROCESSORS else 2048
-            if seen.elements > most:
-                return False
-            # Of few elements a second launch costs more: batch_norm of (101, 101, 3, 3) takes 4.1 us backward held, and
-            # 5.3 in tiles.
-            few = problem.view.numel <= 2 * FEW_CONTIGUOUS
-            return (small and problem.modulated) or few if problem.backward else small or problem.modulated
-        points = problem.view.spatial == 1 and seen.elements == 2048 and not problem.backward
-        if small and not points:  # (1166, 1037) in bf16 with silu takes 7.0 us held, and 11.1 in tiles
-            # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
-            most = 1024 if seen.narrow(problem) and problem.view.numel > FEW // 2 else 2048
-            return size * together >= 16 and seen.elements <= most
-        if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
-            return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
-        slow = problem.norm.smooth or problem.modulated
-        if problem.backward and slow and seen.elements == 512 and seen.narrow(problem):
-            # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
-            # and shift 62 and 43.
-            return False
-        # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
-        # 257) in fp16 22.6, 50 % full, and 20.8.
-        least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
-        return size * together >= 64 and full >= least
+        return _holding_neighbours_pays(problem, seen, full)
     if seen.across == "sample":
         return _holding_samples_pays(problem, seen, full)
-    idle = not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4
-    if not problem.backward and idle and (size > 2 or load_bytes(problem) < WIDE_LOAD):
-        # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles, but (3, 534, 24) in 2
-        # groups in bf16 3.0 and 4.9.
+    found = _of_positions(problem, seen, full) if seen.positions else None
+    if found is not None:
+        return found
+    if not problem.backward:
+        return _holding_forward_pays(problem, seen, full)
+    if problem.view.group_channels == 1 and seen.input.order == "channels_first":
+        return _holding_planes_pays(problem, seen, full)
+    return _holding_groups_pays(problem, seen, full)
+
+
+def _is_small(problem: Problem) -> bool:
+    """Whether one launch is faster than two, where other reasons do not count more."""
+    return problem.view.numel <= FEW
+
+
+def _has_wide_rows(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether the loads of held units are as wide as those of tiles."""
+    size = DTYPE_BYTES[problem.dtype]
+    return seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
+
+
+def _are_short(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether units of a small problem are short, and their loads wide or few."""
+    few = _has_wide_rows(problem, seen) or seen.units * seen.elements <= FEW // 2
+    return _is_small(problem) and seen.elements <= LARGE_HELD and few
+
+
+def _holding_neighbours_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of units that are neighbours in memory, element by element."""
+    size, small = DTYPE_BYTES[problem.dtype], _is_small(problem)
+    together = MOST_HELD // seen.elements
+    if together >= seen.in_sample:
+        return True
+    # (35, 3, 8, 37, 17) in bf16 takes 4.0 us held, and 8.6 in tiles, (7, 3, 89, 89) 4.0 and 8.5.
+    # (20, 5, 56, 56) in fp16 with scale and shift and gelu_tanh takes 5.8 us backward held, and 8.7 in tiles.
+    few = small and size * seen.in_sample <= SECTOR_BYTES and seen.units >= PROCESSORS // 8
+    few = few and (not problem.backward or seen.elements <= LARGE_HELD)
+    if problem.view.numel <= FEW_CONTIGUOUS or few:
+        return seen.rows * min(SECTOR_BYTES, size * seen.in_sample) <= MOST_SECTORS
+    if size == 4 and seen.elements >= 1024 and seen.load_bytes(problem) < WIDEST_LOAD:
+        # (7, 2105, 31, 31) takes 66 us held, and 51 in tiles, (6, 1001, 30, 30) with relu 25.4 and 21.7, the
+        # backward of (3, 406, 32, 32) with leaky_relu 17.8 and 11.5.
+        # With scale and shift (20, 35, 31, 31) takes 6.0 us held, and 7.7 in tiles, (8, 515, 25, 25) 12.9 and 14.6,
+        # backward 19.0 and 18.7, but (40, 11, 90, 90) 35.0 and 16.7, the backward of (3, 130, 43, 43) 9.8 and 8.5,
+        # without them (2, 53, 19, 19, 19) 18.7 and 7.5, batch_norm of (3, 45, 32, 31) with gelu_tanh 8.1 and 4.7.
+        # (36, 10, 2151) takes 7.2 us held, and 9.3 in tiles.
+        most = 1024 if problem.backward else 4096 if seen.units >= 2 * PROCESSORS else 2048
+        if seen.elements > most:
+            return False
+        # Of few elements a second launch costs more: batch_norm of (101, 101, 3, 3) takes 4.1 us backward held, and
+        # 5.3 in tiles.
+        few = problem.view.numel <= 2 * FEW_CONTIGUOUS
+        return (small and problem.modulated) or few if problem.backward else small or problem.modulated
+    points = problem.view.spatial == 1 and seen.elements == 2048 and not problem.backward
+    if small and not points:  # (1166, 1037) in bf16 with silu takes 7.0 us held, and 11.1 in tiles
+        # (3, 146, 1851) in bf16 with scale and shift and relu takes 6.3 us held, and 9.1 in tiles.
+        most = 1024 if seen.narrow(problem) and problem.view.numel > FEW // 2 else 2048
+        return size * together >= 16 and seen.elements <= most
+    if size == 2 and not problem.backward and seen.elements <= 2048 and seen.units <= 16 * PROCESSORS:
+        return full >= 0.5  # (2, 2048, 23, 23) in fp16 in batch_norm takes 7.4 us held, and 8.8 in tiles
+    slow = problem.norm.smooth or problem.modulated
+    if problem.backward and slow and seen.elements == 512 and seen.narrow(problem):
+        # (20, 777, 20, 20) in fp16 with gelu takes 43.5 us held, and 35.5 in tiles, (21, 1830, 17, 17) with scale
+        # and shift 62 and 43.
+        return False
+    # (20, 512, 17, 17) in bf16 with silu takes 8.9 us held, 56 % full, and 11.2 in tiles; the backward of (32, 512,
+    # 257) in fp16 22.6, 50 % full, and 20.8.
+    least = 0.75 if seen.elements > 512 else 0.55 if problem.backward else 0.5
+    return size * together >= 64 and full >= least
+
+
+def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None:
+    """:func:`holding_pays` of groups of channels_last that no other reason decides; None for those that one does."""
+    size, small = DTYPE_BYTES[problem.dtype], _is_small(problem)
+    if problem.backward and uneven(seen) and seen.elements > LARGE_HELD:
+        # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, but (7, 3, 32, 32) in one group in
+        # bf16 with silu 4.0 and 5.7, (2, 133, 31, 16) in 19 in fp16 4.6 and 5.2, (1, 1280, 21, 15) in 256 in fp32 5.1
+        # and 6.8.
+        return False
+    if problem.backward and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
+        return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
+    if seen.elements == MOST_HELD and _fills_registers(problem, seen):
         return False
     # (5, 64, 61, 61) in 32 groups in fp16 takes 9.9 us held, and 6.9 in tiles.
     wide = load_bytes(problem) == WIDEST_LOAD
     many = not small or (wide and seen.elements >= SHARING_HELD and seen.columns <= 4)
-    if seen.positions and many and _short_rows(problem, seen, full):
+    if many and _short_rows(problem, seen, full):
         return False
-    lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
-    wide = seen.columns * size >= WIDEST_LOAD or load_bytes(problem) < WIDEST_LOAD or seen.across != "spatial"
-    short = small and seen.elements <= LARGE_HELD and (wide or lanes <= FEW // 2)
-    if not problem.backward and small and seen.positions and uneven(seen) and seen.elements <= 2048:
+    if not problem.backward and small and uneven(seen) and seen.elements <= 2048:
         return True  # (25, 96, 8, 33) in 32 groups in fp16 takes 4.5 us held, and 6.1 in tiles
-    registers = size == 2 or (size == 4 and (shared or not problem.backward))
+    registers = size == 2 or (size == 4 and (seen.elements <= SHARING_HELD or not problem.backward))
     idle = problem.backward and seen.elements == SHARING_HELD and seen.units <= PROCESSORS // 2
-    if idle and seen.positions and load_bytes(problem) < WIDEST_LOAD:
+    if idle and load_bytes(problem) < WIDEST_LOAD:
         return False  # (5, 1379, 3, 3, 3) in 7 groups in fp32 with leaky_relu takes 7.3 us held, and 5.4 in tiles
-    if problem.backward and seen.positions and seen.elements <= (2048 if size == 4 else 1024) and full >= 0.6:
+    if problem.backward and seen.elements <= (2048 if size == 4 else 1024) and full >= 0.6:
         # (67, 320, 8, 16) in 32 groups in fp32 with silu takes 15.8 us held, and 18.7 in tiles, (23, 408, 5, 5, 5) in
         # 68 in fp16 with scale and shift and silu 6.9 and 11.6.
         return True
-    if seen.positions and load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
+    if load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
         # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
         return True
-    if not problem.backward:
-        single = size == 2 and load_bytes(problem) == size
-        if single and problem.modulated and seen.elements >= LARGE_HELD and not small:
-            # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles, (19, 1280, 5, 5, 5) in 32
-            # with leaky_relu 20.8 whole, and 12.2.
-            return seen.positions
-        several = seen.across == "channel" and seen.rows > 1
-        if several and seen.elements == SHARING_HELD and full >= 0.55 and _singles(problem):
-            # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us held, and 11.4 in tiles, (30, 1280, 11, 11) 17.5 and
-            # 22.5, (12, 320, 15, 15) in 16 with relu 4.8 and 5.9.
-            return True
-        single = single and several
-        if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
-            return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
-        few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
-        return short or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 16 * FEW)))
-    if problem.view.group_channels == 1 and seen.input.order == "channels_first":
-        many = seen.elements >= SHARING_HELD and seen.units > PROCESSORS
-        full_of = seen.elements == MOST_HELD and problem.norm.activation is not None
-        if size == 2 and (problem.norm.smooth or full_of) and many and load_bytes(problem) < WIDE_LOAD:
-            # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6,
-            # (16, 180, 12795) in fp16 with relu 115 and 97.
-            return False
-        if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
-            # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
-            # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
-            # 183, and 158.
-            simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
-            # Few planes leave multiprocessors idle: (4, 22, 189, 64) in bf16 with gelu_tanh takes 6.3 us held, 74 %
-            # full, and 10.0 in tiles.
-            return seen.elements == LARGE_HELD or simple or full >= (0.75 if seen.units > PROCESSORS else 0.7)
-        many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
-        if many and full_of_singles(problem):
-            return False
-        if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
-            return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
-        # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
-        # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
-        odd = 512 <= seen.elements <= SHARING_HELD
-        # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles.
-        least = 0.5 if seen.elements <= 128 else 0.55 if seen.elements == 256 else 0.6
-        return short or odd or full >= least or size > 2
+    return None
+
+
+def _holding_forward_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of the forward of groups, and of the units of planes."""
+    size, small = DTYPE_BYTES[problem.dtype], _is_small(problem)
+    idle = not seen.positions and seen.elements == MOST_HELD and seen.units <= PROCESSORS // 4
+    if idle and (size > 2 or load_bytes(problem) < WIDE_LOAD):
+        # (1, 1280, 160) in 32 groups in fp32 with silu takes 4.6 us held, and 3.9 in tiles, but (3, 534, 24) in 2
+        # groups in bf16 3.0 and 4.9.
+        return False
+    single = size == 2 and load_bytes(problem) == size
+    if single and problem.modulated and seen.elements >= LARGE_HELD and not small:
+        # (67, 384, 5, 5, 5) in 16 groups in bf16 takes 18.3 us held, and 14.9 in tiles, (19, 1280, 5, 5, 5) in 32
+        # with leaky_relu 20.8 whole, and 12.2.
+        return seen.positions
+    several = seen.across == "channel" and seen.rows > 1
+    if several and seen.elements == SHARING_HELD and full >= 0.55 and _singles(problem):
+        # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us held, and 11.4 in tiles, (30, 1280, 11, 11) 17.5 and
+        # 22.5, (12, 320, 15, 15) in 16 with relu 4.8 and 5.9.
+        return True
+    single = single and several
+    if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
+        return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
+    lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
+    few = lanes <= FEW and (shared or load_bytes(problem) >= WIDE_LOAD)
+    wide = _has_wide_rows(problem, seen)
+    return (
+        _are_short(problem, seen) or full >= 0.6 or (wide and (few or (shared and full >= 0.5 and lanes <= 16 * FEW)))
+    )
+
+
+def _holding_planes_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of the backward of channels of samples."""
+    size = DTYPE_BYTES[problem.dtype]
+    many = seen.elements >= SHARING_HELD and seen.units > PROCESSORS
+    full_of = seen.elements == MOST_HELD and problem.norm.activation is not None
+    if size == 2 and (problem.norm.smooth or full_of) and many and load_bytes(problem) < WIDE_LOAD:
+        # (25, 45, 71, 71) in bf16 with silu takes 31 us held, and 20 in tiles, but (1, 47, 85, 85) 3.9 and 5.6,
+        # (16, 180, 12795) in fp16 with relu 115 and 97.
+        return False
+    if size == 2 and load_bytes(problem) >= WIDE_LOAD and seen.elements >= LARGE_HELD:
+        # (64, 96, 48, 48) in bf16 with silu takes 41 us held, and 44 in steps, (4, 512, 100, 100) with gelu 79, and
+        # 67, on an H100 (14, 960, 4928) without an activation 133, and 146, (28, 619, 48, 87) in fp16 with relu
+        # 183, and 158.
+        simple = seen.elements == SHARING_HELD and problem.norm.activation is None and not problem.modulated
+        # Few planes leave multiprocessors idle: (4, 22, 189, 64) in bf16 with gelu_tanh takes 6.3 us held, 74 %
+        # full, and 10.0 in tiles.
+        return seen.elements == LARGE_HELD or simple or full >= (0.75 if seen.units > PROCESSORS else 0.7)
+    many = seen.elements >= SHARING_HELD and seen.units >= 2 * PROCESSORS
+    if many and full_of_singles(problem):
+        return False
+    if size == 4 and problem.norm.smooth and many and load_bytes(problem) >= WIDE_LOAD:
+        return False  # (16, 100, 100, 100) in fp32 with silu takes 100 us held, and 81 in steps
+    # (80, 1697, 16, 9) in fp16 with silu takes 55 us held, 56 % full, and 83 in tiles, on an H100 (25, 700, 289)
+    # 21, and 28, (20, 300, 555) in bf16 11.3, and 15.9, (20, 200, 2209) in fp16 24.6, and 31.6.
+    odd = 512 <= seen.elements <= SHARING_HELD
+    # (55, 604, 14, 5) in fp16 takes 9.4 us held, 55 % full, and 14.4 in tiles.
+    least = 0.5 if seen.elements <= 128 else 0.55 if seen.elements == 256 else 0.6
+    return _are_short(problem, seen) or odd or full >= least or size > 2
+
+
+def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool:
+    """:func:`holding_pays` of the backward of groups of several channels."""
+    size, lanes = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     if seen.across == "channel" and seen.rows > 1 and size == 2 and seen.elements == MOST_HELD:
         return False  # (68, 8, 64, 64) in two groups in bf16 with relu takes 10.1 us held, and 7.7 in tiles
     if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
@@ -216,21 +267,21 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
         return True  # (20, 512, 17, 17) in 32 groups takes 18.5 us held, and 24 in tiles
     if _singles(problem) and problem.view.numel > SMALL_HELD and (full < 0.6 or seen.elements == MOST_HELD):
         return False  # (12, 960, 21, 21) in 32 groups in fp32 takes 36 us held, and 24 in tiles
-    pairs = small and seen.positions and size == 2 and seen.columns in (2, 4)
+    pairs = _is_small(problem) and seen.positions and size == 2 and seen.columns in (2, 4)
     if pairs and seen.elements <= LARGE_HELD and lanes <= 2 * FEW:
         # (12, 384, 301) in 192 groups in bf16 with gelu takes 10.7 us held, and 13.0 in tiles, (16, 384, 7, 7, 7) in 96
         # in fp16 9.6 and 11.0.
         return True
-    short = short or (shared and wide and lanes <= FEW // 2)
-    return short or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
+    shared = seen.elements <= SHARING_HELD and _has_wide_rows(problem, seen) and lanes <= FEW // 2
+    return shared or _are_short(problem, seen) or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
 
 def _fills_registers(problem: Problem, seen: HeldUnits) -> bool:
     """Whether groups of channels_last whose tiles fill the registers are faster in tiles: a backward, and a forward of
-    many, or of few that narrow loads read. In fp32 the backward of (51, 1024, 24) in two groups
-    with silu takes 12.1 us held, and 10.7 in tiles, in fp16 of (4, 1280, 8, 8, 8) in 40 12.7 and 10.5, the forward of
-    (63, 96, 32, 32) in 6 with leaky_relu 15.4 and 14.1, in bf16 of (10, 10, 80, 80) in 5 10.2 and 5.4, of (6, 83, 5, 5,
-    5) in one with leaky_relu 5.1 and 3.6, but in fp16 of (4, 384, 23, 23) in 32 with gelu 6.2 and 7.3."""
+    many, or of few that narrow loads read. In fp32 the backward of (51, 1024, 24) in two groups with silu takes 12.1 us
+    held, and 10.7 in tiles, in fp16 of (4, 1280, 8, 8, 8) in 40 12.7 and 10.5, the forward of (63, 96, 32, 32) in 6
+    with leaky_relu 15.4 and 14.1, in bf16 of (10, 10, 80, 80) in 5 10.2 and 5.4, of (6, 83, 5, 5, 5) in one with
+    leaky_relu 5.1 and 3.6, but in fp16 of (4, 384, 23, 23) in 32 with gelu 6.2 and 7.3."""
     narrow = load_bytes(problem) < WIDEST_LOAD
     if problem.backward:  # (20, 300, 17, 17) in 10 groups in bf16 takes 10.9 us held, and 11.6 in tiles
         return not narrow or seen.units <= PROCESSORS or DTYPE_BYTES[problem.dtype] > 2
