@@ -182,76 +182,47 @@ def _modulated_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
 
 def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     """Short units that no rule of sizes suits; None for others."""
+    return (_short_backward if problem.backward else _short_forward)(problem, seen)
+
+
+def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """Short units of a forward that no rule of sizes suits; None for others."""
     size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
     narrow, small = seen.narrow(problem), total <= SMALL_HELD
     few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
-    if problem.backward and few and seen.contiguous and seen.elements <= 128:
-        return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
     channels = seen.across == "sample" and seen.affine != 3 and not seen.contiguous
-    if not problem.backward and channels and not few and seen.elements <= 32 and total <= FEW_LANES:
+    if channels and not few and seen.elements <= 32 and total <= FEW_LANES:
         # (8, 256, 1, 3) in fp32 takes 1.7 us so, and 1.9 with 8 on two warps.
         return HeldConfig(max(1, min(128 // seen.elements, _fitting(seen))), 1)
-    if problem.backward and channels and 32 <= seen.elements <= 64 and seen.units <= 4 * FEW_CHANNELS:
-        # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
-        # with gelu 1.7 with two on one, and 2.1 with 8 on two.
-        return HeldConfig(1 if few else 2, 1)
-    if seen.contiguous and seen.samples == 1 and total <= FEW_CONTIGUOUS and seen.positions:
-        if 128 <= seen.elements <= 512 and seen.units <= 8:
-            # (1, 4, 11, 11) in fp32 with gelu takes 1.6 us backward so, and 2.6 with four on two warps.
-            return HeldConfig(1, seen.elements // 64)
-        if seen.elements == 512 and seen.units <= 64:
-            return HeldConfig(1, 4)  # (15, 36, 5, 5) in fp32 with scale and shift and silu: 2.7 us, and 3.1 with four
-        if problem.backward and seen.elements == 1024 and 16 < seen.units <= 64 and seen.affine != 3:
-            return HeldConfig(2, 8)  # (4, 64, 8, 28) in fp32 takes 4.0 us so, and 4.4 with one on four warps
+    found = _few_neighbours(problem, seen)
+    if found is not None:
+        return found
     shortest = 64 if problem.norm.per_batch and size == 4 else 32
-    if not problem.backward and seen.contiguous and seen.elements <= shortest and total <= FEW_CONTIGUOUS:
+    if seen.contiguous and seen.elements <= shortest and total <= FEW_CONTIGUOUS:
         # Rows of 32 bytes: batch_norm of (11, 96) in fp16 takes 1.6 us with 16 units of two elements to a thread, and
         # 1.9 on one warp, of (53, 16) in fp32 1.7 and 1.9, of (4, 2560) in bf16 with gelu 1.6, and 1.9 with 64 on four
         # warps, instance_norm of (52, 133, 3) with silu 1.7 on one warp, and 1.8.
         most = 256 if problem.norm.per_batch else 128
         units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // 64) if problem.norm.per_batch else 1)
-    odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
-    if problem.backward and odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
-        # (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (52, 19, 19, 8) with
-        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four.
-        most = 16 if seen.elements == 128 and total > 2 * SMALL_HELD else 8
-        return HeldConfig(max(1, min(most, _fitting(seen))), seen.elements // 32)
-    if problem.backward and odd and seen.elements == 64 and problem.norm.smooth and seen.affine == 0:
-        # (33, 71, 7, 7) in fp16 with silu takes 3.6 us so, and 4.3 with 4 on a warp.
-        return HeldConfig(max(1, min(8, _fitting(seen))), 4)
-    points = problem.backward and seen.affine == 3 and seen.contiguous and total <= FEW_CONTIGUOUS // 4
-    if points and seen.elements <= 32:
-        return _few_points(problem, seen)
-    if points and seen.elements == 256 and seen.units <= 32 and problem.view.spatial == 1:
-        return HeldConfig(2, 4)  # (235, 26) in fp16 with silu takes 2.7 us so, and 3.9 with four on two warps
-    if problem.backward and seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
-        return _positions_backward(problem, seen)
-    if narrow and not small and problem.backward and 16 <= seen.elements <= 512 and not seen.contiguous:
-        if seen.elements == 64 and problem.modulated and problem.norm.smooth:
-            return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
-        if seen.elements == 512 and seen.rows == 1 and size == 2 and not problem.norm.smooth and total > 4 * SMALL_HELD:
-            return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
-        # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
-        return _short_narrow(seen.elements, seen.rows, total > 3 * SMALL_HELD, problem.norm.smooth)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
-    if narrow and not small and not problem.backward and groups:
+    if narrow and not small and groups:
         # (50, 448, 7, 7) in 64 groups in fp32 takes 5.0 us so, and 12.1 with two units on two warps, (64, 640, 7, 7) in
         # 160 groups in bf16 6.3 with two on one, and 7.8 with four, (40, 512, 5, 5) in 128 groups in fp32 4.1 and 5.8.
         lanes = 512 if size == 2 else 256
         return HeldConfig(max(1, lanes // seen.elements), 1)
-    if not problem.backward and seen.positions and seen.columns == 3 and seen.elements == 2048 and not small:
+    if seen.positions and seen.columns == 3 and seen.elements == 2048 and not small:
         # (25, 96, 8, 33) in 32 groups in fp16: 4.5 us, and 6.6 with one, but (5, 96, 29, 16) in bf16 3.9 with two, and
         # 5.5 with four.
         return HeldConfig(min(4 if seen.units > 2 * PROCESSORS else 2, _fitting(seen)), 8)
     wide_row = seen.in_sample >= 64  # (53, 3, 32, 33) in bf16 with silu takes 2.6 us with one unit, and 3.6 with four
-    if narrow and not problem.backward and seen.contiguous and seen.elements == 2048 and size == 2 and wide_row:
+    if narrow and seen.contiguous and seen.elements == 2048 and size == 2 and wide_row:
         # (1, 267, 7, 16, 16) with silu takes 5.7 us with four, and 9.0 with two, (1166, 1037) in bf16 8.6, and 7.0 with
         # 8.
         units = 8 if problem.view.spatial == 1 else 4
         return HeldConfig(min(units, _fitting(seen)), 2 * units)
     shortest = seen.contiguous and seen.positions and seen.elements <= 32 and FEW_CONTIGUOUS < total <= SMALL_HELD
-    if shortest and not problem.backward:
+    if shortest:
         # A warp with rows of 64 bytes: (13, 1280, 3, 3) in fp32 takes 2.5 us so, and 5.4 with 64 units on 8 warps, and
         # of 32 for few programs: on an H100 (20, 234, 3, 3) in fp16 takes 1.8 us so, and 2.1 with rows of 64.
         # (81, 96, 3, 3) in fp32 takes 2.1 us with rows of 64, and 2.3 with rows of 32.
@@ -263,23 +234,66 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         units = min(lanes // seen.elements, max(row // size, 128 // seen.elements))
         return HeldConfig(max(1, min(units, _fitting(seen))), 1)
     some_points = seen.contiguous and problem.view.spatial == 1 and problem.norm.per_batch and total <= FEW_CONTIGUOUS
-    if some_points and not problem.backward and problem.norm.smooth and 64 <= seen.elements <= 128:
+    if some_points and problem.norm.smooth and 64 <= seen.elements <= 128:
         # (55, 768) in bf16 with gelu takes 2.0 us so, and 2.4 with 4 on a warp.
         return HeldConfig(min(8, _fitting(seen)), 8)
     rows_of_planes = seen.contiguous and seen.positions and seen.elements == 128 and total > 2 * FEW_CONTIGUOUS
-    if rows_of_planes and not problem.backward and size < 8 and seen.affine != 3 and not narrow:
+    if rows_of_planes and size < 8 and seen.affine != 3 and not narrow:
         # (40, 64, 11, 11) in fp32 takes 3.1 us so, and 4.2 with 8 on 8 warps, (12, 384, 11, 11) in fp16 3.4, and 4.6.
         return HeldConfig(min(16, _fitting(seen)), 2)
     if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
         if seen.samples == 1:  # and no second launch
             return _alone(problem, seen)
-        if problem.backward:
-            return _few_planes_backward(problem, seen)
         # Few are a warp's: (7, 320, 3, 1) in bf16 with gelu_tanh takes 1.58 us so, and 1.66 on four.
         lanes = 64 if total <= FEW_LANES else 256
         units = max(1, min(lanes // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 2)))
-    if problem.backward and seen.affine == 3 and seen.contiguous and seen.elements >= 512:
+    return None
+
+
+def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """Short units of a backward that no rule of sizes suits; None for others."""
+    size, total = DTYPE_BYTES[problem.dtype], seen.units * seen.elements
+    narrow, small = seen.narrow(problem), total <= SMALL_HELD
+    few = problem.norm.per_batch and seen.units <= FEW_CHANNELS
+    if few and seen.contiguous and seen.elements <= 128:
+        return HeldConfig(2, 1)  # (35, 45) in bf16 with silu takes 1.7 us so, and 2.4 with 4 units on a warp
+    channels = seen.across == "sample" and seen.affine != 3 and not seen.contiguous
+    if channels and 32 <= seen.elements <= 64 and seen.units <= 4 * FEW_CHANNELS:
+        # (19, 16, 1, 3) in fp32 with leaky_relu takes 1.6 us so, and 1.9 with 4 on two warps; on an H100 (6, 96, 1, 5)
+        # with gelu 1.7 with two on one, and 2.1 with 8 on two.
+        return HeldConfig(1 if few else 2, 1)
+    found = _few_neighbours(problem, seen)
+    if found is not None:
+        return found
+    odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
+    if odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
+        # (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (52, 19, 19, 8) with
+        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four.
+        most = 16 if seen.elements == 128 and total > 2 * SMALL_HELD else 8
+        return HeldConfig(max(1, min(most, _fitting(seen))), seen.elements // 32)
+    if odd and seen.elements == 64 and problem.norm.smooth and seen.affine == 0:
+        # (33, 71, 7, 7) in fp16 with silu takes 3.6 us so, and 4.3 with 4 on a warp.
+        return HeldConfig(max(1, min(8, _fitting(seen))), 4)
+    points = seen.affine == 3 and seen.contiguous and total <= FEW_CONTIGUOUS // 4
+    if points and seen.elements <= 32:
+        return _few_points(problem, seen)
+    if points and seen.elements == 256 and seen.units <= 32 and problem.view.spatial == 1:
+        return HeldConfig(2, 4)  # (235, 26) in fp16 with silu takes 2.7 us so, and 3.9 with four on two warps
+    if seen.positions and (not seen.contiguous or (seen.samples > 1 and total <= 4 * SMALL_HELD)):
+        return _positions_backward(problem, seen)
+    if narrow and not small and 16 <= seen.elements <= 512 and not seen.contiguous:
+        if seen.elements == 64 and problem.modulated and problem.norm.smooth:
+            return HeldConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 5.2 us so, and 9.3 with 8
+        if seen.elements == 512 and seen.rows == 1 and size == 2 and not problem.norm.smooth and total > 4 * SMALL_HELD:
+            return HeldConfig(2, 1)  # (15, 2048, 7, 7, 7) in fp16 takes 21.6 us so, and 24.2 on two warps
+        # (4, 2048, 3, 5, 5) in bf16 takes 4.3 us as one of many, and 5.5.
+        return _short_narrow(seen.elements, seen.rows, total > 3 * SMALL_HELD, problem.norm.smooth)
+    if small and seen.affine == 0 and seen.across != "sample" and seen.elements <= 512 and not seen.contiguous:
+        if seen.samples == 1:  # and no second launch
+            return _alone(problem, seen)
+        return _few_planes_backward(problem, seen)
+    if seen.affine == 3 and seen.contiguous and seen.elements >= 512:
         # Four sums: in bf16 (900, 1024) takes 13.7 us with 8 units to a program and 16 elements a thread, 35 with 16,
         # (288, 43) 3.7 with one, and 12.3 with 16.
         # (294, 768) with gelu takes 6.5 us with 8, and 7.5 with 16.
@@ -288,7 +302,7 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
             most = max(4, most)
         units = max(1, min(SHARING_HELD // seen.elements, 32 // size, _fitting(seen), most))
         return HeldConfig(units, max(1, units * seen.elements // (32 * 16)))
-    if problem.backward and narrow and _rows(seen) and seen.elements <= (256 if small else 16):
+    if narrow and _rows(seen) and seen.elements <= (256 if small else 16):
         if seen.units > 4 * PROCESSORS or not small:
             # Several short ones: on an H100 (479, 192) in 32 groups in bf16 with silu takes 4.6 us with 16 on two
             # warps, and 22 with one, (200, 336) in 16 groups 3.7 with 4, and 6.1, (490, 640) in 64 in fp16 5.6 with 16,
@@ -296,6 +310,20 @@ def _short(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
             return HeldConfig(max(1, (128 if small else 256) // seen.elements), 2)
         # One element a thread: (21, 101) in fp16 takes 2.8 us so, and 3.2 with 2 rows to a program and 4 a thread.
         return HeldConfig(1, max(1, seen.elements // 32))
+    return None
+
+
+def _few_neighbours(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
+    """A few short units of one sample that are neighbours in memory; None for others."""
+    if not (seen.contiguous and seen.samples == 1 and seen.positions) or seen.units * seen.elements > FEW_CONTIGUOUS:
+        return None
+    if 128 <= seen.elements <= 512 and seen.units <= 8:
+        # (1, 4, 11, 11) in fp32 with gelu takes 1.6 us backward so, and 2.6 with four on two warps.
+        return HeldConfig(1, seen.elements // 64)
+    if seen.elements == 512 and seen.units <= 64:
+        return HeldConfig(1, 4)  # (15, 36, 5, 5) in fp32 with scale and shift and silu: 2.7 us, and 3.1 with four
+    if problem.backward and seen.elements == 1024 and 16 < seen.units <= 64 and seen.affine != 3:
+        return HeldConfig(2, 8)  # (4, 64, 8, 28) in fp32 takes 4.0 us so, and 4.4 with one on four warps
     return None
 
 
@@ -314,11 +342,11 @@ def _few_planes_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     a warp, with gelu (10, 8, 19, 19) in fp32 3.1, and 4.1 on one warp. Shorter ones are several, of two elements a
     thread: (80, 40, 3, 3, 3) in bf16 with gelu takes 3.3 us with four on two warps, and 4.4 with eight on one."""
     smooth, load = problem.norm.smooth, seen.load_bytes(problem) // DTYPE_BYTES[problem.dtype]
-    # Many of the shortest with one are two to a warp: (19, 115, 5, 7) in fp32 with leaky_relu takes 3.3 us so, and 4.5
-    # with one, (19, 96, 5, 9) in bf16 with silu 3.4 and 4.2.
-    lanes, thread = (128 if seen.units > MANY_SHORT else 64, 4) if smooth else (256 if seen.elements == 64 else 128, 8)
     if smooth and seen.elements == 64 and seen.units > MANY_SHORT:
+        # (19, 115, 5, 7) in fp32 with leaky_relu takes 3.3 us so, and 4.5 with one, (19, 96, 5, 9) in bf16 with silu
+        # 3.4 and 4.2.
         return HeldConfig(2, 1)
+    lanes, thread = (64, 4) if smooth else (256 if seen.elements == 64 else 128, 8)
     if seen.elements <= 32:
         lanes, thread, load = 128, 2, 1
     units = max(1, min(lanes // seen.elements, _fitting(seen)))
