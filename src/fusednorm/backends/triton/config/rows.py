@@ -188,49 +188,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if block > 8192:
         return _long_row_backward(problem)
     if block >= 4096:
-        full = 8 * view.channels > 7 * block
-        short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
-        if short and view.numel < FEW_ELEMENTS:
-            # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
-            rows = 2 if view.samples > PROCESSORS else 1
-            return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
-        simple = problem.norm.has_mean or not problem.norm.smooth
-        if block == 4096 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= 8 and simple:
-            # rms_norm of (5, 2782) in bf16 takes 3.4 us so, and 4.6 once on four warps.
-            return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
-        if block == 8192 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= PROCESSORS // 2:
-            # rms_norm of (54, 4558) in bf16 takes 4.5 us so, and 5.5 once.
-            return RowsBackwardConfig(1, 8, PROCESSORS, reload=True)
-        found = _pairs_backward(problem, block)
-        if found is not None:
-            return found
-        most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
-        if block == 8192 and PROCESSORS // 2 < view.samples <= most:
-            # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
-            # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
-            return RowsBackwardConfig(2, 16, PROCESSORS)
-        some = PROCESSORS // 2 < view.samples <= PROCESSORS and load_bytes(problem) == WIDEST_LOAD
-        if block == 4096 and size == 2 and some and problem.norm.activation is None:
-            return RowsBackwardConfig(2, 16, PROCESSORS)  # (116, 3072) in bf16 takes 4.9 us so, and 5.4 with one row
-        if problem.dtype == "float32":
-            if block == 4096 and view.samples <= 4 * PROCESSORS:
-                # (368, 3072) takes 8.5 us so, and 10.3 with twice as many sums.
-                return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
-            # On an H100 rms_norm of (200, 8192) takes 12.4 us with three stages, and 13.9 with one.
-            # (7994, 4096) with silu takes 105 us with three, and 161 with one.
-            many = full and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
-            return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
-        warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
-        if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
-            # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
-            warps = 2 if short and problem.norm.activation is None else 4
-        # (267, 6294) in bf16 takes 10.7 us so on an H100, and 14.3 with twice as many sums.
-        few = row_window(problem) == 1 or view.samples <= 4 * PROCESSORS
-        # Of single elements layer_norm of 3150 x 3119 in bf16 takes 26.3 us so, and 32.3 with twice as many sums.
-        single = load_bytes(problem) < PAIR_LOAD and block == 4096 and not short and problem.norm.has_mean
-        most = 2 if single and problem.norm.activation is None else 4
-        programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
-        return RowsBackwardConfig(1, warps, programs, stages=3)
+        return _rows_of_many_lanes(problem, block)
     if _one_program(problem, block):  # whose sums are the gradients
         # A thread has both rows, whose sums then need no other thread.
         threads = MOST_SMALL if size == 2 and not problem.norm.smooth else 2 * MOST_SMALL
@@ -306,6 +264,54 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     light = rows == 1 and block == 512 and not problem.norm.has_mean and not problem.norm.smooth
     deep = (step >= 2048 or light) and row_window(problem) == 1
     return RowsBackwardConfig(rows, warps, programs, stages=4 if deep else 3)
+
+
+def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
+    """Rows of 4096 and 8192 lanes, one or two of which take the registers of a program."""
+    view, size = problem.view, DTYPE_BYTES[problem.dtype]
+    full = 8 * view.channels > 7 * block
+    short = view.channels <= 5 * block // 8 and block == 4096 and size == 2
+    if short and view.numel < FEW_ELEMENTS:
+        # rms_norm of 3 x 2502 in bf16 takes 3.5 us loaded twice, and 4.2 once.
+        rows = 2 if view.samples > PROCESSORS else 1
+        return RowsBackwardConfig(rows, 8, 2 * PROCESSORS, reload=view.samples <= 16 and not problem.norm.smooth)
+    simple = problem.norm.has_mean or not problem.norm.smooth
+    if block == 4096 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= 8 and simple:
+        # rms_norm of (5, 2782) in bf16 takes 3.4 us so, and 4.6 once on four warps.
+        return RowsBackwardConfig(1, 16, PROCESSORS, reload=True)
+    if block == 8192 and size == 2 and load_bytes(problem) < WIDE_LOAD and view.samples <= PROCESSORS // 2:
+        # rms_norm of (54, 4558) in bf16 takes 4.5 us so, and 5.5 once.
+        return RowsBackwardConfig(1, 8, PROCESSORS, reload=True)
+    found = _pairs_backward(problem, block)
+    if found is not None:
+        return found
+    most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
+    if block == 8192 and PROCESSORS // 2 < view.samples <= most:
+        # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
+        # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
+        return RowsBackwardConfig(2, 16, PROCESSORS)
+    some = PROCESSORS // 2 < view.samples <= PROCESSORS and load_bytes(problem) == WIDEST_LOAD
+    if block == 4096 and size == 2 and some and problem.norm.activation is None:
+        return RowsBackwardConfig(2, 16, PROCESSORS)  # (116, 3072) in bf16 takes 4.9 us so, and 5.4 with one row
+    if problem.dtype == "float32":
+        if block == 4096 and view.samples <= 4 * PROCESSORS:
+            # (368, 3072) takes 8.5 us so, and 10.3 with twice as many sums.
+            return RowsBackwardConfig(1, 8, PROCESSORS, stages=3)
+        # On an H100 rms_norm of (200, 8192) takes 12.4 us with three stages, and 13.9 with one.
+        # (7994, 4096) with silu takes 105 us with three, and 161 with one.
+        many = full and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
+        return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
+    warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
+    if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
+        # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
+        warps = 2 if short and problem.norm.activation is None else 4
+    # (267, 6294) in bf16 takes 10.7 us so on an H100, and 14.3 with twice as many sums.
+    few = row_window(problem) == 1 or view.samples <= 4 * PROCESSORS
+    # Of single elements layer_norm of 3150 x 3119 in bf16 takes 26.3 us so, and 32.3 with twice as many sums.
+    single = load_bytes(problem) < PAIR_LOAD and block == 4096 and not short and problem.norm.has_mean
+    most = 2 if single and problem.norm.activation is None else 4
+    programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
+    return RowsBackwardConfig(1, warps, programs, stages=3)
 
 
 def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
