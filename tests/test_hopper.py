@@ -253,6 +253,16 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
     assert SlabsForward(problem, default, PROCESSORS).pairs == 2 * 32 * 32 * (43 + 1)
 
 
+def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
+    for shape, lanes, partials in (((9, 128, 128, 256), 8, 2048), ((32, 512, 64, 64), 16, 43 * 8)):
+        problem = problem_of(shape, last=True)
+        chosen = slabs.slabs_for(problem, PROCESSORS)
+        assert chosen is not None
+        place = slabs.spread(problem, chosen, PROCESSORS)
+        assert place is not None
+        assert (chosen.lanes, slabs.merged(problem, place)) == (lanes, partials)
+
+
 # --- what is chosen ---
 
 
@@ -277,6 +287,14 @@ def test_each_chunk_of_a_slab_has_packets_for_each_group_and_a_leader_for_its_ow
         (problem_of((1, 512, 128, 128), last=True), "triton.tiles"),
         (problem_of((1, 512, 512, 512), last=True), "triton.tiles"),
         (problem_of((8, 128, 256, 256), last=True, backward=True), "triton.tiles"),
+        (problem_of((86, 128, 56, 43), activation="gelu", last=True), "triton.tiles"),
+        (problem_of((86, 128, 56, 43), activation="relu", last=True), "hopper.slabs"),
+        (problem_of((30, 2, 512, 607), 2), "triton.tiles"),  # the last chunks of planes are not full
+        (problem_of((30, 2, 512, 607), 2, activation="relu"), "hopper.resident"),
+        (problem_of((8, 10, 240, 520), 10, torch.float32, "gelu_tanh"), "triton.tiles"),
+        (problem_of((8, 10, 240, 520), 10, torch.float32), "hopper.resident"),
+        (problem_of((3, 768, 128, 64), activation="gelu", backward=True), "triton.tiles"),
+        (problem_of((3, 768, 128, 64), activation="relu", backward=True), "hopper.resident"),
         (problem_of((64, 256, 28, 28)), "triton.held"),
         (problem_of((8, 128, 256, 256), backward=True), "hopper.resident"),
         (problem_of((4, 256, 128, 128), dtype=torch.float32, activation=None, backward=True), "hopper.resident"),
