@@ -73,6 +73,14 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((25103, 79), FP32), False),
         (evaluation((25103, 78), FP32), True),
         (evaluation((62, 66, 17, 17), last=True), True),
+        (evaluation((2306, 537)), False),  # vectors of single elements, each with a channel of its own
+        (evaluation((128, 129, 8, 8), last=True), False),
+        (evaluation((59, 23, 27, 27)), False),  # and long planes of these
+        (evaluation((8, 64, 11, 121)), False),
+        (evaluation((16, 64, 11, 11)), True),
+        (evaluation((125, 6, 31, 27), FP32), True),
+        (evaluation((7, 253, 37, 37), FP32), False),
+        (evaluation((3, 229, 56, 56), FP32, last=True), False),
     ],
 )
 def test_which_evaluations_go_in_the_order_of_memory(problem: Problem, flat: bool) -> None:

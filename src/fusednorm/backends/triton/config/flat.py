@@ -61,6 +61,8 @@ def flat_pays(problem: Problem) -> bool:
     45) in fp32 takes 34 us, and 40 in tiles, (17, 2414, 27) with scale and shift 4.9 and 7.3, but (100, 2048, 7, 7) in
     bf16 24 and 16."""
     view, one_channel = problem.view, one_channel_width(problem) > 1
+    odd_channels = alignment(problem.dtype, view.channels) == 1 and view.channels >= READ_CHANNELS
+    odd_channels = odd_channels and of_channels(problem)
     if view.numel <= MOST_SMALL:
         # Of longer rows (2306, 537) in fp16 with gelu takes 5.1 us, and 4.1 in tiles, (128, 129, 64) in channels_last
         # 4.2 and 3.0.
@@ -70,15 +72,14 @@ def flat_pays(problem: Problem) -> bool:
         odd = odd and (DTYPE_BYTES[problem.dtype] == 2 or most_width(problem) == 1)
         if odd and view.spatial >= LONG_PLANE and view.numel > 2 * SMALL_HELD:
             return False
-        few = view.numel <= 2 * SMALL_HELD or view.channels < READ_CHANNELS
-        return few or one_channel or not of_channels(problem)
+        return view.numel <= 2 * SMALL_HELD or not odd_channels
     if one_channel and (problem.layout.order == "channels_first" or (problem.modulated and view.spatial == 1)):
         return True
     if view.spatial == 1 and not one_channel:
         return False  # (25103, 79) in fp32 with silu takes 7.6 us so, and 6.0 in tiles
     if most_width(problem) == 1:
         return False  # (3, 1, 217, 217, 217) in fp32 takes 102 us so, and 64 in tiles
-    if of_channels(problem) and alignment(problem.dtype, view.channels) == 1 and view.channels >= READ_CHANNELS:
+    if odd_channels:
         return False  # (3, 229, 56, 56) in fp32 and channels_last takes 7.8 us so, and 6.3 in tiles
     return problem.dtype == "float32" and (not problem.modulated or view.spatial < SHORT_PLANE)
 
