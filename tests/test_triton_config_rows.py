@@ -427,6 +427,25 @@ def test_steps_of_long_rows(family: Family, length: int, dtype: torch.dtype, con
     assert rows_forward_for(problems_of(family, 1, (800, length), dtype=dtype)[0]) == config
 
 
+@pytest.mark.parametrize(
+    ("family", "shape", "dtype", "config"),
+    [
+        ("layer_norm", (500, 20480), torch.bfloat16, StepsConfig(2048, 16)),
+        ("layer_norm", (456, 25704), torch.float16, StepsConfig(4096, 8)),  # whose last step is not full
+        ("rms_norm", (470, 14310), torch.bfloat16, StepsConfig(2048, 16)),
+        ("rms_norm", (1785, 16991), torch.float32, StepsConfig(4096, 8)),
+    ],
+)
+def test_steps_of_rows_in_a_few_waves(
+    family: Family, shape: tuple[int, int], dtype: torch.dtype, config: StepsConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    problem, _ = problems_of(family, 1, shape, dtype=dtype)
+    chosen = instances.choose(problem)
+    assert chosen.name == "triton.rows"
+    assert chosen.configs(problem)[0] == config
+
+
 @pytest.mark.parametrize(("activation", "reload"), [(None, True), ("leaky_relu", False), ("gelu", False)])
 def test_the_longest_rows_with_an_activation_are_loaded_once(activation: str | None, reload: bool) -> None:
     x = torch.empty(1038, 16384, dtype=torch.float16, device="meta")

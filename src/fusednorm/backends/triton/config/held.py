@@ -320,8 +320,6 @@ def _few_neighbours(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if 128 <= seen.elements <= 512 and seen.units <= 8:
         # (1, 4, 11, 11) in fp32 with gelu takes 1.6 us backward so, and 2.6 with four on two warps.
         return HeldConfig(1, seen.elements // 64)
-    if seen.elements == 512 and seen.units <= 64:
-        return HeldConfig(1, 4)  # (15, 36, 5, 5) in fp32 with scale and shift and silu: 2.7 us, and 3.1 with four
     if problem.backward and seen.elements == 1024 and 16 < seen.units <= 64 and seen.affine != 3:
         return HeldConfig(2, 8)  # (4, 64, 8, 28) in fp32 takes 4.0 us so, and 4.4 with one on four warps
     return None
