@@ -13,7 +13,7 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import held_for
-from fusednorm.backends.triton.config.kinds import StepsConfig, WholeConfig
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, StepsConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import (
     by_columns,
     columns_backward_for,
@@ -277,6 +277,25 @@ def test_the_backward_of_an_only_row_is_one_launch(
     config = chosen.configs(problem)[0]
     assert config.warps == warps
     assert getattr(config, "programs", 1) == getattr(config, "units", getattr(config, "rows", 0)) == 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "activation"),
+    [
+        ((1, 8000), torch.bfloat16, "relu"),
+        ((1, 4869), torch.float32, None),
+        ((1, 6012), torch.float32, "gelu"),
+        ((2, 5965), torch.float32, None),
+        ((10, 7227), torch.float16, "relu"),
+    ],
+)
+def test_the_backward_of_the_longest_of_few_rows_goes_by_columns(
+    shape: tuple[int, int], dtype: torch.dtype, activation: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1, activation=resolve(activation)), BackwardOperands(x, x, x, x))
+    assert isinstance(instances.choose(problem).configs(problem)[0], ColumnsBackwardConfig)
 
 
 @pytest.mark.parametrize(

@@ -278,12 +278,12 @@ def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
     32x512x64x64 in bf16 took 96 us, and 117 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 54 and
     37. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47."""
+    if _dear(problem):
+        return False
     config = slabs_for(problem, processors())
     assert config is not None
     held = held_vectors(problem, config.lanes)
     assert held is not None
-    if _dear(problem):
-        return False
     return held & (held - 1) == 0 and 2 * span(problem) >= vector_of(problem)
 
 

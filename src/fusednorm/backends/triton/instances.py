@@ -600,8 +600,10 @@ def _pieces_pay(problem: Problem) -> bool:
     """Whether very few rows are faster in pieces than in the registers of 16 warps: in fp32 layer_norm of (12, 13098)
     takes 3.7 us so, and 4.3 in registers, in bf16 (1, 16384) with leaky_relu 3.2 and 3.6, (1, 9231) with silu 3.7 and
     4.1, but (7, 16384) in fp16 without an activation 3.3 and 3.2, rms_norm of (2, 11008) with silu 3.3 and 2.8."""
-    if not problem.norm.has_mean or problem.dtype == "float32":
-        return problem.norm.has_mean
+    if not problem.norm.has_mean:
+        return False
+    if problem.dtype == "float32":
+        return True
     single = load_bytes(problem) < PAIR_LOAD and problem.norm.smooth
     return problem.norm.activation is not None and (single or 8 * problem.reduced > 7 * 2 * STEPPED_ROW)
 

@@ -15,7 +15,7 @@ LANES = (16, 8, 32, 64)
 #: The most groups of a slab.
 MOST_GROUPS = 64
 #: Partials of a slab's groups, all of which each of its blocks merges: 9x128x32x32x32 in 32 groups in bf16 takes 84 us
-#: with 8192 of them, 8x128x256x256 96 with 4096, and almost twice as many waves.
+#: with 8192 of them, and 63 in slabs half as wide with 2048.
 MOST_MERGED = 4096
 #: Chunks of a slab up to which whole slabs to a wave are faster than results two waves behind.
 FEW_PARTS = 64

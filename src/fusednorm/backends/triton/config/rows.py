@@ -246,7 +246,7 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     most = 3 * size * view.samples // 32
     if not wide:
         if few and size == 2 and block == 128:
-            if view.samples > 2 * FEW_ELEMENTS // block // 4:
+            if view.samples > FEW_ELEMENTS // (2 * block):
                 return RowsBackwardConfig(8, 1, 4 * PROCESSORS)  # (8000, 67) in bf16 takes 8.0 us so, and 9.7 with 4
             most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
         resident = 8 if block >= 1024 else 16 if block == 512 else 32
@@ -406,18 +406,18 @@ def holding_rows_pays(problem: Problem, seen: HeldUnits) -> bool:
         # and 2.6.
         most = 2 * LARGE_HELD if DTYPE_BYTES[problem.dtype] == 2 and not problem.norm.smooth else LARGE_HELD
         return seen.elements <= most and not _are_few(problem)
+    single = load_bytes(problem) < PAIR_LOAD
     if seen.units == 2 and seen.elements >= LARGE_HELD // 2:
         # (2, 2969) in bf16 takes 3.6 us held, and 4.9 by rows, but (2, 1536) with relu in fp16 2.8, and 1.9.
-        return seen.elements == LARGE_HELD and load_bytes(problem) < PAIR_LOAD
-    windows = problem.norm.smooth and row_window(problem) > 1 and load_bytes(problem) >= PAIR_LOAD
-    single = load_bytes(problem) < PAIR_LOAD  # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows
+        return seen.elements == LARGE_HELD and single
+    windows = problem.norm.smooth and row_window(problem) > 1 and not single
+    # (6, 3207) in fp16 takes 3.8 us held, and 4.7 by rows.
     if seen.elements == LARGE_HELD and ((seen.units < FEW_LONG and not single) or windows):
         # (3, 2399) in bf16 with silu takes 4.2 us by rows, and 7.4 held, (12, 3598) 4.7, and 5.8, but of single
         # elements (22, 3771) in fp16 with gelu_tanh 6.4, and 5.1.
         return False
     small = seen.units * seen.elements <= SMALL_HELD and seen.elements <= LARGE_HELD
-    narrow = load_bytes(problem) < WIDE_LOAD
-    long = seen.elements > 128 and narrow
+    long = seen.elements > 128 and load_bytes(problem) < WIDE_LOAD
     small = small and seen.units < (3 if long or not problem.norm.has_mean else 1) * MANY_ROWS
     return small and not _one_program(problem, seen.elements)
 
