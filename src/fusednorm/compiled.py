@@ -1,4 +1,4 @@
-"""The two ops that a compiled graph calls once autograd is done with it.
+"""The ops that a compiled graph calls once autograd is done with it.
 
 They have no kernel for autograd, check nothing, and take the norm as one word. Generated Python code calls the
 functions here and not the ops: torch's dispatcher takes 7 us for so many arguments.
@@ -7,15 +7,18 @@ functions here and not the ops: torch's dispatcher takes 7 us for so many argume
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.norm import norm_of_text
+from fusednorm.norm import Norm, norm_of_text
 from fusednorm.op_results import FiveTensors, FourTensors, empty_gradients, empty_results, five_tensors, four_tensors
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums
+from fusednorm.problem import spread_shape
+from fusednorm.strides import empty_output
 
 Optional = Tensor | None
 
@@ -25,6 +28,11 @@ _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 library.define(
     "compiled_forward(Tensor input, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, Tensor? mean, "
     "Tensor? var, str norm, bool statistics) -> (Tensor output, Tensor mean, Tensor rstd, Tensor var)",
+    tags=_TAGS,
+)
+library.define(
+    "compiled_sum_forward(Tensor input, Tensor pre_add, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, "
+    "str norm, bool[2] wanted) -> (Tensor output, Tensor mean, Tensor rstd, Tensor var, Tensor sum)",
     tags=_TAGS,
 )
 library.define(
@@ -55,6 +63,37 @@ def call_forward(
     return results.output, mean, rstd, results.var
 
 
+def call_sum_forward(
+    input: Tensor,
+    pre_add: Tensor,
+    weight: Optional,
+    bias: Optional,
+    scale: Optional,
+    shift: Optional,
+    norm: str,
+    wanted: Sequence[bool],
+) -> tuple[Tensor, Optional, Optional, Optional, Optional]:
+    """The results of a forward of s = input + pre_add, which has the input's shape or is (N, C), as generated Python
+    code reads them; ``wanted`` says whether it reads statistics, and s."""
+    statistics, keeps_sum = wanted
+    called, operands, sums = norm_of_text(norm), Operands(input, weight, bias, scale, shift), Sums(pre_add)
+    plan = dispatch.sum_forward_plan(called, operands, sums, keeps_sum)
+    if plan is not None:
+        results = plan(operands, sums, statistics)
+    else:
+        total = sum_of(called, input, pre_add)
+        results = dispatch.forward(called, replace(operands, input=total), statistics)
+        results.sum = total
+    return results.output, results.mean, results.rstd, results.var, results.sum
+
+
+def sum_of(norm: Norm, input: Tensor, pre_add: Tensor) -> Tensor:
+    """input + pre_add of a norm over planes, in the input's dtype."""
+    if pre_add.shape != input.shape:
+        pre_add = pre_add.reshape(spread_shape(input.shape, norm.channel_axis))
+    return (input + pre_add).to(input.dtype)
+
+
 def call_backward(
     grad_output: Tensor,
     input: Tensor,
@@ -78,17 +117,30 @@ def _forward_kernel(*arguments: Any) -> FourTensors:
     return four_tensors(Results(*call_forward(*arguments)))
 
 
+def _sum_forward_kernel(*arguments: Any) -> FiveTensors:
+    output, mean, rstd, var, total = call_sum_forward(*arguments)
+    results = four_tensors(Results(output, mean, rstd, var))
+    return *results, arguments[0].new_empty(0) if total is None else total
+
+
 def _backward_kernel(*arguments: Any) -> FiveTensors:
     return five_tensors(Gradients(*call_backward(*arguments)), arguments[1])
 
 
 library.impl("compiled_forward", _forward_kernel, "CompositeExplicitAutograd")
+library.impl("compiled_sum_forward", _sum_forward_kernel, "CompositeExplicitAutograd")
 library.impl("compiled_backward", _backward_kernel, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("fusednorm::compiled_forward", lib=library)
 def _forward_fake(*arguments: Any) -> FourTensors:
     return empty_results(norm_of_text(arguments[7]), arguments[0])
+
+
+@torch.library.register_fake("fusednorm::compiled_sum_forward", lib=library)
+def _sum_forward_fake(*arguments: Any) -> FiveTensors:
+    input, norm, (_, keeps_sum) = arguments[0], norm_of_text(arguments[6]), arguments[7]
+    return *empty_results(norm, input), empty_output(norm, input) if keeps_sum else input.new_empty(0)
 
 
 @torch.library.register_fake("fusednorm::compiled_backward", lib=library)

@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from fusednorm.choice import forced
 from fusednorm.inductor.formula import has_formula, has_right_gradients
-from fusednorm.inductor.lowering import Direction
+from fusednorm.inductor.lowering import Differentiable
 from fusednorm.inductor.native import is_differentiable
 from fusednorm.inductor.neighbours import ALONE, calls_pay, neighbours_of, training_pays
 from fusednorm.norm import norm_of_text
@@ -26,7 +26,7 @@ Outputs = dict[Node, Node]
 
 
 def expand(
-    graph: Graph, node: Node, direction: Direction, arguments: tuple[Any, ...], outputs: Outputs, trains: bool
+    graph: Graph, node: Node, direction: Differentiable, arguments: tuple[Any, ...], outputs: Outputs, trains: bool
 ) -> bool:
     """Put the formula of a norm into the graph where that is faster than our kernels; whether it was.
 

@@ -17,15 +17,15 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fusednorm.choice import Choice, choose, forced
-from fusednorm.compiled import call_backward, call_forward
+from fusednorm.compiled import call_backward, call_forward, call_sum_forward, sum_of
 from fusednorm.copies import copying
 from fusednorm.inductor import formula, native
-from fusednorm.inductor.neighbours import neighbours_of, ours_pay
+from fusednorm.inductor.neighbours import ALONE, Neighbours, neighbours_of, ours_pay
 from fusednorm.norm import Norm, norm_of_text
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums
 from fusednorm.private.inductor_names import Nodes
 from fusednorm.problem import Problem
-from fusednorm.problems import backward_direction, backward_problem, forward_problem
+from fusednorm.problems import backward_direction, backward_problem, forward_problem, sum_forward_problem
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,10 @@ class Direction(Protocol):
     def problem(self, norm: Norm, tensors: Tensors, last: Any) -> Problem: ...
 
     def run(self, plan: Any, tensors: Tensors, last: Any) -> Tensors: ...
+
+
+class Differentiable(Direction, Protocol):
+    """One of the two directions that graphs have before autograd is done with them, and its formulas."""
 
     def formula(self, norm: Norm, tensors: Tensors, output: Tensor | None) -> Tensors: ...
 
@@ -97,6 +101,24 @@ class Backward:
         return _in_order(native.run_backward(problem, BackwardOperands(*tensors), wanted))  # type: ignore[arg-type]
 
 
+class SumForward:
+    """compiled_sum_forward(input, pre_add, weight, bias, scale, shift, norm, wanted), whose last argument here says too
+    whether the sum may take the place of the input."""
+
+    op, function, tensors, input = "compiled_sum_forward", staticmethod(call_sum_forward), 6, 0
+
+    def problem(self, norm: Norm, tensors: Tensors, wanted: Any) -> Problem:
+        input, pre_add, *parameters = tensors
+        return sum_forward_problem(norm, Operands(input, *parameters), Sums(pre_add), wanted[1])  # type: ignore[arg-type]
+
+    def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
+        input, pre_add, *parameters = tensors
+        statistics, keeps_sum, in_place = wanted
+        out = input if keeps_sum and in_place else None
+        found = plan(Operands(input, *parameters), Sums(pre_add), statistics, sum_out=out)  # type: ignore[arg-type]
+        return *_in_order(found), found.sum
+
+
 def _in_order(found: Results | Gradients) -> Tensors:
     """The results of an op in the order of its schema."""
     if isinstance(found, Results):
@@ -104,7 +126,8 @@ def _in_order(found: Results | Gradients) -> Tensors:
     return found.input, found.weight, found.bias, found.scale, found.shift
 
 
-DIRECTIONS: tuple[Direction, ...] = (Forward(), Backward())
+DIRECTIONS: tuple[Differentiable, ...] = (Forward(), Backward())
+SUMS = SumForward()
 
 
 @cache
@@ -115,9 +138,10 @@ def register() -> None:
     except ImportError as error:
         logger.info("compiled graphs call the ops: %s", error)
         return
-    for direction in DIRECTIONS:
+    for direction in (*DIRECTIONS, SUMS):
         op = getattr(torch.ops.fusednorm, direction.op).default
-        nodes.register(op, direction.function, Lowering(nodes, direction, op))
+        lowering = SumLowering if direction is SUMS else Lowering
+        nodes.register(op, direction.function, lowering(nodes, direction, op))
 
 
 class Placed(NamedTuple):
@@ -157,9 +181,14 @@ class Lowering:
             raise NotInlinedError(NO_LAUNCHES)
         if not all(operand is None or self.nodes.is_static(operand) for operand in operands):
             raise NotInlinedError("a size is not known when it is compiled")
-        torchs = self.natively(norm, operands, last)
-        if torchs is not None:
-            return torchs
+        return self.code(norm, operands, last, neighbours_of(self.nodes.current.graph.current_node))
+
+    def code(self, norm: Norm, operands: Sequence[Any], last: Any, neighbours: Neighbours) -> Any:
+        """The launches, or torch's own formula, among these neighbours."""
+        torchs = self.natively(norm, operands, last, neighbours)
+        return self.launched(norm, operands, last) if torchs is None else torchs
+
+    def launched(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
         placed = self.placed(norm, operands, last)
         if placed.problem.view.numel == 0:
             raise NotInlinedError("it has no elements")
@@ -169,25 +198,29 @@ class Lowering:
         present = [operand for operand in placed.operands if operand is not None]
         return self.nodes.inline(self.graph(chosen, placed, last), present)
 
-    def natively(self, norm: Norm, operands: Sequence[Any], last: Any) -> Any:
+    def foreseen(self, norm: Norm, operands: Sequence[Any], last: Any) -> Problem:
+        """The problem that the operands will make in memory."""
+        fakes = self.nodes.fakes(operands)
+        fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input])
+        return self.direction.problem(norm, fakes, last)
+
+    def natively(self, norm: Norm, operands: Sequence[Any], last: Any, neighbours: Neighbours) -> Any:
         """torch's own formula, which Inductor fuses with its neighbours, where that is faster; None elsewhere. An
         instance that the program asks for by name is never replaced."""
-        if not isinstance(self.direction, Forward) or forced() is not None:
+        direction = self.direction
+        if not isinstance(direction, Forward) or forced() is not None:
             return None
-        fakes = self.nodes.fakes(operands)
-        problem = self.direction.problem(norm, fakes, last)
-        if problem.view.numel == 0 or not native.has_formula(problem, last):
-            return None
-        if ours_pay(problem, neighbours_of(self.nodes.current.graph.current_node)):
+        problem = self.foreseen(norm, operands, last)
+        if problem.view.numel == 0 or not native.has_formula(problem, last) or ours_pay(problem, neighbours):
             return None
 
         def traced(*present: Tensor) -> list[Tensor]:
             given = iter(present)
             tensors = [None if operand is None else next(given) for operand in operands]
-            found = self.direction.native(problem, tensors, last)
+            found = direction.native(problem, tensors, last)
             return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
 
-        graph = self.nodes.trace(traced, [fake for fake in fakes if fake is not None])
+        graph = self.nodes.trace(traced, [fake for fake in self.nodes.fakes(operands) if fake is not None])
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
     def settled(self, operands: Sequence[Any]) -> list[Any]:
@@ -229,3 +262,32 @@ class Lowering:
         fakes = self.nodes.fakes(placed.operands)
         with recorded(launch):
             return self.nodes.trace(planned, [fake for fake in fakes if fake is not None])
+
+
+class SumLowering(Lowering):
+    """The same for a sum before a forward: launches that make both, or the sum as Inductor makes it and a forward."""
+
+    def code(self, norm: Norm, operands: Sequence[Any], last: Any, neighbours: Neighbours) -> Any:
+        statistics, keeps_sum = last
+        problem = self.foreseen(norm, operands, last)
+        if problem.view.numel == 0:
+            raise NotInlinedError("it has no elements")
+        source = self.nodes.current.graph.current_node.args[0]
+        # What only this call reads is free once it was read. An instance may store sums of two tensors before that.
+        own = source.target is torch.ops.aten.convolution.default and len(source.users) == 1 and problem.numbered
+        chosen = choose(problem, forced(), alone=False)
+        fuses = chosen.name.startswith("triton.") and chosen.instance.supports(problem) is None
+        around = Neighbours(0, neighbours.after)
+        if fuses and (not native.has_formula(problem, statistics) or ours_pay(problem, around)):
+            return self.launched(norm, operands, (*last, own and problem.dense))
+        input, pre_add, *parameters = operands
+
+        def added(*terms: Tensor) -> list[Tensor]:
+            return [sum_of(norm, *terms)]
+
+        graph = self.nodes.trace(added, self.nodes.fakes((input, pre_add)))  # type: ignore[arg-type]
+        (total,) = self.nodes.inline(graph, (input, pre_add))
+        forward = Lowering(self.nodes, DIRECTIONS[0], None)
+        before = 1 if keeps_sum else 2
+        found = forward.code(norm, (total, *parameters, None, None), statistics, Neighbours(before, neighbours.after))
+        return *found, total

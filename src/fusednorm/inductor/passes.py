@@ -15,8 +15,10 @@ from torch.fx import Graph, Node
 
 from fusednorm import __version__
 from fusednorm.choice import selection
+from fusednorm.inductor.biases import drop_bias
 from fusednorm.inductor.formulas import Outputs, expand
-from fusednorm.inductor.lowering import DIRECTIONS, Direction, register
+from fusednorm.inductor.lowering import DIRECTIONS, Differentiable, register
+from fusednorm.inductor.summing import put_sum, sum_before
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
 
@@ -59,13 +61,15 @@ class Pass(graph_pass()):  # type: ignore[misc]
 
 
 class Formulas(Pass):
-    """Puts formulas in the place of norms, where they pay, in a graph of forward and backward together."""
+    """Puts formulas in the place of norms, where they pay, in a graph of forward and backward together, and takes away
+    biases that norms take away."""
 
     def change(self, graph: Graph) -> None:
         outputs: Outputs = {}
         trains = bool(graph.find_nodes(op="call_function", target=torch.ops.fusednorm.norm_backward.default))
         for node, direction, arguments in differentiable(graph):  # forwards first
-            expand(graph, node, direction, arguments, outputs, trains)
+            if not expand(graph, node, direction, arguments, outputs, trains):
+                drop_bias(graph, node, arguments[-2])
 
 
 class LeanOps(Pass):
@@ -107,14 +111,14 @@ def install(config: Any) -> None:
         setattr(config, slot, kind(found))
 
 
-def differentiable(graph: Graph) -> Iterator[tuple[Node, Direction, Arguments]]:
+def differentiable(graph: Graph) -> Iterator[tuple[Node, Differentiable, Arguments]]:
     """The differentiable ops of a graph with the arguments of their lean ones.
 
     One with an argument that is a symbol, such as a dynamic eps, is left out, and one of which an empty result is used.
     """
     ops = torch.ops.fusednorm
     forward, backward = DIRECTIONS
-    kinds: tuple[tuple[Any, Direction, Callable[[Node], Arguments | None]], ...] = (
+    kinds: tuple[tuple[Any, Differentiable, Callable[[Node], Arguments | None]], ...] = (
         (ops.norm_forward.default, forward, _forward_arguments),
         (ops.norm_backward.default, backward, _backward_arguments),
     )
@@ -129,6 +133,10 @@ def differentiable(graph: Graph) -> Iterator[tuple[Node, Direction, Arguments]]:
 def replace(graph: Graph) -> None:
     """Replace the differentiable ops by lean ones."""
     for node, direction, arguments in differentiable(graph):
+        found = sum_before(node, arguments[-2]) if node.target is torch.ops.fusednorm.norm_forward.default else None
+        if found is not None:
+            put_sum(graph, node, found, arguments)
+            continue
         with graph.inserting_before(node):
             lean = graph.call_function(getattr(torch.ops.fusednorm, direction.op).default, arguments)
         # The strides of the arguments are the lowering's to choose.

@@ -111,6 +111,8 @@ class Nodes:
         self.tensor_box = find(ir, "TensorBox")
         self.storage_box = find(ir, "StorageBox")
         self.flexible = find(ir, "FlexibleLayout")
+        #: What a node that is not in memory yet would be there.
+        self.computed = find(ir, "ComputedBuffer")
         #: A node in memory, and in an order of its dimensions; the order of given strides; a node as a fake tensor.
         self.realized = find(ir, "ExternKernel.realize_input")
         self.with_order = find(ir, "ExternKernel.require_stride_order")
@@ -181,6 +183,21 @@ class Nodes:
         """Fake tensors of the nodes' sizes and strides."""
         with self.current.fake_mode:
             return [self.to_fake(node) for node in nodes]
+
+    def foreseen(self, node: Any) -> Tensor:
+        """A fake tensor of a node's sizes, in the strides that :meth:`settled` would give it now."""
+        box = getattr(node, "data", None)
+        made = box.data if isinstance(box, self.storage_box) else None
+        if made is not None and self.is_static(node) and not hasattr(made, "layout"):
+            layout = self.flexible(node.get_device(), node.get_dtype(), node.get_size())
+            made = self.computed(name=None, layout=layout, data=made)
+        with self.current.fake_mode:
+            if not isinstance(made, self.computed) or not isinstance(made.layout, self.flexible):
+                return self.to_fake(node)  # type: ignore[no-any-return]
+            order, size = made.get_fill_order(), [int(one) for one in node.get_size()]
+            strides = self.flexible.fill_ordered(size, order) if order else self.flexible.contiguous_strides(size)
+            found: Tensor = torch.empty_strided(size, strides, dtype=node.get_dtype(), device=node.get_device())
+            return found
 
     def trace(self, function: Callable[..., Any], fakes: Sequence[Tensor]) -> torch.fx.GraphModule:
         """What a function of fake tensors does, as a graph."""

@@ -72,6 +72,8 @@ class SumForward(ForwardPlan):
 
     def gate(self, sums: Sums) -> Tensor | None:
         """The gate of rows, or the number for each sample and channel, as the kernels read it."""
+        if self.by_channel and sums.pre_gate is None:
+            return contiguous(sums.pre_add)  # kernels widen it
         if self.by_channel:
             return sums.numbers(self.shape, self.channel_axis, self.compute)
         return contiguous(sums.pre_gate)
