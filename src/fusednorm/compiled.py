@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fusednorm import dispatch
-from fusednorm.norm import Norm, norm_of_text
+from fusednorm.norm import norm_of_text
 from fusednorm.op_results import FiveTensors, FourTensors, empty_gradients, empty_results, five_tensors, four_tensors
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums
 from fusednorm.problem import spread_shape
@@ -31,7 +31,8 @@ library.define(
     tags=_TAGS,
 )
 library.define(
-    "compiled_sum_forward(Tensor input, Tensor pre_add, Tensor? weight, Tensor? bias, Tensor? scale, Tensor? shift, "
+    "compiled_sum_forward(Tensor input, Tensor? pre_add, Tensor? pre_bias, Tensor? weight, Tensor? bias, "
+    "Tensor? scale, Tensor? shift, "
     "str norm, bool[2] wanted) -> (Tensor output, Tensor mean, Tensor rstd, Tensor var, Tensor sum)",
     tags=_TAGS,
 )
@@ -65,7 +66,8 @@ def call_forward(
 
 def call_sum_forward(
     input: Tensor,
-    pre_add: Tensor,
+    pre_add: Optional,
+    pre_bias: Optional,
     weight: Optional,
     bias: Optional,
     scale: Optional,
@@ -73,25 +75,32 @@ def call_sum_forward(
     norm: str,
     wanted: Sequence[bool],
 ) -> tuple[Tensor, Optional, Optional, Optional, Optional]:
-    """The results of a forward of s = input + pre_add, which has the input's shape or is (N, C), as generated Python
-    code reads them; ``wanted`` says whether it reads statistics, and s."""
+    """The results of a forward of s = input + pre_add + pre_bias, as generated Python code reads them; ``wanted`` says
+    whether it reads statistics, and s."""
     statistics, keeps_sum = wanted
-    called, operands, sums = norm_of_text(norm), Operands(input, weight, bias, scale, shift), Sums(pre_add)
+    called, operands = norm_of_text(norm), Operands(input, weight, bias, scale, shift)
+    sums = Sums(pre_add, pre_bias=pre_bias)
     plan = dispatch.sum_forward_plan(called, operands, sums, keeps_sum)
     if plan is not None:
         results = plan(operands, sums, statistics)
     else:
-        total = sum_of(called, input, pre_add)
+        total = sum_of(input, pre_add, pre_bias)
         results = dispatch.forward(called, replace(operands, input=total), statistics)
         results.sum = total
     return results.output, results.mean, results.rstd, results.var, results.sum
 
 
-def sum_of(norm: Norm, input: Tensor, pre_add: Tensor) -> Tensor:
-    """input + pre_add of a norm over planes, in the input's dtype."""
-    if pre_add.shape != input.shape:
-        pre_add = pre_add.reshape(spread_shape(input.shape, norm.channel_axis))
-    return (input + pre_add).to(input.dtype)
+def sum_of(input: Tensor, pre_add: Optional, pre_bias: Optional) -> Tensor:
+    """input + pre_add + pre_bias, in the input's dtype and rounded to it after each sum, as torch's sums are; the
+    channels are the second dimension, ``pre_add`` has the input's shape or is (N, C)."""
+    total = input
+    if pre_bias is not None:
+        total = (total + pre_bias.reshape(-1, *(1,) * (input.dim() - 2))).to(input.dtype)
+    if pre_add is not None:
+        if pre_add.shape != input.shape:
+            pre_add = pre_add.reshape(spread_shape(input.shape, 1))
+        total = (total + pre_add).to(input.dtype)
+    return total
 
 
 def call_backward(
@@ -139,7 +148,7 @@ def _forward_fake(*arguments: Any) -> FourTensors:
 
 @torch.library.register_fake("fusednorm::compiled_sum_forward", lib=library)
 def _sum_forward_fake(*arguments: Any) -> FiveTensors:
-    input, norm, (_, keeps_sum) = arguments[0], norm_of_text(arguments[6]), arguments[7]
+    input, norm, (_, keeps_sum) = arguments[0], norm_of_text(arguments[7]), arguments[8]
     return *empty_results(norm, input), empty_output(norm, input) if keeps_sum else input.new_empty(0)
 
 

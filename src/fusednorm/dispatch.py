@@ -171,7 +171,7 @@ def sum_forward_plan(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool
     input = operands.input
     key = (
         "sums", norm, _described(input), input.device, *_parameter_dtypes(operands), _described(sums.pre_add),
-        _described(sums.pre_gate), _described(sums.post_add), keeps_sum, selection(),
+        _described(sums.pre_gate), _described(sums.pre_bias), _described(sums.post_add), keeps_sum, selection(),
     )  # fmt: skip
     found: SumForwardPlan | None
     try:

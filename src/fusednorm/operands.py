@@ -43,16 +43,18 @@ class Operands:
 
 @dataclass(slots=True, eq=False)
 class Sums:
-    """The sums around a norm: it normalizes s = input + pre_gate · pre_add, and gives phi(z + post_add).
+    """The sums around a norm: it normalizes s = input + pre_bias + pre_gate · pre_add, and gives phi(z + post_add).
 
     ``pre_add`` has the input's shape, or (N, C) where there are channels; ``post_add`` has the input's shape;
-    ``pre_gate`` broadcasts against the input. ``return_sum`` says that the caller takes s too.
+    ``pre_gate`` broadcasts against the input. ``return_sum`` says that the caller takes s too. ``pre_bias``, (C,), is
+    the bias of a convolution before a norm of planes, which compiled graphs alone leave to the norm.
     """
 
     pre_add: Tensor | None = None
     pre_gate: Tensor | None = None
     post_add: Tensor | None = None
     return_sum: bool = False
+    pre_bias: Tensor | None = None
 
     def numbers(self, shape: Sequence[int], axis: int, dtype: torch.dtype) -> Tensor | None:
         """A number for each sample and channel of an input of this shape with channels in ``axis``: the gate, a

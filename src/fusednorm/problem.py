@@ -238,7 +238,8 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What is added around a problem's norm: s = input + gate · pre_add is normalized, and post_add is added to z.
+    """What is added around a problem's norm: s = input + bias + gate · pre_add is normalized, and post_add is added to
+    z.
 
     ``names`` are the call's tensors that are added. A layout is None where nothing is added. ``keeps_sum`` says that a
     forward writes s, ``grad_sum`` that a backward, whose input is s, is given a gradient of s. ``obstacle`` is None, or
@@ -344,7 +345,7 @@ class Problem:
 
     @property
     def numbered(self) -> bool:
-        """Whether units that are no rows get a number for each sample and channel: a gate, or a pre_add of (N, C)."""
+        """Whether units that are no rows get a number for each channel: a gate, a pre_add of (N, C), or a bias."""
         added, view = self.added, self.view
         if added is None:
             return False
@@ -352,7 +353,8 @@ class Problem:
             rows = self.of_positions
         else:
             rows = view.spatial == view.groups == 1 and not self.norm.per_batch
-        return not rows and ("pre_gate" in added.names or ("pre_add" in added.names and added.pre_layout is None))
+        numbers = "pre_add" in added.names and added.pre_layout is None
+        return not rows and (numbers or "pre_gate" in added.names or "pre_bias" in added.names)
 
     @property
     def gated_backward(self) -> bool:

@@ -142,6 +142,10 @@ def _seen_as(norm: Norm, channel_dim: int, shape: tuple[int, ...], strides: Sequ
     return _Seen(seen, shape, strides[0], strides[1], strides[2] if len(strides) > 2 else None, order)
 
 
+#: The tensors that are added around a norm.
+SUMMED = ("pre_add", "pre_gate", "pre_bias", "post_add")
+
+
 def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: bool) -> Problem:
     """The Problem of a forward with sums around it; ``keeps_sum`` where s is a result."""
     problem, input = forward_problem(norm, operands), operands.input
@@ -153,7 +157,7 @@ def sum_forward_problem(norm: Norm, operands: Operands, sums: Sums, keeps_sum: b
         post_layout=_added_layout(problem, input, sums.post_add),
         keeps_sum=keeps_sum,
         obstacle=obstacle,
-        names=tuple(name for name in ("pre_add", "pre_gate", "post_add") if getattr(sums, name) is not None),
+        names=tuple(name for name in SUMMED if getattr(sums, name) is not None),
     )
     return replace(problem, added=added)
 

@@ -6,7 +6,6 @@ of x + b over each channel, is 0. Inductor adds a bias, and sums its gradient, i
 
 from __future__ import annotations
 
-
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
@@ -22,7 +21,7 @@ BIAS, MEAN = 2, 1
 
 
 def drop_bias(graph: Graph, node: Node, text: str) -> None:
-    """Take the bias, or its gradient, from around a differentiable op, a forward or a backward, of the norm ``text``."""
+    """Take the bias, or its gradient, from around a differentiable forward or backward of the norm ``text``."""
     norm = norm_of_text(text)
     if node.target is torch.ops.fusednorm.norm_backward.default:
         if _centers_channels(norm, node.args[1]):

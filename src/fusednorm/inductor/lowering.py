@@ -20,7 +20,7 @@ from fusednorm.choice import Choice, choose, forced
 from fusednorm.compiled import call_backward, call_forward, call_sum_forward, sum_of
 from fusednorm.copies import copying
 from fusednorm.inductor import formula, native
-from fusednorm.inductor.neighbours import ALONE, Neighbours, neighbours_of, ours_pay
+from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay
 from fusednorm.norm import Norm, norm_of_text
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums
 from fusednorm.private.inductor_names import Nodes
@@ -102,20 +102,22 @@ class Backward:
 
 
 class SumForward:
-    """compiled_sum_forward(input, pre_add, weight, bias, scale, shift, norm, wanted), whose last argument here says too
-    whether the sum may take the place of the input."""
+    """compiled_sum_forward(input, pre_add, pre_bias, weight, bias, scale, shift, norm, wanted). Here ``wanted`` says
+    too whether the sum may take the place of the input."""
 
-    op, function, tensors, input = "compiled_sum_forward", staticmethod(call_sum_forward), 6, 0
+    op, function, tensors, input = "compiled_sum_forward", staticmethod(call_sum_forward), 7, 0
 
     def problem(self, norm: Norm, tensors: Tensors, wanted: Any) -> Problem:
-        input, pre_add, *parameters = tensors
-        return sum_forward_problem(norm, Operands(input, *parameters), Sums(pre_add), wanted[1])  # type: ignore[arg-type]
+        input, pre_add, pre_bias, *parameters = tensors
+        sums = Sums(pre_add, pre_bias=pre_bias)
+        return sum_forward_problem(norm, Operands(input, *parameters), sums, wanted[1])  # type: ignore[arg-type]
 
     def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
-        input, pre_add, *parameters = tensors
+        input, pre_add, pre_bias, *parameters = tensors
         statistics, keeps_sum, in_place = wanted
         out = input if keeps_sum and in_place else None
-        found = plan(Operands(input, *parameters), Sums(pre_add), statistics, sum_out=out)  # type: ignore[arg-type]
+        sums = Sums(pre_add, pre_bias=pre_bias)
+        found = plan(Operands(input, *parameters), sums, statistics, sum_out=out)  # type: ignore[arg-type]
         return *_in_order(found), found.sum
 
 
@@ -138,9 +140,8 @@ def register() -> None:
     except ImportError as error:
         logger.info("compiled graphs call the ops: %s", error)
         return
-    for direction in (*DIRECTIONS, SUMS):
+    for direction, lowering in (*((one, Lowering) for one in DIRECTIONS), (SUMS, SumLowering)):
         op = getattr(torch.ops.fusednorm, direction.op).default
-        lowering = SumLowering if direction is SUMS else Lowering
         nodes.register(op, direction.function, lowering(nodes, direction, op))
 
 
@@ -211,7 +212,9 @@ class Lowering:
         if not isinstance(direction, Forward) or forced() is not None:
             return None
         problem = self.foreseen(norm, operands, last)
-        if problem.view.numel == 0 or not native.has_formula(problem, last) or ours_pay(problem, neighbours):
+        if problem.view.numel == 0 or not native.has_formula(problem, last):
+            return None
+        if ours_pay(problem, neighbours, choose(problem, alone=False).name):
             return None
 
         def traced(*present: Tensor) -> list[Tensor]:
@@ -278,15 +281,16 @@ class SumLowering(Lowering):
         chosen = choose(problem, forced(), alone=False)
         fuses = chosen.name.startswith("triton.") and chosen.instance.supports(problem) is None
         around = Neighbours(0, neighbours.after)
-        if fuses and (not native.has_formula(problem, statistics) or ours_pay(problem, around)):
+        if fuses and (not native.has_formula(problem, statistics) or ours_pay(problem, around, chosen.name)):
             return self.launched(norm, operands, (*last, own and problem.dense))
-        input, pre_add, *parameters = operands
+        terms, parameters = operands[:3], operands[3:]
 
-        def added(*terms: Tensor) -> list[Tensor]:
-            return [sum_of(norm, *terms)]
+        def added(*present: Tensor) -> list[Tensor]:
+            given = iter(present)
+            return [sum_of(*(None if term is None else next(given) for term in terms))]  # type: ignore[arg-type]
 
-        graph = self.nodes.trace(added, self.nodes.fakes((input, pre_add)))  # type: ignore[arg-type]
-        (total,) = self.nodes.inline(graph, (input, pre_add))
+        graph = self.nodes.trace(added, [fake for fake in self.nodes.fakes(terms) if fake is not None])
+        (total,) = self.nodes.inline(graph, [term for term in terms if term is not None])
         forward = Lowering(self.nodes, DIRECTIONS[0], None)
         before = 1 if keeps_sum else 2
         found = forward.code(norm, (total, *parameters, None, None), statistics, Neighbours(before, neighbours.after))

@@ -26,6 +26,8 @@ ROWS = ((2.1, 1), (2.2, 1))
 PLANES = ((3.0, 2), (4.2, 2))
 LAST = ((3.5, 3), (5.7, 3))
 GIVEN = ((2.0, 1), (2.0, 1))  # with given statistics a norm is pointwise itself
+#: The same of planes whose units fit the registers of a program, and the instances that hold them there.
+HELD, HOLDING = (2.3, 1), ("triton.held", "triton.whole")
 #: On a CPU a call takes 8 to 13 us besides its work, and Inductor fuses nothing with it; large inputs gain more than
 #: that.
 CALLED_BYTES = 1 << 19
@@ -62,8 +64,9 @@ def is_pointwise(node: Node) -> bool:
     return torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
-def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
-    """Whether a forward is faster by our kernels on a GPU; a backward that is still an op here always is."""
+def ours_pay(problem: Problem, neighbours: Neighbours, instance: str = "") -> bool:
+    """Whether a forward is faster by our kernels, those of the ``instance``, on a GPU; a backward that is still an op
+    here always is."""
     if problem.backward:
         return True
     if problem.copies:  # Inductor reads an input in any strides
@@ -74,6 +77,8 @@ def ours_pay(problem: Problem, neighbours: Neighbours) -> bool:
         own, other = ROWS
     else:
         own, other = PLANES if problem.layout.order == "channels_first" else LAST
+        if instance in HOLDING:
+            own = HELD
     size = problem.view.numel * DTYPE_BYTES[problem.dtype]
     # Two reads of an input that is computed on the fly compute it twice.
     before = neighbours.before - (1 if neighbours.before and other[0] > 3 else 0)

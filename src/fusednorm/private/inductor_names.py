@@ -193,7 +193,8 @@ class Nodes:
             made = self.computed(name=None, layout=layout, data=made)
         with self.current.fake_mode:
             if not isinstance(made, self.computed) or not isinstance(made.layout, self.flexible):
-                return self.to_fake(node)  # type: ignore[no-any-return]
+                fake: Tensor = self.to_fake(node)
+                return fake
             order, size = made.get_fill_order(), [int(one) for one in node.get_size()]
             strides = self.flexible.fill_ordered(size, order) if order else self.flexible.contiguous_strides(size)
             found: Tensor = torch.empty_strided(size, strides, dtype=node.get_dtype(), device=node.get_device())

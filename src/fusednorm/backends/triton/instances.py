@@ -129,10 +129,13 @@ def _elsewhere(problem: Problem) -> str | None:
     return unavailable()
 
 
-def _adding(problem: Problem, gates: bool = False) -> str | None:
-    """:func:`_common` of an instance that fuses the sums around the norm; ``gates`` where it makes their gradients."""
+def _adding(problem: Problem, gates: bool = False, biases: bool = False) -> str | None:
+    """:func:`_common` of an instance that fuses the sums around the norm; ``gates`` where it makes their gradients,
+    ``biases`` where it adds one to the channels of planes."""
     if problem.added is None:
         return _common(problem)
+    if "pre_bias" in problem.added.names and not (biases and problem.numbered):
+        return "adds no bias before the norm"
     if problem.gated_backward and not gates:
         return "makes no gradient of a gate"
     return problem.added.obstacle or _common(replace(problem, added=None))
@@ -142,7 +145,7 @@ def _adding_numbers(problem: Problem) -> str | None:
     """:func:`_adding` of an instance whose gates have a number for each sample and channel."""
     if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
         return "has no gate of rows"
-    return _adding(problem)
+    return _adding(problem, biases=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ class ResidentSumForward(SumForward, ResidentForward):
         return results
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        self.launch(x, y, *parameters, *saved, self.packets(), around[2])
+        self.launch(x, y, *parameters, *saved, self.packets(), around[3])
 
 
 class ResidentBackward(Resident, NarrowerBackward):

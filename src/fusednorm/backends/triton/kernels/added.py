@@ -8,41 +8,46 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.activations import told
 from fusednorm.backends.triton.kernels.addressing import no_wider, tile_of
+from fusednorm.backends.triton.kernels.aggregates import Numbers
 
 
 @triton.jit
-def sum_of(b_x, b_before, b_gate, mask, dtype: tl.constexpr):
-    """s of a tile, rounded to the dtype of x: x + gate pre_add, and without pre_add x + gate where ``mask`` is."""
+def sum_of(b_x, b_before, numbers, mask, dtype: tl.constexpr):
+    """s of a tile, rounded to the dtype of x: x + gate pre_add, and without pre_add x + gate; the bias, and a gate that
+    is added, where ``mask`` is."""
+    b_s = b_x
+    if numbers.bias is not None:
+        b_s = b_s.to(dtype) + tl.where(mask, numbers.bias, 0.0)
     if b_before is None:
-        if b_gate is None:
-            return b_x
-        else:
-            return (b_x.to(dtype) + tl.where(mask, b_gate, 0.0)).to(b_x.dtype)
+        if numbers.gate is not None:
+            b_s = b_s.to(dtype) + tl.where(mask, numbers.gate, 0.0)
     else:
-        if b_gate is None:
-            return (b_x.to(dtype) + b_before.to(dtype)).to(b_x.dtype)
+        if numbers.gate is None:
+            b_s = b_s.to(dtype) + b_before.to(dtype)
         else:
-            return tl.fma(b_gate, b_before.to(dtype), b_x.to(dtype)).to(b_x.dtype)
+            b_s = tl.fma(numbers.gate, b_before.to(dtype), b_s.to(dtype))
+    return b_s.to(b_x.dtype)
 
 
 @triton.jit
-def load_sum(p_x, p_before, b_gate, mask, EVICTION: tl.constexpr, dtype: tl.constexpr):
+def load_sum(p_x, p_before, numbers, mask, EVICTION: tl.constexpr, dtype: tl.constexpr):
     """:func:`sum_of` of tiles in memory, whose place in the caches an eviction policy decides."""
     b_x, b_before = tl.load(p_x, mask, 0.0, eviction_policy=EVICTION), None
     if p_before is not None:
         b_before = tl.load(p_before, mask, 0.0, eviction_policy=EVICTION)
-    return sum_of(b_x, b_before, b_gate, mask, dtype)
+    return sum_of(b_x, b_before, numbers, mask, dtype)
 
 
 @triton.jit
 def numbers_of_tile(added, first, o_c, m_c, o_s, ALIGN: tl.constexpr, LAST: tl.constexpr, dtype: tl.constexpr):
-    """The numbers of a sample's channels, which lie in place of the gate from ``first`` on, along their axis of a tile;
-    None where there are none."""
-    b_numbers = None
+    """The numbers of a sample's channels: those in place of the gate lie from ``first`` on."""
+    b_gate, b_bias = None, None
+    o_number = no_wider(o_c, ALIGN) if LAST else o_c
     if added.gate is not None:
-        o_number = no_wider(o_c, ALIGN) if LAST else o_c
-        b_numbers, _ = tile_of(tl.load(added.gate + first + o_number, m_c, 0.0).to(dtype), o_s, LAST)
-    return b_numbers
+        b_gate, _ = tile_of(tl.load(added.gate + first + o_number, m_c, 0.0).to(dtype), o_s, LAST)
+    if added.bias is not None:
+        b_bias, _ = tile_of(tl.load(added.bias + o_number, m_c, 0.0).to(dtype), o_s, LAST)
+    return Numbers(b_gate, b_bias)
 
 
 @triton.jit

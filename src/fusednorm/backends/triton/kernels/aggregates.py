@@ -48,15 +48,16 @@ class Statistics(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What is added around the norm of a forward's units: pointers, of which each may be None, to pre_add, to its gate
-    and to post_add, where the sum is stored, and the strides of pre_add and post_add. ``gate_rows`` units share one
-    gate, and the next one lies ``gate_step`` behind it.
+    """What is added around the norm of a forward's units: pointers, of which each may be None, to pre_add, to its gate,
+    to a number for each channel and to post_add, where the sum is stored, and the strides of pre_add and post_add.
+    ``gate_rows`` units share one gate, and the next one lies ``gate_step`` behind it.
 
     The strides are no tuple of their own: Triton 3.6 loses a 1 that is compiled in, three functions down.
     """
 
     before: Any
     gate: Any
+    bias: Any
     behind: Any
     total: Any
     before_sample: Any
@@ -67,6 +68,14 @@ class Added(NamedTuple):
     behind_spatial: Any
     gate_rows: Any
     gate_step: Any
+
+
+class Numbers(NamedTuple):
+    """What belongs to channels of what is added before a norm, along their axis of a tile: the gate, or what lies in
+    its place, and the bias; None for what there is not."""
+
+    gate: Any
+    bias: Any
 
 
 class AddedGradients(NamedTuple):

@@ -10,7 +10,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, load_sum
 from fusednorm.backends.triton.kernels.addressing import aligned
-from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Channels, Parameters
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Channels, Numbers, Parameters
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
     compute_dtype,
@@ -63,13 +63,13 @@ def load_positions(p_x, added, n, o_s, o_c, m_s, x_channel, K: tl.constexpr, ALI
     """s = x + gate pre_add of channels at positions."""
     m_c = o_c < K
     mask = m_s[:, None] & m_c
-    p_before, b_numbers = None, None
+    p_before, b_gate = None, None
     if added.before is not None:
         o_before = offsets_of_positions(n, o_s, o_c, added.before_sample, added.before_channel, ALIGN)
         p_before = added.before + o_before
     if added.gate is not None:
-        b_numbers = tl.load(added.gate + n * K + o_c, m_c, 0.0).to(dtype)
-    return load_sum(p_x + step_to(o_c, x_channel, ALIGN), p_before, b_numbers, mask, "", dtype)
+        b_gate = tl.load(added.gate + n * K + o_c, m_c, 0.0).to(dtype)
+    return load_sum(p_x + step_to(o_c, x_channel, ALIGN), p_before, Numbers(b_gate, None), mask, "", dtype)
 
 
 @triton.jit
@@ -155,8 +155,8 @@ def positions_forward(
     """:func:`normalize_positions` with nothing around the norm."""
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
-        Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), S, x_sample, x_channel, y_sample, y_channel, blocks,
-        eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+        Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), S, x_sample, x_channel, y_sample, y_channel,
+        blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
-from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Parameters, Steps
+from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Numbers, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
@@ -179,17 +179,20 @@ def held_units_forward(
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
     b_x = tl.load(p_x + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
     b_behind = None
-    if added.before is not None or added.gate is not None:
-        b_before, b_gate = None, None
+    if added.before is not None or added.gate is not None or added.bias is not None:
+        b_before, b_gate, b_bias = None, None, None
         if added.before is not None:
             steps = Steps(added.before_sample, added.before_channel, added.before_spatial)
             b_before = tl.load(added.before + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
-        if added.gate is not None:
-            _, o_number, m_number = channels_of(
+        if added.gate is not None or added.bias is not None:
+            o_channel, o_number, m_number = channels_of(
                 n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
             )
-            b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
-        b_x = sum_of(b_x, b_before, b_gate, mask, dtype)
+            if added.gate is not None:
+                b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
+            if added.bias is not None:
+                b_bias = of_channels(tl.load(added.bias + o_channel, m_number, 0.0).to(dtype), AFFINE)
+        b_x = sum_of(b_x, b_before, Numbers(b_gate, b_bias), mask, dtype)
     if added.total is not None:
         tl.store(added.total + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, APART, ALIGN), b_x, mask)
     if added.behind is not None:
@@ -244,7 +247,7 @@ def held_forward(
     """:func:`held_units_forward` with nothing around the norm."""
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
-        Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
+        Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
     )  # fmt: skip

@@ -35,8 +35,8 @@ def whole_sum_forward(
 ):  # fmt: skip
     """:func:`units_forward` with sums around the norm."""
     added = Added(
-        p_before, p_gate, p_behind, p_total, before_sample, before_unit, 1, behind_sample, behind_unit, 1, gate_rows,
-        gate_step,
+        p_before, p_gate, None, p_behind, p_total, before_sample, before_unit, 1, behind_sample, behind_unit, 1,
+        gate_rows, gate_step,
     )  # fmt: skip
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, added, units, length,
@@ -109,14 +109,14 @@ def rows_gated_backward(
     ],
 )  # fmt: skip
 def sum_moments_of_planes(
-    p_x, p_partials, p_before, p_numbers, p_total, C, S, x_sample, x_channel, x_spatial,
+    p_x, p_partials, p_before, p_numbers, p_channels, p_total, C, S, x_sample, x_channel, x_spatial,
     before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """:func:`planes_moments` of the sum before the norm."""
     added = Added(
-        p_before, p_numbers, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
+        p_before, p_numbers, p_channels, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
     )  # fmt: skip
     planes_moments(
         p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
@@ -131,14 +131,14 @@ def sum_moments_of_planes(
     ],
 )  # fmt: skip
 def sum_moments_of_rows(
-    p_x, p_partials, p_before, p_numbers, p_total, C, S, x_sample, x_channel, x_spatial,
+    p_x, p_partials, p_before, p_numbers, p_channels, p_total, C, S, x_sample, x_channel, x_spatial,
     before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`rows_moments` of the sum before the norm."""
     added = Added(
-        p_before, p_numbers, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
+        p_before, p_numbers, p_channels, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
     )  # fmt: skip
     rows_moments(
         p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
@@ -156,7 +156,7 @@ def sum_moments_of_rows(
 )  # fmt: skip
 def sum_apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
-    p_before, p_numbers, p_behind, p_total,
+    p_before, p_numbers, p_channels, p_behind, p_total,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial,
     before_sample, before_channel, before_spatial, behind_sample, behind_channel, behind_spatial,
     blocks, chunks, programs,
@@ -173,8 +173,8 @@ def sum_apply(
     if OVERLAP and STORED:
         gdc_wait()
     added = Added(
-        p_before, p_numbers, p_behind, p_total, before_sample, before_channel, before_spatial, behind_sample,
-        behind_channel, behind_spatial, 1, 1,
+        p_before, p_numbers, p_channels, p_behind, p_total, before_sample, before_channel, before_spatial,
+        behind_sample, behind_channel, behind_spatial, 1, 1,
     )  # fmt: skip
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
@@ -262,8 +262,8 @@ def sum_gradients(
     ],
 )  # fmt: skip
 def held_sum_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_before, p_gate, p_behind, p_total,
-    units, G, C, rows, columns,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_before, p_gate, p_channels, p_behind,
+    p_total, units, G, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row,
     before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
     activation_parameter: tl.float64,
@@ -274,8 +274,8 @@ def held_sum_forward(
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
     added = Added(
-        p_before, p_gate, p_behind, p_total, before_sample, before_unit, before_row, behind_sample, behind_unit,
-        behind_row, 1, 1,
+        p_before, p_gate, p_channels, p_behind, p_total, before_sample, before_unit, before_row, behind_sample,
+        behind_unit, behind_row, 1, 1,
     )  # fmt: skip
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
@@ -330,7 +330,8 @@ def positions_sum_forward(
 ):  # fmt: skip
     """:func:`normalize_positions` with sums around the norm."""
     added = Added(
-        p_before, p_numbers, p_behind, p_total, before_sample, before_channel, 1, behind_sample, behind_channel, 1, 1, 1
+        p_before, p_numbers, None, p_behind, p_total, before_sample, before_channel, 1, behind_sample, behind_channel,
+        1, 1, 1,
     )  # fmt: skip
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, added, S, x_sample, x_channel,

@@ -164,11 +164,11 @@ def planes_moments(
     mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False, False)
     p_in = p_x + offsets_of_tile(n, o_c, o_s, first, S, x_steps, WINDOW, 1, False, False)
     p_before, p_before_end, b_end, m_end = None, None, None, None
-    b_numbers = numbers_of_tile(added, n * C, o_c, o_c < C, o_s, ALIGN, False, dtype)
+    numbers = numbers_of_tile(added, n * C, o_c, o_c < C, o_s, ALIGN, False, dtype)
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, False)
         p_before = added.before + offsets_of_tile(n, o_c, o_s, first, S, before_steps, WINDOW, 1, False, False)
-    b_s = load_sum(p_in, p_before, b_numbers, mask, EVICTION, dtype)
+    b_s = load_sum(p_in, p_before, numbers, mask, EVICTION, dtype)
     if added.total is not None:
         s_steps = steps_of(s_sample, s_channel, s_spatial, ALIGN, False)
         p_out = added.total + offsets_of_tile(n, o_c, o_s, first, S, s_steps, WINDOW, 1, False, False)
@@ -179,7 +179,7 @@ def planes_moments(
         if added.before is not None:
             p_before_end = added.before + offsets_of_lanes(n, o_c, o_end, first, before_steps, WINDOW)
         p_end = p_x + offsets_of_lanes(n, o_c, o_end, first, x_steps, WINDOW)
-        b_s_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype)
+        b_s_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype)
         if added.total is not None:
             tl.store(added.total + offsets_of_lanes(n, o_c, o_end, first, s_steps, WINDOW), b_s_end, m_end)
         b_end = b_s_end.to(dtype)
@@ -205,20 +205,20 @@ def moments_of_planes(
 ):  # fmt: skip
     """:func:`planes_moments` with nothing before the norm."""
     planes_moments(
-        p_x, p_partials, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel, x_spatial,
-        1, 1, 1, blocks, chunks, total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
+        p_x, p_partials, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel,
+        x_spatial, 1, 1, 1, blocks, chunks, total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
     )  # fmt: skip
 
 
 @triton.jit
 def sum_at(
-    p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, mask, row, EVICTION: tl.constexpr,
+    p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, mask, row, EVICTION: tl.constexpr,
     dtype: tl.constexpr,
 ):  # fmt: skip
     """s of a tile that begins ``row`` positions behind the pointers, which is stored where somebody wants it."""
     wide = wide_of(row)
     p_added = None if p_before is None else p_before + wide * before_spatial
-    b_s = load_sum(p_tile + wide * x_spatial, p_added, b_numbers, mask, EVICTION, dtype)
+    b_s = load_sum(p_tile + wide * x_spatial, p_added, numbers, mask, EVICTION, dtype)
     if p_out is not None:
         tl.store(p_out + wide * s_spatial, b_s, mask)
     return b_s.to(dtype)
@@ -226,7 +226,7 @@ def sum_at(
 
 @triton.jit
 def welford_rows(
-    mean, m2, p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, late, tile,
+    mean, m2, p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, late, tile,
     o_lane, o_s, first, low, high, C, S, EVICTION: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr,
     ALIGN: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
@@ -238,7 +238,7 @@ def welford_rows(
         row = tile * DEPTH + u
         mask = mask_of_tile(o_lane, o_s + row * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
         b_x = sum_at(
-            p_tile, p_before, p_out, b_numbers, x_spatial, before_spatial, s_spatial, mask, row * BLOCK_S, EVICTION,
+            p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, mask, row * BLOCK_S, EVICTION,
             dtype,
         )  # fmt: skip
         if RMS:
@@ -277,11 +277,10 @@ def rows_moments(
     first = chunk.to(tl.int64) * (BLOCK_S * DEPTH * tiles)
     p_tile = p_x + offsets_of_tile(n, o_lane, o_s, first, S, x_steps, 1, REPEAT, ACROSS, True)
     low, high = bounds_of(n, o_lane, first, 0, C, S, x_steps, 1, REPEAT, ACROSS)
-    p_before, p_before_end, p_out, b_numbers = None, None, None, None
+    p_before, p_before_end, p_out = None, None, None
     before_spatial, sum_spatial = 0, 0
-    if added.gate is not None:
-        o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
-        b_numbers = numbers_of_tile(added, n * C, o_c, m_c, o_s, ALIGN, True, dtype)
+    o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
+    numbers = numbers_of_tile(added, n * C, o_c, m_c, o_s, ALIGN, True, dtype)
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, True)
         p_before = added.before + offsets_of_tile(n, o_lane, o_s, first, S, before_steps, 1, REPEAT, ACROSS, True)
@@ -297,7 +296,7 @@ def rows_moments(
             o_before = offsets_of_ends(n, o_lane, o_end, first, S, before_steps, 1, REPEAT, True)
             p_before_end = added.before + o_before
         p_end = p_x + offsets_of_ends(n, o_lane, o_end, first, S, x_steps, 1, REPEAT, True)
-        b_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype)
+        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype)
         if added.total is not None:
             o_out = offsets_of_ends(n, o_lane, o_end, first, S, s_steps, 1, REPEAT, True)
             tl.store(added.total + o_out, b_end, m_end)
@@ -317,7 +316,7 @@ def rows_moments(
             p_tile,
             p_before,
             None,
-            b_numbers,
+            numbers,
             x_steps.spatial,
             before_spatial,
             sum_spatial,
@@ -331,14 +330,14 @@ def rows_moments(
     if ACROSS:  # noqa: SIM102 (one is known when compiling, the other is not)
         if head > 0:
             mean, m2 = welford_rows(
-                mean, m2, p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, late,
+                mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late,
                 head - 1, o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
             )  # fmt: skip
     for tile in tl.range(head, whole, num_stages=STAGES):
         total_d = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         for u in tl.static_range(DEPTH):
             b_x = sum_at(
-                p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, m_row,
+                p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, m_row,
                 (tile * DEPTH + u) * BLOCK_S, EVICTION, dtype,
             )  # fmt: skip
             if RMS:
@@ -358,7 +357,7 @@ def rows_moments(
     if not EVEN:  # noqa: SIM102
         if whole < tiles:
             mean, m2 = welford_rows(
-                mean, m2, p_tile, p_before, p_out, b_numbers, x_steps.spatial, before_spatial, sum_spatial, late, whole,
+                mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late, whole,
                 o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
             )  # fmt: skip
     rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
@@ -388,9 +387,9 @@ def moments_of_rows(
 ):  # fmt: skip
     """:func:`rows_moments` with nothing before the norm."""
     rows_moments(
-        p_x, p_partials, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel, x_spatial,
-        1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH,
-        STAGES,
+        p_x, p_partials, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel,
+        x_spatial, 1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        DEPTH, STAGES,
     )  # fmt: skip
 
 
@@ -451,12 +450,12 @@ def apply_tiles(
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     p_before, p_before_end, b_behind, b_behind_end = None, None, None, None
-    b_numbers = numbers_of_tile(added, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype)
+    numbers = numbers_of_tile(added, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype)
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, LAST)
         o_before = offsets_of_tile(wide, o_lane, o_s, first, S, before_steps, WINDOW, REPEAT, ACROSS, LAST)
         p_before = added.before + o_before
-    b_x = load_sum(p_in, p_before, b_numbers, mask, "evict_first", dtype).to(dtype)
+    b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype).to(dtype)
     if added.behind is not None:
         behind_steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
         o_behind = offsets_of_tile(wide, o_lane, o_s, first, S, behind_steps, WINDOW, REPEAT, ACROSS, LAST)
@@ -470,7 +469,7 @@ def apply_tiles(
             o_before = offsets_of_ends(wide, o_lane, o_end, first, S, before_steps, WINDOW, REPEAT, ACROSS)
             p_before_end = added.before + o_before
         p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
-        b_end = load_sum(p_end, p_before_end, b_numbers, m_end, "", dtype).to(dtype)
+        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype).to(dtype)
         if added.behind is not None:
             o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
             b_behind_end = tl.load(added.behind + o_behind, m_end, 0.0)
@@ -538,7 +537,7 @@ def apply_tiles(
             mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             if added.before is not None:
                 p_before += BLOCK_S * before_steps.spatial
-            b_x = load_sum(p_in, p_before, b_numbers, mask, "evict_first", dtype).to(dtype)
+            b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype).to(dtype)
             if added.behind is not None:
                 p_behind += BLOCK_S * behind_steps.spatial
                 b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")
@@ -566,7 +565,7 @@ def apply(
     """:func:`apply_tiles` with nothing around the norm."""
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
-        p_given_var, Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), G, D, C, S,
+        p_given_var, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), G, D, C, S,
         x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
         OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,

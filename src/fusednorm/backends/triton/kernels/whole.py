@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
-from fusednorm.backends.triton.kernels.aggregates import Added, Parameters
+from fusednorm.backends.triton.kernels.aggregates import Added, Numbers, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
 from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
@@ -95,7 +95,7 @@ def added_before(
             added.before, o_u, n, place, added.before_sample, added.before_channel, K, o_k, PACKED, ALIGN
         )
         b_before = tl.load(p_before, mask, 0.0)
-    return sum_of(b_x, b_before, b_gate, mask, dtype)
+    return sum_of(b_x, b_before, Numbers(b_gate, None), mask, dtype)
 
 
 @triton.jit
@@ -198,7 +198,7 @@ def whole_forward(
     BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
-    nothing = Added(None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
+    nothing = Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
     units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,

@@ -64,7 +64,7 @@ class ColumnsSumForward(SumForward):
         )
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        self.launch(x, y, *parameters, *saved[:2], *around)
+        self.launch(x, y, *parameters, *saved[:2], *around[:2], *around[3:])
 
 
 class ColumnsBackward(SummedRowsBackward):

@@ -62,7 +62,7 @@ class SumForward(ForwardPlan):
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             given = contiguous(o.mean), contiguous(o.var)
             pre_add = None if self.added.pre_layout is None else sums.pre_add
-            around = pre_add, self.gate(sums), sums.post_add, total
+            around = pre_add, self.gate(sums), sums.pre_bias, sums.post_add, total
             self.add(o.input, output, parameters, given, saved, around)
         else:
             for tensor in saved:
@@ -73,13 +73,13 @@ class SumForward(ForwardPlan):
     def gate(self, sums: Sums) -> Tensor | None:
         """The gate of rows, or the number for each sample and channel, as the kernels read it."""
         if self.by_channel and sums.pre_gate is None:
-            return contiguous(sums.pre_add)  # kernels widen it
+            return None if self.added.pre_layout is not None else contiguous(sums.pre_add)  # kernels widen it
         if self.by_channel:
             return sums.numbers(self.shape, self.channel_axis, self.compute)
         return contiguous(sums.pre_gate)
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        """Launch the kernels; pre_add, its gate, post_add and the sum lie ``around`` the norm."""
+        """Launch the kernels; pre_add, its gate, the bias, post_add and the sum lie ``around`` the norm."""
         raise NotImplementedError
 
 

@@ -114,7 +114,7 @@ def behind_layout(problem: Problem) -> tuple[Layout, ...]:
 
 
 def adds_before(problem: Problem) -> bool:
-    return problem.added is not None and "pre_add" in problem.added.names
+    return problem.added is not None and not {"pre_add", "pre_bias"}.isdisjoint(problem.added.names)
 
 
 def read_layouts(problem: Problem) -> tuple[Layout, ...]:
@@ -287,12 +287,12 @@ class TilesSumForward(TilesForward, SumForward):
         self.adds_before, self.reads_sum = adds_before(problem), stores_sum_first(problem)
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        pre_add, numbers, post_add, total = around
-        first = (pre_add, numbers, total if self.reads_sum else None) if self.adds_before else ()
+        *before, post_add, total = around
+        first = (*before, total if self.reads_sum else None) if self.adds_before else ()
         partials = self.statistics(saved, x, *first)
         if self.reads_sum:
             assert total is not None
-            x, around = total, (None, None, post_add, None)
+            x, around = total, (None, None, None, post_add, None)
         self.apply(x, y, *parameters, *saved, partials, *given, *around)
 
 

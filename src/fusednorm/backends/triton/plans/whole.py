@@ -98,4 +98,4 @@ class WholeSumForward(SumForward):
         )  # fmt: skip
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        self.launch(x, y, *parameters, *saved, None, *around)
+        self.launch(x, y, *parameters, *saved, None, *around[:2], *around[3:])
