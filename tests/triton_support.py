@@ -175,6 +175,12 @@ CASES: tuple[Case, ...] = (
     Case("batch_norm", 0, (8, 32, 28, 28), FP64, instance=TILES, sums=("small_add", "post_add")),
     Case("batch_norm", 0, (32, 256, 12, 12), instance=HELD, sums=("small_add",)),
     Case("batch_norm", 0, (8, 64, 5, 5), last=True, instance=HELD, sums=("small_add", "post_add")),
+    Case("group_norm", 32, (1, 128, 512, 512), last=True, instance=TILES, sums=("pre_bias",), keeps_sum=False),
+    Case("group_norm", 20, (16, 100, 48, 48), FP16, "silu", last=True, instance=TILES, sums=("pre_add", "pre_bias")),
+    Case("group_norm", 32, (8, 320, 51, 51), activation="silu", instance=TILES, sums=("small_add", "pre_bias")),
+    Case("group_norm", 32, (2, 320, 33, 32), FP32, instance=TILES, sums=("pre_add", "pre_bias")),
+    Case("group_norm", 32, (2, 1280, 16, 16), last=True, instance=HELD, sums=("pre_add", "pre_bias")),
+    Case("group_norm", 32, (2, 640, 9, 9), FP16, "silu", instance=HELD, sums=("small_add", "pre_bias")),
     Case("layer_norm", 0, (8, 96, 56, 56), activation="gelu", instance=COLUMNS, sums=("pre_add", "post_add")),
     Case("layer_norm", 0, (4, 2048, 7, 7), FP16, instance=COLUMNS, sums=("small_add",)),
     Case("rms_norm", 0, (2, 768, 31, 33), FP64, "silu", instance=COLUMNS, sums=("pre_add", "pre_gate", "post_add")),
@@ -326,8 +332,9 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
         gate = torch.empty(shape, dtype=case.dtype, device="meta")
     scalar = torch.empty((), dtype=FP32, device="meta")
     each = {"pre_add": added, "small_add": numbers, "pre_gate": gate, "scalar_gate": scalar, "post_add": added}
+    each["pre_bias"] = numbers[0]
     sums = Sums(**{name.replace("small", "pre").replace("scalar", "pre"): each[name] for name in case.sums})
-    keeps_sum = sums.pre_add is not None and case.keeps_sum
+    keeps_sum = (sums.pre_add is not None or sums.pre_bias is not None) and case.keeps_sum
     results = _plan(case.instance, sum_forward_problem(norm, o, sums, keeps_sum))(o, sums)
     if case.instance is WHOLE or not case.training or not case.keeps_sum:
         return

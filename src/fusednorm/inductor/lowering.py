@@ -276,8 +276,8 @@ class SumLowering(Lowering):
         if problem.view.numel == 0:
             raise NotInlinedError("it has no elements")
         source = self.nodes.current.graph.current_node.args[0]
-        # What only this call reads is free once it was read. An instance may store sums of two tensors before that.
-        own = source.target is torch.ops.aten.convolution.default and len(source.users) == 1 and problem.numbered
+        # What only this call reads is free once it was read.
+        own = source.target is torch.ops.aten.convolution.default and len(source.users) == 1
         chosen = choose(problem, forced(), alone=False)
         fuses = chosen.name.startswith("triton.") and chosen.instance.supports(problem) is None
         around = Neighbours(0, neighbours.after)

@@ -8,7 +8,6 @@ import triton.language as tl
 
 from fusednorm.backends.triton.kernels.activations import told
 from fusednorm.backends.triton.kernels.addressing import no_wider, tile_of
-from fusednorm.backends.triton.kernels.aggregates import Numbers
 
 
 @triton.jit
@@ -39,15 +38,13 @@ def load_sum(p_x, p_before, numbers, mask, EVICTION: tl.constexpr, dtype: tl.con
 
 
 @triton.jit
-def numbers_of_tile(added, first, o_c, m_c, o_s, ALIGN: tl.constexpr, LAST: tl.constexpr, dtype: tl.constexpr):
-    """The numbers of a sample's channels: those in place of the gate lie from ``first`` on."""
-    b_gate, b_bias = None, None
-    o_number = no_wider(o_c, ALIGN) if LAST else o_c
-    if added.gate is not None:
-        b_gate, _ = tile_of(tl.load(added.gate + first + o_number, m_c, 0.0).to(dtype), o_s, LAST)
-    if added.bias is not None:
-        b_bias, _ = tile_of(tl.load(added.bias + o_number, m_c, 0.0).to(dtype), o_s, LAST)
-    return Numbers(b_gate, b_bias)
+def number_of_tile(p_numbers, first, o_c, m_c, o_s, ALIGN: tl.constexpr, LAST: tl.constexpr, dtype: tl.constexpr):
+    """Numbers of channels, which lie from ``first`` on, along their axis of a tile; None where there are none."""
+    b_numbers = None
+    if p_numbers is not None:
+        o_number = no_wider(o_c, ALIGN) if LAST else o_c
+        b_numbers, _ = tile_of(tl.load(p_numbers + first + o_number, m_c, 0.0).to(dtype), o_s, LAST)
+    return b_numbers
 
 
 @triton.jit

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from fusednorm.backends.triton.kernels.added import behind, load_sum, numbers_of_tile, slope_of
+from fusednorm.backends.triton.kernels.added import behind, load_sum, number_of_tile, slope_of
 from fusednorm.backends.triton.kernels.addressing import (
     aligned,
     bounds_of,
@@ -52,6 +52,7 @@ from fusednorm.backends.triton.kernels.addressing import (
 from fusednorm.backends.triton.kernels.aggregates import (
     Added,
     Groups,
+    Numbers,
     Parameters,
     Partials,
     Statistics,
@@ -164,7 +165,10 @@ def planes_moments(
     mask = mask_of_tile(o_c, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, 1, False, False)
     p_in = p_x + offsets_of_tile(n, o_c, o_s, first, S, x_steps, WINDOW, 1, False, False)
     p_before, p_before_end, b_end, m_end = None, None, None, None
-    numbers = numbers_of_tile(added, n * C, o_c, o_c < C, o_s, ALIGN, False, dtype)
+    numbers = Numbers(
+        number_of_tile(added.gate, n * C, o_c, o_c < C, o_s, ALIGN, False, dtype),
+        number_of_tile(added.bias, 0, o_c, o_c < C, o_s, ALIGN, False, dtype),
+    )
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, False)
         p_before = added.before + offsets_of_tile(n, o_c, o_s, first, S, before_steps, WINDOW, 1, False, False)
@@ -280,7 +284,10 @@ def rows_moments(
     p_before, p_before_end, p_out = None, None, None
     before_spatial, sum_spatial = 0, 0
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
-    numbers = numbers_of_tile(added, n * C, o_c, m_c, o_s, ALIGN, True, dtype)
+    numbers = Numbers(
+        number_of_tile(added.gate, n * C, o_c, m_c, o_s, ALIGN, True, dtype),
+        number_of_tile(added.bias, 0, o_c, m_c, o_s, ALIGN, True, dtype),
+    )
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, True)
         p_before = added.before + offsets_of_tile(n, o_lane, o_s, first, S, before_steps, 1, REPEAT, ACROSS, True)
@@ -450,7 +457,10 @@ def apply_tiles(
     low, high = bounds_of(wide, o_c, first, SPAN, C, S, x_steps, WINDOW, REPEAT, ACROSS)
     mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
     p_before, p_before_end, b_behind, b_behind_end = None, None, None, None
-    numbers = numbers_of_tile(added, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype)
+    numbers = Numbers(
+        number_of_tile(added.gate, wide * C, o_c, m_c, o_s, ALIGN, LAST, dtype),
+        number_of_tile(added.bias, 0, o_c, m_c, o_s, ALIGN, LAST, dtype),
+    )
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, LAST)
         o_before = offsets_of_tile(wide, o_lane, o_s, first, S, before_steps, WINDOW, REPEAT, ACROSS, LAST)
