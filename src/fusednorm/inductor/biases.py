@@ -16,6 +16,8 @@ from fusednorm.problem import view_of
 
 aten = torch.ops.aten
 
+#: On a CPU a convolution adds its bias itself.
+DEVICE = "cuda"
 #: The place of the bias in aten.convolution's arguments, and of the mean among the results of a forward.
 BIAS, MEAN = 2, 1
 
@@ -33,7 +35,7 @@ def drop_bias(graph: Graph, node: Node, text: str) -> None:
 def _centers_channels(norm: Norm, source: object) -> bool:
     """Whether a norm takes from each element of a tensor on a GPU the mean of elements of its channel alone."""
     value = source.meta.get(VALUE) if isinstance(source, Node) else None
-    if not isinstance(value, Tensor) or value.device.type != "cuda" or isinstance(value.shape[1], torch.SymInt):
+    if not isinstance(value, Tensor) or value.device.type != DEVICE or isinstance(value.shape[1], torch.SymInt):
         return False
     of_channels = norm.has_mean and norm.training and not (norm.row_family or norm.per_position)
     return of_channels and norm.channel_dim == 1 and view_of(norm, value.shape).group_channels == 1
