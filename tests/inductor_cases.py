@@ -105,7 +105,39 @@ NATIVE_BACKWARD = [
     "layer_norm without parameters in training",
     "rms_norm without a weight in training",
 ]
+_CONVOLVED = "F.conv2d(x, a, q, padding=1)"
+_GROUPS = "fusednorm.group_norm({}, 32, w, b, activation='silu')"
+_IMAGE, _SMALL, _BIASED = (1, 128, 512, 512), (2, 320, 32, 32), ((320,) * 2 + (3, 3), CHANNELS)
+#: Norms of what convolutions made, whose biases and sums become part of the norm.
+SUMMED: dict[str, Case] = {
+    "a bias": Case(
+        f"lambda x, a, q, w, b: {_GROUPS.format(_CONVOLVED)}",
+        (_IMAGE, (128, 128, 3, 3), (128,), (128,), (128,)), last=True, train=False,
+    ),
+    "a bias in training": Case(
+        f"lambda x, a, q, w, b: {_GROUPS.format(_CONVOLVED)}",
+        (_IMAGE, (128, 128, 3, 3), (128,), (128,), (128,)), last=True,
+    ),
+    "numbers of samples": Case(
+        f"lambda x, a, q, t, w, b: {_GROUPS.format(_CONVOLVED + ' + t[:, :, None, None]')}",
+        (_SMALL, *_BIASED, (2, 320), CHANNELS, CHANNELS), last=True, train=False,
+    ),
+    "a residual that goes on": Case(
+        f"lambda x, a, q, w, b: (lambda s: ({_GROUPS.format('s')}, s.sin()))(x + {_CONVOLVED})",
+        (IMAGE, *_BIASED, CHANNELS, CHANNELS), last=True, train=False,
+    ),
+    "norms of channels": Case(
+        f"lambda x, a, q, w, b: fusednorm.instance_norm({_CONVOLVED}, weight=w, bias=b)",
+        ((2, 64, 128, 128), (64, 64, 3, 3), (64,), (64,), (64,)), last=True,
+    ),
+    # What is computed with the sum stays Inductor's; its order in memory is foreseen, in which ours are the faster.
+    "a product": Case(
+        f"lambda x, a, q, w, b: {_GROUPS.format(f'x * {_CONVOLVED}')}",
+        (_IMAGE, (128, 128, 3, 3), (128,), (128,), (128,)), last=True, train=False,
+    ),
+}  # fmt: skip
 CASES: dict[str, Case] = {
+    **SUMMED,
     "group_norm": Case(SILU, (IMAGE, CHANNELS, CHANNELS)),
     "group_norm channels_last": Case(SILU, (IMAGE, CHANNELS, CHANNELS), last=True),
     # So large that an eager call of it runs on hopper.resident.

@@ -87,6 +87,40 @@ def test_calls_become_launches(name: str, found: dict[str, Generated]) -> None:
         assert not any(generated.calls())
 
 
+#: The kernels of ours, forward and backward, and how many of Inductor's own there are at most. The fake convolution
+#: needs its weight, and in some builds of torch its tensors, in another order of memory.
+SUM_ROWS = ["sum_moments_of_rows", "finalize", "sum_apply"]
+SUMMED = {
+    "a bias": [SUM_ROWS],
+    "a bias in training": [SUM_ROWS, BACK_LAST],
+    "numbers of samples": [["held_sum_forward"]],
+    "a residual that goes on": [SUM_ROWS],
+    "norms of channels": [ROWS, BACK_LAST],
+    "a product": [ROWS],
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_sums_become_part_of_a_norm(name: str, found: dict[str, Generated]) -> None:
+    generated = found[name]
+    assert generated.words == []
+    ours = [
+        [kernel.removeprefix("fusednorm_") for kernel in graph if kernel.startswith("fusednorm")]
+        for graph in generated.launches()
+    ]
+    assert ours == SUMMED[name]
+    forward = generated.codes[0]
+    assert forward.count("bias=None") == 1
+    sums = [kernel for kernel in generated.launches()[0] if "add" in kernel or "mul" in kernel]
+    assert len(sums) == (name == "a product")
+    if name == "a residual that goes on":  # the sum takes the place of what the convolution made
+        (launch,) = re.findall(r"sum_moments_of_rows_\d+\.run\((.*?)\)\n", forward)
+        (made,) = re.findall(r"(\w+) = extern_kernels\.convolution\(", forward)
+        assert launch.split(", ").count(made) == 2
+    if name == "norms of channels":
+        assert not any(kernel.startswith(("triton_red", "triton_per")) for kernel in generated.launches()[1])
+
+
 def test_no_tensor_is_transposed_between_convolutions(found: dict[str, Generated]) -> None:
     """Inductor gives convolutions channels_last, and the norm between them takes it and leaves it."""
     forward, backward = found["convolutions"].launches()
@@ -324,5 +358,5 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 def test_every_case_is_looked_at() -> None:
     looked = {*EXPECTED, "dynamic", "one element a statistic", *NATIVE, *(f"torch's {name}" for name in NATIVE)}
-    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor"}
+    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", *SUMMED}
     assert looked == CASES.keys()

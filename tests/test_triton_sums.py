@@ -396,3 +396,69 @@ print(json.dumps([far, plans]))
     apart = ["NoneType", "HeldSumForward", *["TilesSumForward"] * 4, *["ColumnsSumForward"] * 2]
     apart += ["TilesSumForward", "TilesSumBackward", "WholeSumForward", "NoneType"]
     assert kinds == [*["WholeSumForward"] * 6, *["TilesSumForward"] * 2, *apart]
+
+
+def test_biases_of_planes() -> None:
+    """The bias of a convolution, alone or beside what else is added, in the sum's own memory or in the input's."""
+    found = interpreted(
+        """
+import json
+from itertools import cycle
+
+import torch
+from fusednorm.activations import resolve
+from fusednorm.backends import reference
+from fusednorm.backends.triton import instances
+from fusednorm.compiled import sum_of
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands, Sums
+from fusednorm.problems import sum_forward_problem
+
+torch.manual_seed(0)
+half, single, double = torch.float16, torch.float32, torch.float64
+faults, made, turns = [], [], cycle([(False, False), (True, False), (True, True)])
+SHAPES = [(2, 8, 5, 7), (3, 5, 33), (2, 12, 3, 4, 5)]
+for number, shape in enumerate(SHAPES):
+    for last in (False, True):
+        x, h = torch.randn(shape, dtype=double), torch.randn(shape, dtype=double)
+        if last:  # the channels last in memory
+            x, h = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, h))
+        w, b, q, n = (torch.randn(size, dtype=double) for size in (shape[1], shape[1], shape[1], shape[:2]))
+        for kind, pre_add in (("bias", None), ("numbers", n), ("one number", n[:1].expand(shape[:2])), ("like", h)):
+            family = ("group_norm", "instance_norm", "batch_norm")[len(made) % 3]
+            groups = 1 if shape[1] % 2 else 2
+            norm = norm_of(family, groups if family == "group_norm" else 0, 1, 1e-5, resolve("silu"), True)
+            dtype = (single, half, double)[number % 3]
+            cast = lambda t: None if t is None else t.to(dtype)
+            given = Operands(cast(x), cast(w), cast(b))
+            sums = Sums(cast(pre_add), pre_bias=cast(q))
+            s = sum_of(*(None if t is None else t.to(double) for t in (given.input, sums.pre_add, sums.pre_bias)))
+            s = s.to(dtype)
+            right = reference.forward(norm, Operands(s.double(), given.weight.double(), given.bias.double()))
+            for instance in (instances.TILES, instances.HELD):
+                keeps, in_place = next(turns)
+                problem = sum_forward_problem(norm, given, sums, keeps)
+                assert instance.supports(problem) is None
+                copy = given.input.clone(memory_format=torch.preserve_format)
+                out = copy if in_place else None
+                plan = instance.plan(problem)
+                found = plan(Operands(copy, given.weight, given.bias), sums, sum_out=out)
+                far = (found.output - right.output).abs().max() / right.output.abs().max()
+                far = max(far, (found.mean - right.mean).abs().max())
+                if keeps:
+                    far = max(far, (found.sum.double() - s).abs().max() / s.abs().max())
+                made.append(type(plan).__name__)
+                if not far < {half: 4e-3, single: 1e-5, double: 1e-12}[dtype]:
+                    faults.append([shape, last, kind, family, instance.name, keeps, in_place, float(far)])
+                assert (found.sum is not None) == keeps and (not in_place or found.sum is copy)
+others = [one.supports(problem) for one in (instances.WHOLE, instances.ROWS, instances.COLUMNS)]
+rows = Operands(torch.randn(4, 6), None, None)
+rows = sum_forward_problem(norm_of("group_norm", 1, 1, 1e-5, None, True), rows, Sums(pre_bias=torch.randn(6)), False)
+others += [instances.TILES.supports(rows)]
+print(json.dumps([faults, sorted({*made}), others]))
+"""
+    )
+    faults, kinds, others = found
+    assert faults == []
+    assert kinds == ["HeldSumForward", "TilesSumForward"]
+    assert all(others)

@@ -1,4 +1,4 @@
-"""How the two ops become code under torch.compile's default backend, Inductor.
+"""How the ops become code under torch.compile's default backend, Inductor.
 
 ``library``'s ops are what a graph holds while torch differentiates it. Before Inductor makes code of it, a pass
 (``passes.py``) puts leaner ops in their place, without a kernel for autograd. On a GPU these become plain launches in
