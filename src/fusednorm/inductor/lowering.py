@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +21,7 @@ from fusednorm.choice import Choice, choose, forced
 from fusednorm.compiled import call_backward, call_forward, call_sum_forward, sum_of
 from fusednorm.copies import copying
 from fusednorm.inductor import formula, native
-from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay
+from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay, transposed_behind
 from fusednorm.norm import Norm, norm_of_text
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums
 from fusednorm.private.inductor_names import Nodes
@@ -205,6 +206,10 @@ class Lowering:
         fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input])
         return self.direction.problem(norm, fakes, last)
 
+    def beside(self, problem: Problem, neighbours: Neighbours) -> Neighbours:
+        """The neighbours in the memory order that Inductor gives convolutions in the graph at hand."""
+        return transposed_behind(problem, neighbours) if self.nodes.convolves_last() else neighbours
+
     def natively(self, norm: Norm, operands: Sequence[Any], last: Any, neighbours: Neighbours) -> Any:
         """torch's own formula, which Inductor fuses with its neighbours, where that is faster; None elsewhere. An
         instance that the program asks for by name is never replaced."""
@@ -214,6 +219,7 @@ class Lowering:
         problem = self.foreseen(norm, operands, last)
         if problem.view.numel == 0 or not native.has_formula(problem, last):
             return None
+        neighbours = self.beside(problem, neighbours)
         if ours_pay(problem, neighbours, choose(problem, alone=False).name):
             return None
 
@@ -280,7 +286,7 @@ class SumLowering(Lowering):
         own = source.target is torch.ops.aten.convolution.default and len(source.users) == 1
         chosen = choose(problem, forced(), alone=False)
         fuses = chosen.name.startswith("triton.") and chosen.instance.supports(problem) is None
-        around = Neighbours(0, neighbours.after)
+        around = self.beside(problem, replace(neighbours, before=0))
         if fuses and (not native.has_formula(problem, statistics) or ours_pay(problem, around, chosen.name)):
             return self.launched(norm, operands, (*last, own and problem.dense))
         terms, parameters = operands[:3], operands[3:]
@@ -292,6 +298,6 @@ class SumLowering(Lowering):
         graph = self.nodes.trace(added, [fake for fake in self.nodes.fakes(terms) if fake is not None])
         (total,) = self.nodes.inline(graph, [term for term in terms if term is not None])
         forward = Lowering(self.nodes, DIRECTIONS[0], None)
-        before = 1 if keeps_sum else 2
-        found = forward.code(norm, (total, *parameters, None, None), statistics, Neighbours(before, neighbours.after))
+        around = replace(neighbours, before=1 if keeps_sum else 2)
+        found = forward.code(norm, (total, *parameters, None, None), statistics, around)
         return *found, total

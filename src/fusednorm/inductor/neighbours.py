@@ -8,11 +8,14 @@ problem and of its neighbours. A pass is one read or one write of a tensor as la
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
+from fusednorm.private.inductor_names import VALUE
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: What a GPU moves in a microsecond, and what one more launch costs it and its host: an H200.
@@ -42,6 +45,8 @@ class Neighbours:
 
     before: int = 0
     after: int = 0
+    #: Whether a convolution of images takes the output.
+    convolved: bool = False
 
 
 def neighbours_of(norm: Node) -> Neighbours:
@@ -57,7 +62,21 @@ def neighbours_of(norm: Node) -> Neighbours:
     ]  # fmt: skip
     fused = [user for user in takers if is_pointwise(user)]
     after = 0 if not fused else 2 if len(fused) == len(takers) else 1
-    return Neighbours(before, after)
+    convolved = any(taker.target is torch.ops.aten.convolution.default and _is_image(norm.args[0]) for taker in takers)
+    return Neighbours(before, after, convolved)
+
+
+def _is_image(node: Any) -> bool:
+    value = node.meta.get(VALUE)
+    return isinstance(value, Tensor) and value.dim() == 4
+
+
+def transposed_behind(problem: Problem, neighbours: Neighbours) -> Neighbours:
+    """The neighbours where Inductor gives images that convolutions take channels_last: an output that ours leave in
+    channels_first is then transposed in a pass of its own, and Inductor's own loops write it so."""
+    if not neighbours.convolved or problem.layout.order != "channels_first" or problem.view.spatial == 1:
+        return neighbours
+    return replace(neighbours, after=neighbours.after + 2)
 
 
 def is_pointwise(node: Node) -> bool:

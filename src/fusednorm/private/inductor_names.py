@@ -163,6 +163,10 @@ class Nodes:
         keeps = getattr(loaded_config(), KEPT_CODE, True)
         return bool(keeps or not self.current.graph.cpp_wrapper)
 
+    def convolves_last(self) -> bool:
+        """Whether the graph's convolutions of images take channels_last, whatever the program has. Without: no."""
+        return bool(getattr(self.current.graph, "layout_opt", False))
+
     def settled(self, node: Any, like: Any = None) -> Any:
         """The node in memory, in strides that stay as they are: its own, or where these are still free those of
         ``like``, if that has the same sizes, and else those that suit what it is computed from."""
