@@ -17,7 +17,7 @@ from fusednorm import dispatch
 from fusednorm.activations import Activation
 from fusednorm.inductor import native
 from fusednorm.inductor.native import has_formula, is_differentiable
-from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay, training_pays
+from fusednorm.inductor.neighbours import Neighbours, neighbours_of, ours_pay, training_pays, transposed_behind
 from fusednorm.norm import norm_of
 from fusednorm.operands import BackwardOperands, Gradients, Operands
 from fusednorm.problem import Problem
@@ -203,15 +203,35 @@ def test_rows_in_training_are_ours_where_parameters_have_gradients() -> None:
     assert pays(lambda x: (x + 1).transpose(0, 1).contiguous(), w)
 
 
-def found(call: Callable[[Tensor, Callable[[Tensor], Tensor]], object]) -> Neighbours:
-    """The neighbours of the norm in a graph."""
+def test_units_that_a_program_holds_cost_one_read() -> None:
+    """Between a sum and a product, which Inductor would fuse."""
+    medium, one = problem("group_norm", (16, 1280, 16, 16), last=True), Neighbours(before=1, after=1)
+    for name in ("triton.held", "triton.whole"):
+        assert ours_pay(medium, one, name)
+    for name in ("", "triton.tiles"):
+        assert not ours_pay(medium, one, name)
+    assert not ours_pay(problem("layer_norm", (128, 1024)), ALONE, "triton.whole")  # a row's cost is what it was
+
+
+def test_a_transposition_before_a_convolution_counts_against_us() -> None:
+    planes, last = problem("group_norm", LARGE), problem("group_norm", LARGE, last=True)
+    convolved = Neighbours(convolved=True)
+    assert ours_pay(planes, convolved)
+    assert transposed_behind(planes, convolved) == Neighbours(after=2, convolved=True)
+    assert not ours_pay(planes, transposed_behind(planes, convolved))
+    for same, neighbours in ((planes, BEFORE), (last, convolved), (problem("group_norm", (16, 320, 1, 1)), convolved)):
+        assert transposed_behind(same, neighbours) is neighbours
+
+
+def found(call: Callable[[Tensor, Callable[[Tensor], Tensor]], object], *shape: int) -> Neighbours:
+    """The neighbours of the norm in a graph, of a matrix or of this shape."""
 
     def norm(x: Tensor) -> Tensor:
         arguments = (x, None, None, None, None, None, None, norm_of("layer_norm", 1).text, False)
         output: Tensor = torch.ops.fusednorm.compiled_forward(*arguments)[0]
         return output
 
-    graph = make_fx(lambda x: call(x, norm), tracing_mode="fake")(torch.randn(4, 8)).graph
+    graph = make_fx(lambda x: call(x, norm), tracing_mode="fake")(torch.randn(shape or (4, 8))).graph
     (node,) = graph.find_nodes(op="call_function", target=torch.ops.fusednorm.compiled_forward.default)
     assert all(user.target is operator.getitem for user in node.users)
     return neighbours_of(node)
@@ -235,3 +255,9 @@ def test_neighbours_in_a_graph() -> None:
         return y @ x.T, y.sin()
 
     assert found(both) == Neighbours(0, 1)
+
+    def images(x: Tensor, norm: Callable[[Tensor], Tensor]) -> Tensor:
+        return torch.conv2d(norm(x), x)
+
+    assert found(images, 2, 3, 4, 4) == Neighbours(convolved=True)
+    assert found(lambda x, norm: torch.conv1d(norm(x), x), 2, 3, 4) == Neighbours()

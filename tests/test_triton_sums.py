@@ -433,10 +433,10 @@ for number, shape in enumerate(SHAPES):
             given = Operands(cast(x), cast(w), cast(b))
             sums = Sums(cast(pre_add), pre_bias=cast(q))
             s = sum_of(*(None if t is None else t.to(double) for t in (given.input, sums.pre_add, sums.pre_bias)))
-            s = s.to(dtype)
-            right = reference.forward(norm, Operands(s.double(), given.weight.double(), given.bias.double()))
             for instance in (instances.TILES, instances.HELD):
                 keeps, in_place = next(turns)
+                exact = s.to(dtype).double() if keeps else s  # what is no result is not rounded
+                right = reference.forward(norm, Operands(exact, given.weight.double(), given.bias.double()))
                 problem = sum_forward_problem(norm, given, sums, keeps)
                 assert instance.supports(problem) is None
                 copy = given.input.clone(memory_format=torch.preserve_format)
@@ -446,9 +446,9 @@ for number, shape in enumerate(SHAPES):
                 far = (found.output - right.output).abs().max() / right.output.abs().max()
                 far = max(far, (found.mean - right.mean).abs().max())
                 if keeps:
-                    far = max(far, (found.sum.double() - s).abs().max() / s.abs().max())
+                    far = max(far, (found.sum.double() - exact).abs().max() / s.abs().max())
                 made.append(type(plan).__name__)
-                if not far < {half: 4e-3, single: 1e-5, double: 1e-12}[dtype]:
+                if not far < {half: 6e-4, single: 1e-5, double: 1e-12}[dtype]:
                     faults.append([shape, last, kind, family, instance.name, keeps, in_place, float(far)])
                 assert (found.sum is not None) == keeps and (not in_place or found.sum is copy)
 others = [one.supports(problem) for one in (instances.WHOLE, instances.ROWS, instances.COLUMNS)]

@@ -258,6 +258,12 @@ class Added:
     obstacle: str | None = None
     names: tuple[str, ...] = ()
 
+    @property
+    def exact(self) -> bool:
+        """Whether a forward, of a compiled graph, takes s as it is: where it is no result, Inductor's own loops do not
+        round it either. In eager mode a forward rounds s with a backward and without."""
+        return not self.keeps_sum and "pre_bias" in self.names
+
     def transfers(self, direction: Direction) -> int:
         """How many tensors as large as the input the sums read and write beyond those of the norm.
 

@@ -11,9 +11,9 @@ from fusednorm.backends.triton.kernels.addressing import no_wider, tile_of
 
 
 @triton.jit
-def sum_of(b_x, b_before, numbers, mask, dtype: tl.constexpr):
-    """s of a tile, rounded to the dtype of x: x + gate pre_add, and without pre_add x + gate; the bias, and a gate that
-    is added, where ``mask`` is."""
+def sum_of(b_x, b_before, numbers, mask, dtype: tl.constexpr, EXACT: tl.constexpr = False):
+    """s of a tile, rounded to the dtype of x, or EXACT: x + gate pre_add, and without pre_add x + gate; the bias, and a
+    gate that is added, where ``mask`` is."""
     b_s = b_x
     if numbers.bias is not None:
         b_s = b_s.to(dtype) + tl.where(mask, numbers.bias, 0.0)
@@ -25,16 +25,21 @@ def sum_of(b_x, b_before, numbers, mask, dtype: tl.constexpr):
             b_s = b_s.to(dtype) + b_before.to(dtype)
         else:
             b_s = tl.fma(numbers.gate, b_before.to(dtype), b_s.to(dtype))
-    return b_s.to(b_x.dtype)
+    if EXACT:
+        return b_s
+    else:
+        return b_s.to(b_x.dtype)
 
 
 @triton.jit
-def load_sum(p_x, p_before, numbers, mask, EVICTION: tl.constexpr, dtype: tl.constexpr):
+def load_sum(
+    p_x, p_before, numbers, mask, EVICTION: tl.constexpr, dtype: tl.constexpr, EXACT: tl.constexpr = False
+):  # fmt: skip
     """:func:`sum_of` of tiles in memory, whose place in the caches an eviction policy decides."""
     b_x, b_before = tl.load(p_x, mask, 0.0, eviction_policy=EVICTION), None
     if p_before is not None:
         b_before = tl.load(p_before, mask, 0.0, eviction_policy=EVICTION)
-    return sum_of(b_x, b_before, numbers, mask, dtype)
+    return sum_of(b_x, b_before, numbers, mask, dtype, EXACT)
 
 
 @triton.jit

@@ -168,7 +168,7 @@ def held_units_forward(
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
@@ -192,7 +192,7 @@ def held_units_forward(
                 b_gate = of_channels(tl.load(added.gate + o_number, m_number, 0.0).to(dtype), AFFINE)
             if added.bias is not None:
                 b_bias = of_channels(tl.load(added.bias + o_channel, m_number, 0.0).to(dtype), AFFINE)
-        b_x = sum_of(b_x, b_before, Numbers(b_gate, b_bias), mask, dtype)
+        b_x = sum_of(b_x, b_before, Numbers(b_gate, b_bias), mask, dtype, EXACT)
     if added.total is not None:
         tl.store(added.total + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, APART, ALIGN), b_x, mask)
     if added.behind is not None:

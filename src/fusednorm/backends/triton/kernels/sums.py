@@ -112,7 +112,7 @@ def sum_moments_of_planes(
     p_x, p_partials, p_before, p_numbers, p_channels, p_total, C, S, x_sample, x_channel, x_spatial,
     before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """:func:`planes_moments` of the sum before the norm."""
     added = Added(
@@ -120,7 +120,7 @@ def sum_moments_of_planes(
     )  # fmt: skip
     planes_moments(
         p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
-        total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
+        total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S, EXACT,
     )  # fmt: skip
 
 
@@ -135,6 +135,7 @@ def sum_moments_of_rows(
     before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """:func:`rows_moments` of the sum before the norm."""
     added = Added(
@@ -142,7 +143,7 @@ def sum_moments_of_rows(
     )  # fmt: skip
     rows_moments(
         p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
-        total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES,
+        total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, EXACT,
     )  # fmt: skip
 
 
@@ -166,6 +167,7 @@ def sum_apply(
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr, STORED: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """:func:`apply_tiles` with sums around the norm. STORED: ``p_x`` is the s that the pass for the moments stores, so
     nothing of it is loaded before that pass has ended."""
@@ -182,7 +184,7 @@ def sum_apply(
         x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
         EARLY, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
-        BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,
+        BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D, EXACT,
     )  # fmt: skip
 
 
@@ -270,7 +272,7 @@ def held_sum_forward(
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with sums around the norm."""
     added = Added(
@@ -282,6 +284,7 @@ def held_sum_forward(
         added, units, G, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
+        EXACT,
     )  # fmt: skip
 
 

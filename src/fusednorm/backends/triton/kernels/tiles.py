@@ -147,7 +147,7 @@ def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
 def planes_moments(
     p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
-    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk: one tile, which stays in registers from the mean to M2.
 
@@ -172,7 +172,7 @@ def planes_moments(
     if added.before is not None:
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, False)
         p_before = added.before + offsets_of_tile(n, o_c, o_s, first, S, before_steps, WINDOW, 1, False, False)
-    b_s = load_sum(p_in, p_before, numbers, mask, EVICTION, dtype)
+    b_s = load_sum(p_in, p_before, numbers, mask, EVICTION, dtype, EXACT)
     if added.total is not None:
         s_steps = steps_of(s_sample, s_channel, s_spatial, ALIGN, False)
         p_out = added.total + offsets_of_tile(n, o_c, o_s, first, S, s_steps, WINDOW, 1, False, False)
@@ -183,7 +183,7 @@ def planes_moments(
         if added.before is not None:
             p_before_end = added.before + offsets_of_lanes(n, o_c, o_end, first, before_steps, WINDOW)
         p_end = p_x + offsets_of_lanes(n, o_c, o_end, first, x_steps, WINDOW)
-        b_s_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype)
+        b_s_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype, EXACT)
         if added.total is not None:
             tl.store(added.total + offsets_of_lanes(n, o_c, o_end, first, s_steps, WINDOW), b_s_end, m_end)
         b_end = b_s_end.to(dtype)
@@ -217,12 +217,12 @@ def moments_of_planes(
 @triton.jit
 def sum_at(
     p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, mask, row, EVICTION: tl.constexpr,
-    dtype: tl.constexpr,
+    dtype: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """s of a tile that begins ``row`` positions behind the pointers, which is stored where somebody wants it."""
     wide = wide_of(row)
     p_added = None if p_before is None else p_before + wide * before_spatial
-    b_s = load_sum(p_tile + wide * x_spatial, p_added, numbers, mask, EVICTION, dtype)
+    b_s = load_sum(p_tile + wide * x_spatial, p_added, numbers, mask, EVICTION, dtype, EXACT)
     if p_out is not None:
         tl.store(p_out + wide * s_spatial, b_s, mask)
     return b_s.to(dtype)
@@ -233,6 +233,7 @@ def welford_rows(
     mean, m2, p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, late, tile,
     o_lane, o_s, first, low, high, C, S, EVICTION: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr,
     ALIGN: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, DEPTH: tl.constexpr,
+    EXACT: tl.constexpr,
 ):  # fmt: skip
     """The moments of lanes with the rows of a step, some of which, or parts of some, are not there: Welford's updates,
     a row at a time."""
@@ -243,7 +244,7 @@ def welford_rows(
         mask = mask_of_tile(o_lane, o_s + row * BLOCK_S, first, low, high, C, S, EVEN, ALIGN, 1, REPEAT, ACROSS, True)
         b_x = sum_at(
             p_tile, p_before, p_out, numbers, x_spatial, before_spatial, s_spatial, mask, row * BLOCK_S, EVICTION,
-            dtype,
+            dtype, EXACT,
         )  # fmt: skip
         if RMS:
             m2 = tl.fma(b_x, b_x, m2)
@@ -263,6 +264,7 @@ def rows_moments(
     tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
+    EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """mean and M2 of each channel over one chunk, down the rows of channels, DEPTH times BLOCK_S in a step; with
     pre_add those of s, as in :func:`planes_moments`.
@@ -303,7 +305,7 @@ def rows_moments(
             o_before = offsets_of_ends(n, o_lane, o_end, first, S, before_steps, 1, REPEAT, True)
             p_before_end = added.before + o_before
         p_end = p_x + offsets_of_ends(n, o_lane, o_end, first, S, x_steps, 1, REPEAT, True)
-        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype)
+        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype, EXACT)
         if added.total is not None:
             o_out = offsets_of_ends(n, o_lane, o_end, first, S, s_steps, 1, REPEAT, True)
             tl.store(added.total + o_out, b_end, m_end)
@@ -331,6 +333,7 @@ def rows_moments(
             begin,
             EVICTION,
             dtype,
+            EXACT,
         )
     head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
     m_row = lanes_of_whole_rows(o_lane, C, ALIGN, REPEAT)
@@ -338,14 +341,14 @@ def rows_moments(
         if head > 0:
             mean, m2 = welford_rows(
                 mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late,
-                head - 1, o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
+                head - 1, o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH, EXACT,
             )  # fmt: skip
     for tile in tl.range(head, whole, num_stages=STAGES):
         total_d = tl.zeros((BLOCK_S, BLOCK_C), dtype)
         for u in tl.static_range(DEPTH):
             b_x = sum_at(
                 p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, m_row,
-                (tile * DEPTH + u) * BLOCK_S, EVICTION, dtype,
+                (tile * DEPTH + u) * BLOCK_S, EVICTION, dtype, EXACT,
             )  # fmt: skip
             if RMS:
                 m2 = tl.fma(b_x, b_x, m2)
@@ -365,7 +368,7 @@ def rows_moments(
         if whole < tiles:
             mean, m2 = welford_rows(
                 mean, m2, p_tile, p_before, p_out, numbers, x_steps.spatial, before_spatial, sum_spatial, late, whole,
-                o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH,
+                o_lane, o_s, first, low, high, C, S, EVICTION, RMS, EVEN, ALIGN, REPEAT, ACROSS, DEPTH, EXACT,
             )  # fmt: skip
     rows = S + tl.zeros_like(o_lane).to(tl.int64)  # of each lane
     if ACROSS:
@@ -431,6 +434,7 @@ def apply_tiles(
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     WINDOW: tl.constexpr, REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
     TILES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
+    EXACT: tl.constexpr = False,
 ):  # fmt: skip
     """The output of one chunk of TILES tiles. The programs walk the tensor from its end, which the pass for the moments
     has read last and left in the L2.
@@ -465,7 +469,7 @@ def apply_tiles(
         before_steps = steps_of(added.before_sample, added.before_channel, added.before_spatial, ALIGN, LAST)
         o_before = offsets_of_tile(wide, o_lane, o_s, first, S, before_steps, WINDOW, REPEAT, ACROSS, LAST)
         p_before = added.before + o_before
-    b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype).to(dtype)
+    b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype, EXACT).to(dtype)
     if added.behind is not None:
         behind_steps = steps_of(added.behind_sample, added.behind_channel, added.behind_spatial, ALIGN, LAST)
         o_behind = offsets_of_tile(wide, o_lane, o_s, first, S, behind_steps, WINDOW, REPEAT, ACROSS, LAST)
@@ -479,7 +483,7 @@ def apply_tiles(
             o_before = offsets_of_ends(wide, o_lane, o_end, first, S, before_steps, WINDOW, REPEAT, ACROSS)
             p_before_end = added.before + o_before
         p_end = p_x + offsets_of_ends(wide, o_lane, o_end, first, S, x_steps, WINDOW, REPEAT, ACROSS)
-        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype).to(dtype)
+        b_end = load_sum(p_end, p_before_end, numbers, m_end, "", dtype, EXACT).to(dtype)
         if added.behind is not None:
             o_behind = offsets_of_ends(wide, o_lane, o_end, first, S, behind_steps, WINDOW, REPEAT, ACROSS)
             b_behind_end = tl.load(added.behind + o_behind, m_end, 0.0)
@@ -547,7 +551,7 @@ def apply_tiles(
             mask = mask_of_tile(o_lane, o_s, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST)
             if added.before is not None:
                 p_before += BLOCK_S * before_steps.spatial
-            b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype).to(dtype)
+            b_x = load_sum(p_in, p_before, numbers, mask, "evict_first", dtype, EXACT).to(dtype)
             if added.behind is not None:
                 p_behind += BLOCK_S * behind_steps.spatial
                 b_behind = tl.load(p_behind, mask, 0.0, eviction_policy="evict_first")

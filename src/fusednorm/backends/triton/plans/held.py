@@ -100,7 +100,10 @@ class HeldSumForward(SumForward):
                 *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)), self.eps,
                 self.activation_parameter,
             ),
-            {"RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, seen, config, layouts)},
+            {
+                "RMS": self.rms, "VALUE": self.value, **self.alpha, **_tile(problem, seen, config, layouts),
+                "EXACT": self.added.exact,
+            },
             config.warps,
         )  # fmt: skip
 

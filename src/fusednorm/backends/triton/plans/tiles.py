@@ -117,6 +117,10 @@ def adds_before(problem: Problem) -> bool:
     return problem.added is not None and not {"pre_add", "pre_bias"}.isdisjoint(problem.added.names)
 
 
+def exactness(problem: Problem) -> dict[str, bool]:
+    return {"EXACT": problem.added is not None and problem.added.exact}
+
+
 def read_layouts(problem: Problem) -> tuple[Layout, ...]:
     """Of what a forward's pass for the moments takes: the input, and where sums are before the norm pre_add and s, or
     the input's for what is not there."""
@@ -203,7 +207,7 @@ class TilesForward(ForwardPlan):
         view, seen = problem.view, source.view
         reduction = Pass(source, seen, config.reduction, read_layouts(source), reads=True)
         output = self.writing(problem, config.output)
-        rows = reduction.last
+        rows, before = reduction.last, adds_before(problem)
         self.partials = partials = PartialsShape(
             seen, reduction.partials, problem.num_statistics, last=rows, per_batch=problem.norm.per_batch
         )
@@ -215,13 +219,13 @@ class TilesForward(ForwardPlan):
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.depth, **reduction.staged} if rows else reduction.window
         self.moments = prepared(
-            MOMENTS[rows, adds_before(problem)],
+            MOMENTS[rows, before],
             reduction.programs,
             (
                 seen.channels, seen.spatial, *reduction.steps, reduction.blocks, reduction.chunks,
                 partials.total, *((reduction.tiles,) if rows else ()),
             ),
-            {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
+            {**self.overlap, "RMS": self.rms, **reduction.tile, **extra, **(exactness(problem) if before else {})},
             reduction.warps,
         )  # fmt: skip
         self.finalize = self.merging(
@@ -240,7 +244,9 @@ class TilesForward(ForwardPlan):
 
     def applying(self, problem: Problem, output: Pass, units: dict[str, Any], numbers: tuple[int, ...]) -> Launch:
         """The launch of that pass: how channels belong to units, and the ``numbers`` by which it finds partials."""
-        stored = {} if problem.added is None else {"STORED": stores_sum_first(problem)}
+        stored = {}
+        if problem.added is not None:
+            stored = {"STORED": stores_sum_first(problem), **exactness(problem)}
         return prepared(
             forward_kernels.apply if problem.added is None else sum_kernels.sum_apply,
             output.programs,
