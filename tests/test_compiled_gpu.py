@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from test_summing import SUMS
 from torch import Tensor
 from torch._inductor import config
 from torch._inductor.utils import run_and_get_code
@@ -127,3 +128,40 @@ def test_dynamic_shapes_compile_once() -> None:
     for samples in (2, 3, 5):
         assert faults(made, theirs, drawn(((samples, 64, 16, 16), *shapes[1:]), False)) == []
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "train", "mode"), [(True, True, "default"), (False, False, "default"), (True, False, "reduce-overhead")]
+)
+@pytest.mark.parametrize("name", SUMS)
+def test_sums_before_a_norm(name: str, last: bool, train: bool, mode: str) -> None:
+    """As near to float64 as eager calls of the same tensors are, but for a factor of 2."""
+    call, _, shapes = SUMS[name]
+    tensors = drawn(((8,), (8,), *shapes), False)
+    if last:
+        tensors = [one.detach().to(memory_format=LAST).requires_grad_() if one.dim() == 4 else one for one in tensors]
+    wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    if train:
+        dy = torch.randn_like(call(*tensors))
+        run = lambda call, tensors: step(call, tensors, dy.to(tensors[0].dtype))  # noqa: E731
+    else:
+        run = lambda call, tensors: [call(*(tensor.detach() for tensor in tensors))]  # noqa: E731
+    compiled = torch.compile(call, fullgraph=True, mode=mode)
+    run(compiled, tensors)
+    for got, eager, right in zip(run(compiled, tensors), run(call, tensors), run(call, wide), strict=True):
+        nearest = torch.finfo(BF16).eps * right.abs().max()
+        assert (got - right).abs().max() <= 2 * (eager - right).abs().max() + nearest
+
+
+def test_biases_that_a_norm_takes_away() -> None:
+    def call(x: Tensor, a: Tensor, q: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return fusednorm.instance_norm(F.conv2d(x, a, q), weight=w, bias=b)
+
+    tensors = drawn(((4, 16, 32, 32), (32, 16, 3, 3), (32,), (32,), (32,)), True)
+    dy = torch.randn_like(call(*tensors))
+    (_, codes) = run_and_get_code(lambda: step(torch.compile(call, fullgraph=True), tensors, dy))
+    assert "bias=None" in codes[0]
+    found, right = step(torch.compile(call, fullgraph=True), tensors, dy), step(call, tensors, dy)
+    assert found[3].count_nonzero() == 0
+    for place in (0, 1, 2, 4, 5):
+        torch.testing.assert_close(found[place], right[place], rtol=2e-2, atol=2e-2 * right[place].abs().max().item())

@@ -198,6 +198,21 @@ def test_other_sums_are_left(name: str) -> None:
     assert len([node for node in compiler.graphs[0].nodes if node.target in (FORWARD, OPS.norm_forward.default)]) == 1
 
 
+def test_a_sum_of_two_dtypes_is_left() -> None:
+    tensors = [drawn(8), drawn(8), drawn(*LIKE), drawn(*LIKE, dtype=torch.float32)]
+    compiler = compiled(lambda w, b, x, y: norm(x + y, w, b), tensors, False)
+    assert compiler.nodes(SUM_FORWARD) == []
+
+
+def test_a_sum_of_any_number_of_samples_is_left() -> None:
+    tensors = [drawn(8).detach(), drawn(8).detach(), drawn(*LIKE).detach(), drawn(*LIKE).detach()]
+    for tensor in tensors[2:]:
+        torch._dynamo.mark_dynamic(tensor, 0)
+    compiler = Compiler()
+    torch.compile(lambda w, b, x, y: norm(x + y, w, b), fullgraph=True, backend=compiler)(*tensors)
+    assert compiler.nodes(SUM_FORWARD) == []
+
+
 # --- biases that norms take away ---
 
 
@@ -217,6 +232,24 @@ def test_norms_of_channels_take_biases_away(family: str, train: bool) -> None:
     compiler = compiled(call, [drawn(*shape) for shape in (CHANNELS, CHANNELS, IMAGE, KERNEL, CHANNELS)], train)
     assert compiler.nodes(SUM_FORWARD) == []
     assert [node.args[2] for node in compiler.nodes(aten.convolution.default)] == [None]
+
+
+def test_biases_are_taken_away_from_any_number_of_samples() -> None:
+    tensors = [drawn(*shape).detach() for shape in (CHANNELS, CHANNELS, IMAGE, KERNEL, CHANNELS)]
+    torch._dynamo.mark_dynamic(tensors[2], 0)
+    compiler = Compiler()
+    call = lambda w, b, *t: CENTRED["instance_norm"](w, b, convolved(*t))  # noqa: E731
+    torch.compile(call, fullgraph=True, backend=compiler)(*tensors)
+    assert [node.args[2] for node in compiler.nodes(aten.convolution.default)] == [None]
+
+
+def test_other_devices_keep_biases_and_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (biases, summing):
+        monkeypatch.setattr(module, "DEVICE", "cuda")
+    tensors = [drawn(*shape) for shape in (CHANNELS, CHANNELS, IMAGE, KERNEL, CHANNELS)]
+    compiler = compiled(lambda w, b, *t: CENTRED["instance_norm"](w, b, convolved(*t)), tensors, True)
+    assert compiler.nodes(SUM_FORWARD) == []
+    assert [node.args[2] is None for node in compiler.nodes(aten.convolution.default)] == [False]
 
 
 def test_running_statistics_are_of_the_input_with_its_bias() -> None:
