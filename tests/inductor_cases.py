@@ -80,6 +80,12 @@ NATIVE: dict[str, tuple[Case, Case]] = {
             (IMAGE, CHANNELS, CHANNELS), False, BF16,
         ),
         (
+            "group_norm of channels_first before a convolution",  # in channels_last, in which Inductor's loops write
+            "lambda x, w, b, c: F.conv2d(fusednorm.group_norm(x, 32, w, b, activation='silu'), c, padding=1)",
+            "lambda x, w, b, c: F.conv2d(F.silu(F.group_norm(x, 32, w, b)), c, padding=1)",
+            ((2, 320, 64, 64), CHANNELS, CHANNELS, CONV), False, BF16,
+        ),
+        (
             "layer_norm of transposed rows in training",  # transposed to the order that torch's function returns
             "lambda x, w, b: fusednorm.layer_norm(x[:, None].transpose(1, 2).squeeze(2), (320,), w, b).sin()",
             "lambda x, w, b: F.layer_norm(x[:, None].transpose(1, 2).squeeze(2), (320,), w, b).sin()",
@@ -125,6 +131,10 @@ SUMMED: dict[str, Case] = {
     "a residual that goes on": Case(
         f"lambda x, a, q, w, b: (lambda s: ({_GROUPS.format('s')}, s.sin()))(x + {_CONVOLVED})",
         (IMAGE, *_BIASED, CHANNELS, CHANNELS), last=True, train=False,
+    ),
+    "a sum of the caller's": Case(
+        f"lambda x, y, w, b: (lambda s: ({_GROUPS.format('s')}, s.sin()))(x + y)",
+        (IMAGE, IMAGE, CHANNELS, CHANNELS), train=False,
     ),
     "norms of channels": Case(
         f"lambda x, a, q, w, b: fusednorm.instance_norm({_CONVOLVED}, weight=w, bias=b)",

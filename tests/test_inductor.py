@@ -95,6 +95,7 @@ SUMMED = {
     "a bias in training": [SUM_ROWS, BACK_LAST],
     "numbers of samples": [["held_sum_forward"]],
     "a residual that goes on": [SUM_ROWS],
+    "a sum of the caller's": [["sum_moments_of_planes", "sum_apply"]],
     "norms of channels": [ROWS, BACK_LAST],
     "a product": [ROWS],
 }
@@ -110,13 +111,17 @@ def test_sums_become_part_of_a_norm(name: str, found: dict[str, Generated]) -> N
     ]
     assert ours == SUMMED[name]
     forward = generated.codes[0]
-    assert forward.count("bias=None") == 1
+    assert forward.count("bias=None") == (name != "a sum of the caller's")
     sums = [kernel for kernel in generated.launches()[0] if "add" in kernel or "mul" in kernel]
     assert len(sums) == (name == "a product")
     if name == "a residual that goes on":  # the sum takes the place of what the convolution made
         (launch,) = re.findall(r"sum_moments_of_rows_\d+\.run\((.*?)\)\n", forward)
         (made,) = re.findall(r"(\w+) = extern_kernels\.convolution\(", forward)
         assert launch.split(", ").count(made) == 2
+    if name == "a sum of the caller's":  # whose memory stays as it is
+        (launch,) = re.findall(r"sum_moments_of_planes_\d+\.run\((.*?)\)\n", forward)
+        tensors = [one for one in launch.split(", ") if one.startswith(("arg", "buf"))]
+        assert len({*tensors}) == len(tensors) == 4
     if name == "norms of channels":
         assert not any(kernel.startswith(("triton_red", "triton_per")) for kernel in generated.launches()[1])
 

@@ -268,6 +268,18 @@ def test_running_statistics_are_of_the_input_with_its_bias() -> None:
     assert [node.args[2] for node in compiler.nodes(aten.convolution.default)] == [None]
 
 
+def test_what_has_no_bias_loses_none() -> None:
+    """A convolution without one, and a tensor that no convolution made."""
+
+    def call(w: Tensor, b: Tensor, x: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+        m, v = torch.zeros(8, dtype=x.dtype), torch.ones(8, dtype=x.dtype)
+        y = fusednorm.batch_norm(F.conv2d(x, a), m, v, w, b, True)
+        return fusednorm.instance_norm(y.sin(), weight=w), m
+
+    compiler = compiled(call, [drawn(*shape) for shape in (CHANNELS, CHANNELS, IMAGE, KERNEL)], False)
+    assert len(compiler.nodes(FORWARD)) == 2
+
+
 @pytest.mark.parametrize(
     ("call", "norms"),
     [

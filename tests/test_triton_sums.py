@@ -424,6 +424,7 @@ for number, shape in enumerate(SHAPES):
         if last:  # the channels last in memory
             x, h = (t.movedim(1, -1).contiguous().movedim(-1, 1) for t in (x, h))
         w, b, q, n = (torch.randn(size, dtype=double) for size in (shape[1], shape[1], shape[1], shape[:2]))
+        q *= 16  # so that a rounding of s is seen
         for kind, pre_add in (("bias", None), ("numbers", n), ("one number", n[:1].expand(shape[:2])), ("like", h)):
             family = ("group_norm", "instance_norm", "batch_norm")[len(made) % 3]
             groups = 1 if shape[1] % 2 else 2
