@@ -266,6 +266,7 @@ def test_running_statistics_are_of_the_input_with_its_bias() -> None:
         moved.append(running)
     torch.testing.assert_close(*moved, rtol=1e-10, atol=1e-10)
     assert [node.args[2] for node in compiler.nodes(aten.convolution.default)] == [None]
+    assert compiler.nodes(SUM_FORWARD) == []
 
 
 def test_what_has_no_bias_loses_none() -> None:
@@ -313,4 +314,6 @@ def test_the_gradient_of_a_bias_that_is_taken_away_is_zero() -> None:
     biases.drop_bias(graph, backward, "instance_norm|0|1|0.0||0.0|1")
     first, *others = output.args[0]
     assert (first.target, first.args) == (aten.full.default, ([8], 0.0))
+    made = first.target(*first.args, **first.kwargs)
+    assert (made.dtype, made.device, made.is_pinned()) == (meta.dtype, meta.device, False)
     assert [node.target for node in others] == [aten.sum.dim_IntList] * 2
