@@ -35,6 +35,11 @@ class Generated:
         """The kernels that each graph launches, in order, without the numbers that Inductor gives to them."""
         return [re.findall(r"(\w+?)(?:_\d+)?\.run\(", body) for body in self.bodies()]
 
+    def ours(self) -> list[list[str]]:
+        """Our kernels that each graph launches, in order."""
+        prefix = "fusednorm_"
+        return [[name.removeprefix(prefix) for name in graph if name.startswith(prefix)] for graph in self.launches()]
+
     def cpp_launches(self) -> list[list[str]]:
         """Our kernels that each graph launches from C++."""
         return [re.findall(r"\bcall_fusednorm_(\w+?)_\d+\(\w", code) for code in self.codes]
