@@ -432,7 +432,7 @@ for number, shape in enumerate(SHAPES):
             dtype = (single, half, double)[number % 3]
             cast = lambda t: None if t is None else t.to(dtype)
             given = Operands(cast(x), cast(w), cast(b))
-            sums = Sums(cast(pre_add), pre_bias=cast(q))
+            sums = Sums(cast(pre_add), pre_bias=torch.stack((cast(q), cast(w)), 1)[:, 0])  # numbers that lie apart
             s = sum_of(*(None if t is None else t.to(double) for t in (given.input, sums.pre_add, sums.pre_bias)))
             for instance in (instances.TILES, instances.HELD):
                 keeps, in_place = next(turns)

@@ -62,7 +62,7 @@ class SumForward(ForwardPlan):
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             given = contiguous(o.mean), contiguous(o.var)
             pre_add = None if self.added.pre_layout is None else sums.pre_add
-            around = pre_add, self.gate(sums), sums.pre_bias, sums.post_add, total
+            around = pre_add, self.gate(sums), contiguous(sums.pre_bias), sums.post_add, total
             self.add(o.input, output, parameters, given, saved, around)
         else:
             for tensor in saved:
