@@ -19,7 +19,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.fx import Graph, GraphModule
 
 import fusednorm
-from fusednorm.inductor import biases, summing
+from fusednorm.inductor import biases
 from fusednorm.inductor.passes import differentiable, replace
 
 OPS, aten = torch.ops.fusednorm, torch.ops.aten
@@ -69,8 +69,7 @@ class Compiler:
 def of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.manual_seed(0)
     torch.compiler.reset()
-    for module in (biases, summing):
-        monkeypatch.setattr(module, "DEVICE", "cpu")
+    monkeypatch.setattr(biases, "DEVICE", "cpu")
     yield
     torch.compiler.reset()
 
@@ -244,8 +243,7 @@ def test_biases_are_taken_away_from_any_number_of_samples() -> None:
 
 
 def test_other_devices_keep_biases_and_sums(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (biases, summing):
-        monkeypatch.setattr(module, "DEVICE", "cuda")
+    monkeypatch.setattr(biases, "DEVICE", "cuda")
     tensors = [drawn(*shape) for shape in (CHANNELS, CHANNELS, IMAGE, KERNEL, CHANNELS)]
     compiler = compiled(lambda w, b, *t: CENTRED["instance_norm"](w, b, convolved(*t)), tensors, True)
     assert compiler.nodes(SUM_FORWARD) == []

@@ -259,6 +259,11 @@ class Added:
     names: tuple[str, ...] = ()
 
     @property
+    def before(self) -> bool:
+        """Whether anything is added to the input."""
+        return "pre_add" in self.names or "pre_bias" in self.names
+
+    @property
     def exact(self) -> bool:
         """Whether a forward, of a compiled graph, takes s as it is: where it is no result, Inductor's own loops do not
         round it either. In eager mode a forward rounds s with a backward and without."""

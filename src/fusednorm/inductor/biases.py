@@ -32,13 +32,21 @@ def drop_bias(graph: Graph, node: Node, text: str) -> None:
         _drop_from_forward(graph, node, norm)
 
 
+def planes_of(norm: Norm, source: object) -> Tensor | None:
+    """The value of the input of a norm over the positions of channels, of which it makes the statistics, where that is
+    on a GPU; None elsewhere."""
+    value = source.meta.get(VALUE) if isinstance(source, Node) else None
+    if not isinstance(value, Tensor) or value.device.type != DEVICE or not norm.training:
+        return None
+    return None if norm.row_family or norm.per_position or norm.channel_dim != 1 else value
+
+
 def _centers_channels(norm: Norm, source: object) -> bool:
     """Whether a norm takes from each element of a tensor on a GPU the mean of elements of its channel alone."""
-    value = source.meta.get(VALUE) if isinstance(source, Node) else None
-    if not isinstance(value, Tensor) or value.device.type != DEVICE or isinstance(value.shape[1], torch.SymInt):
+    value = planes_of(norm, source)
+    if value is None or not norm.has_mean or isinstance(value.shape[1], torch.SymInt):
         return False
-    of_channels = norm.has_mean and norm.training and not (norm.row_family or norm.per_position)
-    return of_channels and norm.channel_dim == 1 and view_of(norm, value.shape).group_channels == 1
+    return view_of(norm, value.shape).group_channels == 1
 
 
 def _drop_from_forward(graph: Graph, forward: Node, norm: Norm) -> None:

@@ -27,6 +27,7 @@ from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, S
 from fusednorm.private.inductor_names import Nodes
 from fusednorm.problem import Problem
 from fusednorm.problems import backward_direction, backward_problem, forward_problem, sum_forward_problem
+from fusednorm.strides import is_dense
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,8 @@ class SumForward:
     def run(self, plan: Any, tensors: Tensors, wanted: Any) -> Tensors:
         input, pre_add, pre_bias, *parameters = tensors
         statistics, keeps_sum, in_place = wanted
-        out = input if keeps_sum and in_place else None
+        # A sum is dense.
+        out = input if keeps_sum and in_place and is_dense(input) else None  # type: ignore[arg-type]
         sums = Sums(pre_add, pre_bias=pre_bias)
         found = plan(Operands(input, *parameters), sums, statistics, sum_out=out)  # type: ignore[arg-type]
         return *_in_order(found), found.sum
@@ -197,8 +199,7 @@ class Lowering:
         chosen = choose(placed.problem, forced(), alone=False)
         if not chosen.name.startswith("triton."):
             raise NotInlinedError(f"it runs on the instance {chosen.name}")
-        present = [operand for operand in placed.operands if operand is not None]
-        return self.nodes.inline(self.graph(chosen, placed, last), present)
+        return self.inline(self.graph(chosen, placed, last), placed.operands)
 
     def foreseen(self, norm: Norm, operands: Sequence[Any], last: Any) -> Problem:
         """The problem that the operands will make in memory."""
@@ -223,13 +224,21 @@ class Lowering:
         if ours_pay(problem, neighbours, choose(problem, alone=False).name):
             return None
 
-        def traced(*present: Tensor) -> list[Tensor]:
+        graph = self.traced(lambda tensors: direction.native(problem, tensors, last), operands)
+        return self.inline(graph, operands)
+
+    def traced(self, function: Callable[[Tensors], Tensors], operands: Sequence[Any]) -> GraphModule:
+        """What a function of these operands does, each of which may be absent, as may be each of its results."""
+
+        def run(*present: Tensor) -> list[Tensor]:
             given = iter(present)
-            tensors = [None if operand is None else next(given) for operand in operands]
-            found = direction.native(problem, tensors, last)
+            found = function([None if operand is None else next(given) for operand in operands])
             return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
 
-        graph = self.nodes.trace(traced, [fake for fake in self.nodes.fakes(operands) if fake is not None])
+        return self.nodes.trace(run, [fake for fake in self.nodes.fakes(operands) if fake is not None])
+
+    def inline(self, graph: GraphModule, operands: Sequence[Any]) -> Any:
+        """The results of a graph of those operands that are present."""
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
     def settled(self, operands: Sequence[Any]) -> list[Any]:
@@ -261,16 +270,12 @@ class Lowering:
             warps = launch.options["num_warps"]
             torch.library.wrap_triton(kernel)[(launch.programs, 1, 1)](**given, num_warps=warps)
 
-        def planned(*present: Tensor) -> list[Tensor]:
-            given = iter(present)
-            tensors = [None if operand is None else next(given) for operand in placed.operands]
+        def planned(tensors: Tensors) -> Tensors:
             plan = copying(chosen.plan(placed.problem), placed.problem)
-            found = self.direction.run(plan, tensors, last)
-            return [present[0].new_empty(0) if tensor is None else tensor for tensor in found]
+            return self.direction.run(plan, tensors, last)
 
-        fakes = self.nodes.fakes(placed.operands)
         with recorded(launch):
-            return self.nodes.trace(planned, [fake for fake in fakes if fake is not None])
+            return self.traced(planned, placed.operands)
 
 
 class SumLowering(Lowering):
@@ -288,15 +293,10 @@ class SumLowering(Lowering):
         fuses = chosen.name.startswith("triton.") and chosen.instance.supports(problem) is None
         around = self.beside(problem, replace(neighbours, before=0))
         if fuses and (not native.has_formula(problem, statistics) or ours_pay(problem, around, chosen.name)):
-            return self.launched(norm, operands, (*last, own and problem.dense))
+            return self.launched(norm, operands, (*last, own))
         terms, parameters = operands[:3], operands[3:]
-
-        def added(*present: Tensor) -> list[Tensor]:
-            given = iter(present)
-            return [sum_of(*(None if term is None else next(given) for term in terms))]  # type: ignore[arg-type]
-
-        graph = self.nodes.trace(added, [fake for fake in self.nodes.fakes(terms) if fake is not None])
-        (total,) = self.nodes.inline(graph, [term for term in terms if term is not None])
+        graph = self.traced(lambda tensors: [sum_of(*tensors)], terms)  # type: ignore[arg-type]
+        (total,) = self.inline(graph, terms)
         forward = Lowering(self.nodes, DIRECTIONS[0], None)
         around = replace(neighbours, before=1 if keeps_sum else 2)
         found = forward.code(norm, (total, *parameters, None, None), statistics, around)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fusednorm.inductor.biases import BIAS, DEVICE
+from fusednorm.inductor.biases import BIAS, planes_of
 from fusednorm.inductor.neighbours import is_pointwise
 from fusednorm.norm import norm_of_text
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, VALUE
@@ -43,9 +43,8 @@ def sum_before(norm: Node, text: str) -> Summed | None:
     the sum before the norm does."""
     total = norm.args[0]
     assert isinstance(total, Node)
-    value, called = total.meta.get(VALUE), norm_of_text(text)
-    of_planes = called.training and called.channel_dim == 1 and not (called.row_family or called.per_position)
-    if not of_planes or not isinstance(value, Tensor) or value.device.type != DEVICE or value.dim() < 3:
+    value = planes_of(norm_of_text(text), total)
+    if value is None or value.dim() < 3:
         return None
     if any(isinstance(size, torch.SymInt) for size in value.shape) or any(user < norm for user in total.users):
         return None
@@ -125,8 +124,10 @@ def _added(graph: Graph, found: Summed, bare: dict[Node, Node]) -> Node | None:
     """What is added, as large as the input or (N, C)."""
     added = found.added
     shape = _value(found.total).shape
-    if added is None or _value(added).shape == shape:
-        return None if added is None else bare.get(added, added)
+    if added is None:
+        return None
+    if _value(added).shape == shape:
+        return bare.get(added, added)
     with graph.inserting_before(found.total):
         for target, sizes in ((aten.reshape.default, [-1, shape[1]]), (aten.expand.default, [shape[0], shape[1]])):
             value = target(added.meta[VALUE], sizes)

@@ -112,7 +112,7 @@ def _unadded(problem: Problem) -> str | None:
     added = problem.added
     if added is None:
         return None
-    if not {"pre_add", "pre_bias"}.isdisjoint(added.names) or problem.gated_backward:
+    if added.before or problem.gated_backward:
         return "adds nothing before a norm, and makes no gradient of a gate"
     if added.obstacle is not None or added.post_layout is None or not problem.backward:
         return added.obstacle

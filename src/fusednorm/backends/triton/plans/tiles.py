@@ -19,7 +19,7 @@ from fusednorm.backends.triton.kernels import tiles_backward as backward_kernels
 from fusednorm.backends.triton.kernels.activations import one
 from fusednorm.backends.triton.launch import Launch, Scalars, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
-from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
+from fusednorm.backends.triton.plans.sums import SumBackward, SumForward, added_of
 from fusednorm.backends.triton.runs import (
     for_moments,
     power_of_two,
@@ -114,11 +114,7 @@ def behind_layout(problem: Problem) -> tuple[Layout, ...]:
 
 
 def adds_before(problem: Problem) -> bool:
-    return problem.added is not None and not {"pre_add", "pre_bias"}.isdisjoint(problem.added.names)
-
-
-def exactness(problem: Problem) -> dict[str, bool]:
-    return {"EXACT": problem.added is not None and problem.added.exact}
+    return problem.added is not None and problem.added.before
 
 
 def read_layouts(problem: Problem) -> tuple[Layout, ...]:
@@ -218,6 +214,8 @@ class TilesForward(ForwardPlan):
         self.keeps_statistics = not (self.merges or self.given)
         numbers = (partials.total, seen.spatial, partials.rows, partials.chunks, reduction.span)
         extra = {**reduction.repeats, **reduction.depth, **reduction.staged} if rows else reduction.window
+        if before:
+            extra["EXACT"] = added_of(problem).exact
         self.moments = prepared(
             MOMENTS[rows, before],
             reduction.programs,
@@ -225,7 +223,7 @@ class TilesForward(ForwardPlan):
                 seen.channels, seen.spatial, *reduction.steps, reduction.blocks, reduction.chunks,
                 partials.total, *((reduction.tiles,) if rows else ()),
             ),
-            {**self.overlap, "RMS": self.rms, **reduction.tile, **extra, **(exactness(problem) if before else {})},
+            {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
             reduction.warps,
         )  # fmt: skip
         self.finalize = self.merging(
@@ -246,7 +244,7 @@ class TilesForward(ForwardPlan):
         """The launch of that pass: how channels belong to units, and the ``numbers`` by which it finds partials."""
         stored = {}
         if problem.added is not None:
-            stored = {"STORED": stores_sum_first(problem), **exactness(problem)}
+            stored = {"STORED": stores_sum_first(problem), "EXACT": problem.added.exact}
         return prepared(
             forward_kernels.apply if problem.added is None else sum_kernels.sum_apply,
             output.programs,
