@@ -38,6 +38,11 @@ CHAIN = (
     "lambda x, a, w, b, c: F.conv2d(fusednorm.group_norm(F.conv2d(x, a, padding=1), 32, w, b, activation='silu'),"
     " c, padding=1)"
 )
+JOINED = (
+    "lambda x, y, a, q, d, w, b, c: F.conv2d(fusednorm.group_norm(torch.cat([F.conv2d(x, a, q, padding=1),"
+    " F.conv2d(y, d, padding=1)], 1), 32, w, b, activation='silu'), c, padding=1)"
+)
+_JOINED = (*((2, 320, 64, 64),) * 2, (640, 320, 3, 3), (640,), CONV, (960,), (960,), (640, 960, 3, 3))
 _ROWS, _ROW = ((4096, 1024), (4096, 1024)), ((1024,), (1024,))
 #: Calls that torch's own formula serves better, each beside the call of torch's functions.
 NATIVE: dict[str, tuple[Case, Case]] = {
@@ -180,6 +185,8 @@ CASES: dict[str, Case] = {
     ),
     "float64": Case(SILU, ((2, 320, 16, 16), CHANNELS, CHANNELS), dtype="float64"),
     "convolutions": Case(CHAIN, (IMAGE, CONV, CHANNELS, CHANNELS, CONV)),
+    "a concatenation": Case(JOINED, _JOINED, train=False),
+    "a concatenation in training": Case(JOINED, _JOINED),
     "gradient of a sum": Case(f"lambda *t: ({SILU})(*t).sum()", (IMAGE, CHANNELS, CHANNELS), last=True),
     "twice": Case(f"lambda x, w, b: ({SILU})(({SILU})(x, w, b), w, b)", (IMAGE, CHANNELS, CHANNELS), train=False),
     "dynamic": Case(SILU, (IMAGE, CHANNELS, CHANNELS), dynamic=True),
@@ -212,7 +219,7 @@ def generated(case: Case, codes: list[str]) -> list[str]:
 
     torch._dynamo.reset()
     codes.clear()
-    call: Callable[..., Any] = eval(case.call, {"fusednorm": fusednorm, "F": F})
+    call: Callable[..., Any] = eval(case.call, {"fusednorm": fusednorm, "F": F, "torch": torch})
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode:
         tensors = [torch.empty(shape, dtype=getattr(torch, case.dtype), device="cuda:0") for shape in case.shapes]

@@ -126,6 +126,26 @@ def test_no_tensor_is_transposed_between_convolutions(found: dict[str, Generated
     assert len(backward) <= 4  # the fake convolution of some builds of torch gives a gradient in channels_first
 
 
+JOINED = ["a concatenation", "a concatenation in training"]
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_concatenation_takes_the_order_of_convolutions(name: str, found: dict[str, Generated]) -> None:
+    """torch 2.11 takes one for channels_first, so that a norm of it would be transposed before the next convolution."""
+    generated = found[name]
+    assert generated.words == []
+    assert generated.ours()[0] == ROWS
+    strides = re.findall(r"empty_strided_cuda\(\(2, 960, 64, 64\), \((.*?)\)", generated.bodies()[0])
+    assert {*strides} == {"3932160, 1, 61440, 960"}
+
+
+def test_no_convolution_copies_a_slice_of_a_gradient(found: dict[str, Generated]) -> None:
+    _, backward = found["a concatenation in training"].bodies()
+    gradients = re.findall(r"convolution_backward\.default\((\w+)", backward)
+    assert len(gradients) == 3
+    assert not any(gradient.startswith("reinterpret_tensor") for gradient in gradients)
+
+
 def test_equal_calls_share_their_kernels(found: dict[str, Generated]) -> None:
     (code,) = found["twice"].codes
     assert code.count("async_compile.triton(") == 2
@@ -355,5 +375,5 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 def test_every_case_is_looked_at() -> None:
     looked = {*EXPECTED, "dynamic", "one element a statistic", *NATIVE, *(f"torch's {name}" for name in NATIVE)}
-    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", *SUMMED}
+    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", *SUMMED, *JOINED}
     assert looked == CASES.keys()

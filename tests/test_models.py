@@ -203,6 +203,16 @@ def test_what_a_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(measured) == {"ms", "host_ms"}
 
 
+def test_each_contender_finds_the_workspaces_of_torch_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA graphs of the first one give them back, which the second one would then be charged with."""
+    order: list[str] = []
+    make, run = measuring._make_workspaces, measuring._first_runs
+    monkeypatch.setattr(measuring, "_make_workspaces", lambda *given: (order.append("workspaces"), make(*given))[1])
+    monkeypatch.setattr(measuring, "_first_runs", lambda *given: (order.append("run"), run(*given))[1])
+    run_job(JOB, "eager", device="cpu", seconds=0.0)
+    assert order == ["workspaces", "run"] * 2
+
+
 def test_16_bits_are_held_against_float32() -> None:
     job = replace(JOB, dtype="bfloat16", direction="inference")
     rows = run_job(job, "eager", device="cpu", seconds=0.0)

@@ -201,10 +201,16 @@ class Lowering:
             raise NotInlinedError(f"it runs on the instance {chosen.name}")
         return self.inline(self.graph(chosen, placed, last), placed.operands)
 
+    @property
+    def last(self) -> bool:
+        """Whether Inductor prefers the input of the call at hand in channels_last."""
+        source = self.nodes.current.graph.current_node.args[self.direction.input]
+        return self.nodes.wants_last(source)
+
     def foreseen(self, norm: Norm, operands: Sequence[Any], last: Any) -> Problem:
         """The problem that the operands will make in memory."""
         fakes = self.nodes.fakes(operands)
-        fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input])
+        fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input], self.last)
         return self.direction.problem(norm, fakes, last)
 
     def beside(self, problem: Problem, neighbours: Neighbours) -> Neighbours:
@@ -244,7 +250,7 @@ class Lowering:
     def settled(self, operands: Sequence[Any]) -> list[Any]:
         """The operands in strides that stay. The input comes first: a gradient whose strides are free takes its
         order."""
-        input = self.nodes.settled(operands[self.direction.input])
+        input = self.nodes.settled(operands[self.direction.input], last=self.last)
         settled = [None if operand is None else self.nodes.settled(operand, input) for operand in operands]
         settled[self.direction.input] = input
         return settled
@@ -257,6 +263,9 @@ class Lowering:
         if "input" in problem.copies:  # an input in no memory order that kernels read is computed in another one
             input = settled[direction.input]
             settled[direction.input] = nodes.ordered(input, range(len(input.get_size()) - 1, -1, -1))
+            problem = direction.problem(norm, nodes.fakes(settled), last)
+        if "grad_output" in problem.copies:  # one copy for all launches: each would ask for its own
+            settled[0] = nodes.ordered(settled[0], nodes.stride_order(problem.output_strides))
             problem = direction.problem(norm, nodes.fakes(settled), last)
         return Placed(settled, problem)
 

@@ -17,6 +17,7 @@ from fusednorm import __version__
 from fusednorm.choice import selection
 from fusednorm.inductor.biases import drop_bias
 from fusednorm.inductor.formulas import Outputs, expand
+from fusednorm.inductor.gradients import make_dense
 from fusednorm.inductor.lowering import DIRECTIONS, Differentiable, register
 from fusednorm.inductor.summing import put_sum, sum_before
 from fusednorm.norm import Norm, norm_of_op
@@ -77,7 +78,8 @@ class LeanOps(Pass):
 
     def change(self, graph: Graph) -> None:
         register()
-        replace(graph)
+        if replace(graph):
+            make_dense(graph)
 
 
 def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:
@@ -130,9 +132,11 @@ def differentiable(graph: Graph) -> Iterator[tuple[Node, Differentiable, Argumen
                 yield node, direction, arguments
 
 
-def replace(graph: Graph) -> None:
-    """Replace the differentiable ops by lean ones."""
+def replace(graph: Graph) -> int:
+    """Replace the differentiable ops by lean ones; how many there were."""
+    count = 0
     for node, direction, arguments in differentiable(graph):
+        count += 1
         found = sum_before(node, arguments[-2]) if node.target is torch.ops.fusednorm.norm_forward.default else None
         if found is not None:
             put_sum(graph, node, found, arguments)
@@ -143,6 +147,7 @@ def replace(graph: Graph) -> None:
         lean.meta = {key: value for key, value in node.meta.items() if key != EXACT_ARGUMENTS}
         node.replace_all_uses_with(lean)
         graph.erase_node(node)
+    return count
 
 
 def _norm(*arguments: Any) -> Norm | None:

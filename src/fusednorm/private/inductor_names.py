@@ -48,6 +48,9 @@ FORGETS = TorchVersion(torch.__version__) < TorchVersion("2.13")
 #: leave out.
 EXACT_ARGUMENTS = "eager_input_vals"
 
+#: The dimensions of images in channels_last, from the one whose elements lie next to each other on.
+LAST = (1, 3, 2, 0)
+
 #: torch's rms_norm with its inverse deviation, its gradients, and its batch_norm with given statistics, as torch's
 #: functions decompose into them. Without: None, and those norms are ours in every compiled graph; a decomposed program
 #: has torch.batch_norm.
@@ -167,12 +170,23 @@ class Nodes:
         """Whether the graph's convolutions of images take channels_last, whatever the program has. Without: no."""
         return bool(getattr(self.current.graph, "layout_opt", False))
 
-    def settled(self, node: Any, like: Any = None) -> Any:
-        """The node in memory, in strides that stay as they are: its own, or where these are still free those of
-        ``like``, if that has the same sizes, and else those that suit what it is computed from."""
+    def wants_last(self, source: torch.fx.Node) -> bool:
+        """Whether Inductor prefers a tensor of the graph in channels_last, as one of images around convolutions that
+        take it so. Without: no, and the strides of what a tensor is computed from decide: 2.11 misreads those of
+        ``torch.cat``."""
+        value = source.meta.get(VALUE)
+        preferred = getattr(self.current.graph, "nodes_prefer_channels_last", ())
+        return source in preferred and isinstance(value, Tensor) and value.dim() == 4
+
+    def settled(self, node: Any, like: Any = None, last: bool = False) -> Any:
+        """The node in memory, in strides that stay as they are: its own, or where these are still free channels_last if
+        it is to be ``last``, those of ``like``, if that has the same sizes, and else those that suit what it is
+        computed from."""
         found = self.realized(node)
         if isinstance(found, self.storage_box) and isinstance(found.get_layout(), self.flexible):
-            if like is not None and list(like.get_size()) == list(found.get_size()):
+            if last:
+                found.data.freeze_layout_with_fill_order(LAST)
+            elif like is not None and list(like.get_size()) == list(found.get_size()):
                 shapes = self.current.graph.sizevars.shape_env  # which compares strides that are symbols
                 found.data.freeze_layout_with_stride_order(self.stride_order(like.get_stride(), shapes))
             else:
@@ -188,7 +202,7 @@ class Nodes:
         with self.current.fake_mode:
             return [self.to_fake(node) for node in nodes]
 
-    def foreseen(self, node: Any) -> Tensor:
+    def foreseen(self, node: Any, last: bool = False) -> Tensor:
         """A fake tensor of a node's sizes, in the strides that :meth:`settled` would give it now."""
         box = getattr(node, "data", None)
         made = box.data if isinstance(box, self.storage_box) else None
@@ -199,7 +213,7 @@ class Nodes:
             if not isinstance(made, self.computed) or not isinstance(made.layout, self.flexible):
                 fake: Tensor = self.to_fake(node)
                 return fake
-            order, size = made.get_fill_order(), [int(one) for one in node.get_size()]
+            order, size = LAST if last else made.get_fill_order(), [int(one) for one in node.get_size()]
             strides = self.flexible.fill_ordered(size, order) if order else self.flexible.contiguous_strides(size)
             found: Tensor = torch.empty_strided(size, strides, dtype=node.get_dtype(), device=node.get_device())
             return found
