@@ -20,6 +20,7 @@ from torch._dynamo import device_interface
 from torch._inductor import codecache, compile_fx, config, graph
 from torch._inductor.codegen import cpp_wrapper_gpu, wrapper
 from torch._inductor.fx_passes import fuse_attention, joint_graph, misc_patterns, pad_mm
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
@@ -107,8 +108,8 @@ class Worker(device_interface.CudaInterface.Worker):
 
 def _memory_format(input: Any, weight: Any, backend: Any) -> torch.memory_format:
     """What cuDNN's convolution returns."""
-    last = torch.channels_last
-    given = any(x.is_contiguous(memory_format=last) and not x.is_contiguous() for x in (input, weight))
+    last = torch.channels_last if weight.dim() == 4 else torch.channels_last_3d
+    given = any(suggest_memory_format(x) == last for x in (input, weight))
     return last if given else torch.contiguous_format
 
 

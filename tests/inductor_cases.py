@@ -185,6 +185,11 @@ CASES: dict[str, Case] = {
     ),
     "float64": Case(SILU, ((2, 320, 16, 16), CHANNELS, CHANNELS), dtype="float64"),
     "convolutions": Case(CHAIN, (IMAGE, CONV, CHANNELS, CHANNELS, CONV)),
+    "volumes": Case(
+        "lambda x, a, b, w, c: F.conv3d(fusednorm.instance_norm(F.conv3d(x, a, padding=1), weight=b, bias=w,"
+        " activation='leaky_relu'), c, padding=1)",
+        ((2, 64, 16, 64, 64), (64, 64, 3, 3, 3), (64,), (64,), (64, 64, 3, 3, 3)),
+    ),
     "a concatenation": Case(JOINED, _JOINED, train=False),
     "a concatenation in training": Case(JOINED, _JOINED),
     "gradient of a sum": Case(f"lambda *t: ({SILU})(*t).sum()", (IMAGE, CHANNELS, CHANNELS), last=True),

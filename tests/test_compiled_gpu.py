@@ -135,11 +135,15 @@ def test_dynamic_shapes_compile_once() -> None:
 )
 @pytest.mark.parametrize("name", SUMS)
 def test_sums_before_a_norm(name: str, last: bool, train: bool, mode: str) -> None:
-    """As near to float64 as eager calls of the same tensors are, but for a factor of 2."""
     call, _, shapes = SUMS[name]
     tensors = drawn(((8,), (8,), *shapes), False)
     if last:
         tensors = [one.detach().to(memory_format=LAST).requires_grad_() if one.dim() == 4 else one for one in tensors]
+    assert_near_eager(call, tensors, train, mode)
+
+
+def assert_near_eager(call: Call, tensors: list[Tensor], train: bool, mode: str) -> None:
+    """As near to float64 as eager calls of the same tensors are, but for a factor of 2, in the same strides."""
     wide = [tensor.detach().double().requires_grad_() for tensor in tensors]
     if train:
         dy = torch.randn_like(call(*tensors))
@@ -151,6 +155,31 @@ def test_sums_before_a_norm(name: str, last: bool, train: bool, mode: str) -> No
     for got, eager, right in zip(run(compiled, tensors), run(call, tensors), run(call, wide), strict=True):
         nearest = torch.finfo(BF16).eps * right.abs().max()
         assert (got - right).abs().max() <= 2 * (eager - right).abs().max() + nearest
+        assert got.stride() == eager.stride()
+
+
+def down_and_up(x: Tensor, a: Tensor, q: Tensor, b: Tensor, c: Tensor, w: Tensor, v: Tensor) -> Tensor:
+    """A level of a 3-D U-Net."""
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        return fusednorm.instance_norm(x, weight=w, bias=v, activation=name)
+
+    x = norm(F.conv3d(x, a, q, padding=1), "leaky_relu")
+    y = norm(F.conv3d(x, b, stride=2, padding=1), "silu")
+    y = torch.cat([F.conv_transpose3d(y, c, q, stride=2), x], 1)
+    return norm(F.conv3d(y, torch.cat([b, b], 1), padding=1), "leaky_relu")
+
+
+@pytest.mark.parametrize(("channels", "last"), [(1, False), (8, False), (8, True)])
+@pytest.mark.parametrize(("train", "mode"), [(True, "default"), (False, "default"), (True, "reduce-overhead")])
+def test_convolutions_of_volumes(channels: int, last: bool, train: bool, mode: str) -> None:
+    size = (16,)
+    shapes = ((2, channels, 8, 16, 12), (16, channels, 3, 3, 3), size, (16, 16, 3, 3, 3), (16, 16, 2, 2, 2), size, size)
+    tensors = drawn(shapes, False)
+    if last:
+        order = torch.channels_last_3d
+        tensors = [one.detach().to(memory_format=order).requires_grad_() if one.dim() == 5 else one for one in tensors]
+    assert_near_eager(down_and_up, tensors, train, mode)
 
 
 def test_biases_that_a_norm_takes_away() -> None:

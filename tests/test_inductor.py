@@ -139,6 +139,19 @@ def test_a_concatenation_takes_the_order_of_convolutions(name: str, found: dict[
     assert {*strides} == {"3932160, 1, 61440, 960"}
 
 
+def test_convolutions_of_volumes_get_channels_last(found: dict[str, Generated]) -> None:
+    """And what the caller gets keeps its strides: Inductor copies the result, and no more than the caller gave."""
+    generated = found["volumes"]
+    assert generated.words == []
+    assert generated.ours() == [ROWS, BACK_LAST]
+    forward, backward = generated.launches()
+    others = [[name for name in graph if name.startswith("triton")] for graph in (forward, backward)]
+    assert len(others[0]) == 3 + 1
+    assert len(others[1]) <= 4 + 3
+    result = re.findall(r"return \((\w+), ", generated.codes[0])[0]
+    assert f"{result} = empty_strided_cuda((2, 64, 16, 64, 64), (4194304, 65536, 4096, 64, 1)" in generated.codes[0]
+
+
 def test_no_convolution_copies_a_slice_of_a_gradient(found: dict[str, Generated]) -> None:
     _, backward = found["a concatenation in training"].bodies()
     gradients = re.findall(r"convolution_backward\.default\((\w+)", backward)
@@ -375,5 +388,5 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 def test_every_case_is_looked_at() -> None:
     looked = {*EXPECTED, "dynamic", "one element a statistic", *NATIVE, *(f"torch's {name}" for name in NATIVE)}
-    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", *SUMMED, *JOINED}
+    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", "volumes", *SUMMED, *JOINED}
     assert looked == CASES.keys()

@@ -20,6 +20,7 @@ from fusednorm.inductor.formulas import Outputs, expand
 from fusednorm.inductor.gradients import make_dense
 from fusednorm.inductor.lowering import DIRECTIONS, Differentiable, register
 from fusednorm.inductor.summing import put_sum, sum_before
+from fusednorm.inductor.volumes import place_last
 from fusednorm.norm import Norm, norm_of_op
 from fusednorm.private.inductor_names import EXACT_ARGUMENTS, JOINT_SLOT, PASS_SLOT, graph_pass
 
@@ -80,6 +81,7 @@ class LeanOps(Pass):
         register()
         if replace(graph):
             make_dense(graph)
+            place_last(graph)
 
 
 def uuid_of(mine: tuple[Any, ...], before: Any) -> Any:

@@ -29,6 +29,9 @@ JOINT_SLOT = "joint_custom_pre_pass"
 #: What holds a node's result as a fake tensor. Without: the same.
 VALUE = "val"
 
+#: What holds the sizes that a node makes of its numbers, as those of torch.nonzero are. Without: nothing.
+NEW_SIZES = "unbacked_bindings"
+
 #: The attribute of a kernel in generated code that holds what the kernel is compiled with. Without: products and sums
 #: are fused where the compiler likes to, and the last bits of results differ from eager mode's.
 COMPILED_WITH = "triton_meta"
@@ -79,6 +82,12 @@ def keep_calls(op: Any) -> None:
     make, known = getattr(module, "make_fallback", None), getattr(module, "lowerings", None)
     if make is not None and known is not None and op not in known:
         make(op, warn=False)
+
+
+def orders_convolutions() -> bool:
+    """Whether Inductor may give convolutions another memory order than the program: a setting of the program's, which
+    is on by default. Without: no."""
+    return bool(getattr(loaded_config(), "layout_optimization", False))
 
 
 def own_origin() -> Any:
