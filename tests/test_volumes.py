@@ -106,19 +106,22 @@ def test_convolutions_around_a_norm_get_channels_last() -> None:
     assert [copy.args[0].op for copy in copies] == ["placeholder"] * 3
 
 
-def test_a_weight_of_one_channel_gets_strides_alone() -> None:
-    """Its strides say in which order the convolution returns its result."""
-    forward, _ = compiled(chain, (2, 1, 3, 5, 4), (4, 1, 3, 3, 3), KERNEL)
-    weight = arguments(forward)[1]
-    assert weight.stride() == (27, 1, 9, 3, 1)
-    assert [node.args[0].op for node in forward.nodes if node.target is aten.as_strided.default] == ["placeholder"]
-    first, second = forward.find_nodes(op="call_function", target=aten.convolution.default)
+def test_a_volume_of_one_channel_gets_strides_alone() -> None:
+    """They say in which order the convolution returns its result, and reads the gradient of that."""
+    graphs = compiled(chain, (2, 1, 3, 5, 4), (4, 1, 3, 3, 3), KERNEL)
+    for graph in graphs:
+        (relabelled,) = graph.find_nodes(op="call_function", target=aten.as_strided.default)
+        assert relabelled.args[0].op == "placeholder"
+        assert relabelled.meta["val"].stride() == (60, 1, 20, 4, 1)
+        (reader,) = relabelled.users
+        assert reader.target in CONVOLUTIONS
+    first, second = graphs[0].find_nodes(op="call_function", target=aten.convolution.default)
     assert in_last(first.meta["val"])
     assert in_last(second.meta["val"])
 
 
 def test_one_channel_with_holes_is_copied() -> None:
-    """A weight that is every other one of the caller's."""
+    """Tensors that are parts of the caller's."""
 
     def call(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return chain(x[:, :1], a[:, ::2], b)

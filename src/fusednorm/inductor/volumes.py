@@ -109,10 +109,10 @@ def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], di
 
 
 def _differs_in_strides(node: Node, place: int, value: Tensor) -> bool:
-    """Whether an argument is a weight of one channel: it lies in both orders, and its strides say which of them the
-    convolution makes."""
-    is_weight = place == TENSORS[node.target] - 1  # type: ignore[index]
-    return is_weight and value.shape[1] == 1 and value.is_contiguous()
+    """Whether an argument is a volume of one channel: it lies in both orders, and its strides say in which of them the
+    convolution makes its result, and a backward reads its gradient."""
+    is_input = place == TENSORS[node.target] - 2  # type: ignore[index]
+    return is_input and value.shape[1] == 1 and value.is_contiguous()
 
 
 def _put_copy(graph: Graph, node: Node, place: int, value: Tensor) -> None:
