@@ -46,6 +46,7 @@ from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import cheap
 from fusednorm.backends.cpu.kernels.moments import HEAD, merge, moments
 from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
+from fusednorm.problem import DTYPE_BYTES
 
 TILE = SCRATCH  # channels summed at a time
 FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many positions, or of all
@@ -53,6 +54,10 @@ FEWEST_POSITIONS = 16  # a channel's pivot is the mean of at least so many posit
 #: 56) in float32 takes 3.9 ms in fours and 2.7 in single rows, the backward of (64, 256, 28, 28) in bfloat16 8.7 and
 #: 4.0, but of (44, 1280, 8, 8) in float32 2.2 and 2.8, and the evaluation of (4, 256, 14, 14) 22 us and 26.
 CACHED, LONG_ROW = 1 << 19, 1024
+#: Bytes of a tensor at most whose statistics, which write nothing, are made of four rows at a time. On an AMD EPYC with
+#: 32 MB of L3 cache group_norm(32) of (4, 256, 64, 64) in float16, 8 MB, takes 0.46 ms so and 0.51 in single rows, of
+#: (16, 256, 56, 56) in bfloat16, 25 MB, 2.6 and 2.3; between 10 and 17 MB neither is faster throughout.
+SUMMED_BYTES = 8 << 20
 FLUSH = 64  # rows summed in the compute dtype before the sums go to float64
 SUMMED_CHANNELS = 512  # channels of a group whose M2 is one sum; of longer groups the roundings would show in float64
 TOGETHER = 256  # single channels whose statistics are merged together: 4 KB of ``stats``
@@ -83,10 +88,11 @@ def row_width(geometry):
 
 
 @exact
-def takes_four(geometry):
+def takes_four(geometry, most=CACHED):
     """Whether four rows are taken together, which read the numbers of channels once: rows of a tensor that lies in
-    cache, or long ones. Memory reads and writes four short pieces more slowly than one long one."""
-    return geometry[SAMPLES] * geometry[SPATIAL] * channel_count(geometry) <= CACHED or row_width(geometry) >= LONG_ROW
+    cache, of ``most`` elements, or long ones. Memory reads and writes four short pieces more slowly than one long one.
+    """
+    return geometry[SAMPLES] * geometry[SPATIAL] * channel_count(geometry) <= most or row_width(geometry) >= LONG_ROW
 
 
 @exact
@@ -210,6 +216,7 @@ def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = I
     ``sample`` and ``row_step`` are the fields of the geometry that say where samples and positions lie."""
     scratch, wide_scratch, T = element.scratch, accesses("float64").scratch, element.compute
     add_rows, find_pivot, run_moments = row_adder(element), pivot_finder(element), moments(element)
+    most = SUMMED_BYTES // DTYPE_BYTES[element.dtype]
 
     @exact
     def moments_of_slab(x, partials, geometry, task):
@@ -221,7 +228,7 @@ def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = I
             partials[2 * task * channels], partials[(2 * task + 1) * channels] = mean, m2
             return
         pivot, first, second, wide = scratch(), scratch(), scratch(), wide_scratch()
-        rms, fours = geometry[RMS], takes_four(geometry)
+        rms, fours = geometry[RMS], takes_four(geometry, most)
         together = min(geometry[REPEAT], positions)
         rows, rest = positions // max(1, together), positions % max(1, together)
         for tile in range(0, channels, TILE):
