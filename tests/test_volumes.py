@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
+import torch._inductor.config
 import torch.nn.functional as F
 from test_compile import same_gradients
 from test_summing import Compiler
@@ -20,6 +22,7 @@ from torch.fx import Graph, GraphModule
 import fusednorm
 from fusednorm.inductor import gradients, volumes
 from fusednorm.inductor.passes import replace
+from fusednorm.private import inductor_names
 
 aten, LAST = torch.ops.aten, torch.channels_last_3d
 CONVOLUTIONS, DTYPES = (aten.convolution.default, aten.convolution_backward.default), volumes.DTYPES
@@ -62,10 +65,11 @@ def of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.compiler.reset()
 
 
-def compiled(call: Callable[..., Any], *shapes: tuple[int, ...]) -> list[Graph]:
+def compiled(call: Callable[..., Any], *shapes: tuple[int, ...], dynamic: bool | None = None) -> list[Graph]:
     """The graphs of a call, whose results and gradients are those of eager mode."""
     compiler = InOrder()
-    same_gradients(torch.compile(call, fullgraph=True, backend=compiler), call, [drawn(*one) for one in shapes])
+    made = torch.compile(call, fullgraph=True, backend=compiler, dynamic=dynamic)
+    same_gradients(made, call, [drawn(*one) for one in shapes])
     return compiler.all
 
 
@@ -172,7 +176,80 @@ def test_others_than_16_bits_keep_their_order(monkeypatch: pytest.MonkeyPatch) -
         assert not any(in_last(tensor) for tensor in arguments(graph))
 
 
+def test_sizes_that_are_not_known() -> None:
+    for graph in compiled(chain, VOLUME, KERNEL, KERNEL, dynamic=True):
+        assert not any(node.kwargs.get("memory_format") for node in graph.nodes)
+
+    def chosen(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        y = chain(x, a, b)
+        return y[y > 0]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        for graph in compiled(chosen, VOLUME, KERNEL, KERNEL)[:1]:
+            assert not any(node.kwargs.get("memory_format") for node in graph.nodes)
+
+
+def test_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volumes, "DEVICE", "cuda")
+    for graph in compiled(chain, VOLUME, KERNEL, KERNEL):
+        assert not any(in_last(tensor) for tensor in arguments(graph))
+
+
+IMAGE, PAIR = (2, 4, 6, 5), (4, 4, 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "copies"),
+    [
+        (lambda x, a: fusednorm.group_norm(torch.cat([F.conv2d(x, a), F.conv2d(x, a)], 1), 4), 2),
+        (lambda x, a: fusednorm.group_norm(torch.cat([F.conv2d(x, a), F.conv2d(x, a)], 0), 4), 0),  # parts are dense
+        (lambda x, a: F.conv2d(fusednorm.group_norm(x, 4), a).sum((2, 3), keepdim=True), 0),  # an expanded gradient
+    ],
+)
+def test_gradients_of_parts_are_dense(call: Callable[..., Tensor], copies: int) -> None:
+    _, backward = compiled(call, IMAGE, PAIR)
+    found = [node for node in backward.nodes if node.target is aten.clone.default]
+    assert len(found) == copies
+    for copy in found:
+        assert copy.args[0].target is aten.slice.Tensor
+        assert copy.meta["val"].stride() == (48, 12, 3, 1)
+
+
 def test_what_the_program_forbids(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volumes, "orders_convolutions", lambda: False)
     for graph in compiled(chain, VOLUME, KERNEL, KERNEL):
         assert not any(in_last(tensor) for tensor in arguments(graph))
+
+
+@pytest.mark.parametrize("lost", ["convolution", "norm"])
+def test_a_graph_whose_values_are_not_known(lost: str) -> None:
+    """Such as one whose weights another pass has made constants."""
+    forward, _ = compiled(chain, VOLUME, KERNEL, KERNEL)
+    for node in [node for node in forward.nodes if node.target is aten.clone.default]:
+        node.replace_all_uses_with(node.args[0])
+        forward.erase_node(node)
+    before = str(forward)
+    (norm_node,) = [node for node in forward.nodes if node.target in volumes.NORMS]
+    (weight, *_) = [node.args[1] for node in forward.nodes if node.target in CONVOLUTIONS]
+    del (weight if lost == "convolution" else norm_node.args[0]).meta["val"]
+    volumes.place_last(forward)
+    assert str(forward) == before
+
+
+def test_volumes_in_channels_last_are_left_alone() -> None:
+    tensors = [drawn(*shape) for shape in (VOLUME, KERNEL, KERNEL)]
+    compiler = InOrder()
+    made = torch.compile(chain, fullgraph=True, backend=compiler)
+    made(*[one.detach().to(memory_format=LAST) for one in tensors])
+    (forward,) = compiler.all
+    assert not any(node.target is aten.clone.default for node in forward.nodes)
+
+
+def test_who_may_order_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inductor_names.orders_convolutions()
+    with torch._inductor.config.patch(layout_optimization=False):
+        assert not inductor_names.orders_convolutions()
+    with torch.backends.cudnn.flags(enabled=False):
+        assert not inductor_names.orders_convolutions()
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert not inductor_names.orders_convolutions()

@@ -40,12 +40,8 @@ def place_last(graph: Graph) -> None:
     """Let a graph's convolutions of volumes, with norms of ours among them, have channels_last, if it suits all."""
     if not orders_convolutions() or not any(_is_of_volumes(node) for node in graph.nodes):
         return
-    found = [
-        node
-        for op, tensors in TENSORS.items()
-        for node in graph.find_nodes(op="call_function", target=op)
-        if node.args[tensors - 1].meta[VALUE].dim() == 5
-    ]
+    convolutions = [node for op in TENSORS for node in graph.find_nodes(op="call_function", target=op)]
+    found = [node for node in convolutions if _tensors(node)[-1].dim() in (0, 5)]  # an unknown one suits nothing
     if not found or not all(_suits(node) for node in found):
         return
     try:
@@ -64,20 +60,27 @@ def _is_of_volumes(node: Node) -> bool:
     """Whether a node is a norm of ours of volumes with their channels, or its backward."""
     if node.target not in NORMS:
         return False
-    input, text = node.args[NORMS[node.target]], node.args[-2]
-    assert isinstance(input, Node)
-    assert isinstance(text, str)
-    norm = norm_of_text(text)
-    return bool(input.meta[VALUE].dim() == 5 and norm.channel_dim == 1 and not norm.row_family)
+    input, norm = _value(node.args[NORMS[node.target]]), norm_of_text(node.args[-2])  # type: ignore[arg-type]
+    return bool(input.dim() == 5 and norm.channel_dim == 1 and not norm.row_family)
 
 
 def _suits(node: Node) -> bool:
     """Whether a convolution takes volumes of 16 bits and known sizes, all channels of each, on a GPU."""
-    tensors = TENSORS[node.target]  # type: ignore[index]
-    values = [argument.meta[VALUE] for argument in node.args[:tensors]]  # type: ignore[union-attr]
-    known = not any(isinstance(size, torch.SymInt) for value in values for size in value.shape)
-    volumes = all(value.dtype in DTYPES and value.dim() == 5 for value in values)
-    return bool(known and volumes and values[0].device.type == DEVICE and node.args[GROUPS[tensors]] == 1)
+    tensors = _tensors(node)
+    known = not any(isinstance(size, torch.SymInt) for tensor in tensors for size in tensor.shape)
+    volumes = all(tensor.dtype in DTYPES and tensor.dim() == 5 for tensor in tensors)
+    return bool(known and volumes and tensors[0].device.type == DEVICE and node.args[GROUPS[len(tensors)]] == 1)
+
+
+def _tensors(node: Node) -> list[Tensor]:
+    """What a convolution takes, the weight last."""
+    return [_value(argument) for argument in node.args[: TENSORS[node.target]]]  # type: ignore[index]
+
+
+def _value(node: Any) -> Tensor:
+    """A node's value; a number, which is no volume, where none is known."""
+    value = node.meta.get(VALUE)
+    return value if isinstance(value, Tensor) else torch.empty((), device="meta")
 
 
 def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], dict[Node, dict[int, Tensor]]]:

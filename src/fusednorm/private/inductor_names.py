@@ -85,9 +85,10 @@ def keep_calls(op: Any) -> None:
 
 
 def orders_convolutions() -> bool:
-    """Whether Inductor may give convolutions another memory order than the program: a setting of the program's, which
-    is on by default. Without: no."""
-    return bool(getattr(loaded_config(), "layout_optimization", False))
+    """Whether Inductor may give convolutions another memory order than the program, by a setting that is on by default,
+    and cuDNN runs them, which takes channels_last; AMD's MIOpen copies it. Without: no."""
+    cudnn = torch.version.hip is None and torch.backends.cudnn.enabled
+    return bool(cudnn and getattr(loaded_config(), "layout_optimization", False))
 
 
 def own_origin() -> Any:
