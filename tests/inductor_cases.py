@@ -190,6 +190,13 @@ CASES: dict[str, Case] = {
         " activation='leaky_relu'), c, padding=1)",
         ((2, 64, 16, 64, 64), (64, 64, 3, 3, 3), (64,), (64,), (64, 64, 3, 3, 3)),
     ),
+    "rows between convolutions": Case(
+        "lambda x, a, r, w, b, c: F.conv2d(fusednorm.layer_norm(F.conv2d(x, a, padding=1).permute(0, 2, 3, 1) + r,"
+        " (320,), w, b).permute(0, 3, 1, 2), c, padding=1)",
+        ((2, 320, 64, 64), CONV, CHANNELS, CHANNELS, CHANNELS, CONV),
+        train=False,
+        instance="triton.rows",
+    ),
     "a concatenation": Case(JOINED, _JOINED, train=False),
     "a concatenation in training": Case(JOINED, _JOINED),
     "gradient of a sum": Case(f"lambda *t: ({SILU})(*t).sum()", (IMAGE, CHANNELS, CHANNELS), last=True),

@@ -139,6 +139,16 @@ def test_a_concatenation_takes_the_order_of_convolutions(name: str, found: dict[
     assert {*strides} == {"3932160, 1, 61440, 960"}
 
 
+def test_rows_between_convolutions_stay_rows(found: dict[str, Generated]) -> None:
+    """Their second dimension is none of channels."""
+    generated = found["rows between convolutions"]
+    assert generated.words == []
+    assert generated.ours() == [["rows_forward"]]
+    assert re.findall(r"empty_strided_cuda\(\(2, 64, 64, 320\), \((.*?)\)", generated.bodies()[0])[0] == (
+        "1310720, 20480, 320, 1"
+    )
+
+
 def test_convolutions_of_volumes_get_channels_last(found: dict[str, Generated]) -> None:
     """And what the caller gets keeps its strides: Inductor copies the result, and no more than the caller gave."""
     generated = found["volumes"]
@@ -388,5 +398,13 @@ def test_a_recorded_plan_launches_nothing() -> None:
 
 def test_every_case_is_looked_at() -> None:
     looked = {*EXPECTED, "dynamic", "one element a statistic", *NATIVE, *(f"torch's {name}" for name in NATIVE)}
-    looked |= {"cpp_wrapper", "cpp_wrapper as a setting", "AOTInductor", "volumes", *SUMMED, *JOINED}
+    looked |= {
+        "cpp_wrapper",
+        "cpp_wrapper as a setting",
+        "AOTInductor",
+        "volumes",
+        "rows between convolutions",
+        *SUMMED,
+        *JOINED,
+    }
     assert looked == CASES.keys()

@@ -165,11 +165,12 @@ class Lowering:
         count = self.direction.tensors
         operands: Sequence[Any] = arguments[:count]
         text, last = arguments[count:]
+        norm = norm_of_text(text)
         try:
-            return self.inlined(norm_of_text(text), operands, last)
+            return self.inlined(norm, operands, last)
         except NotInlinedError as reason:
             logger.info("%s is a call in the compiled graph: %s", self.direction.op, reason)
-            operands = self.settled(operands)
+            operands = self.settled(norm, operands)
         except Exception as error:  # a release of torch in which Inductor's names mean something else
             if forced() is not None:  # an instance that the program asks for by name never falls back
                 raise
@@ -201,16 +202,15 @@ class Lowering:
             raise NotInlinedError(f"it runs on the instance {chosen.name}")
         return self.inline(self.graph(chosen, placed, last), placed.operands)
 
-    @property
-    def last(self) -> bool:
-        """Whether Inductor prefers the input of the call at hand in channels_last."""
+    def in_last(self, norm: Norm) -> bool:
+        """Whether Inductor prefers the input of the call at hand in channels_last, and that has its channels there."""
         source = self.nodes.current.graph.current_node.args[self.direction.input]
-        return self.nodes.wants_last(source)
+        return norm.channel_dim == 1 and not norm.row_family and self.nodes.wants_last(source)
 
     def foreseen(self, norm: Norm, operands: Sequence[Any], last: Any) -> Problem:
         """The problem that the operands will make in memory."""
         fakes = self.nodes.fakes(operands)
-        fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input], self.last)
+        fakes[self.direction.input] = self.nodes.foreseen(operands[self.direction.input], self.in_last(norm))
         return self.direction.problem(norm, fakes, last)
 
     def beside(self, problem: Problem, neighbours: Neighbours) -> Neighbours:
@@ -247,10 +247,10 @@ class Lowering:
         """The results of a graph of those operands that are present."""
         return self.nodes.inline(graph, [operand for operand in operands if operand is not None])
 
-    def settled(self, operands: Sequence[Any]) -> list[Any]:
+    def settled(self, norm: Norm, operands: Sequence[Any]) -> list[Any]:
         """The operands in strides that stay. The input comes first: a gradient whose strides are free takes its
         order."""
-        input = self.nodes.settled(operands[self.direction.input], last=self.last)
+        input = self.nodes.settled(operands[self.direction.input], last=self.in_last(norm))
         settled = [None if operand is None else self.nodes.settled(operand, input) for operand in operands]
         settled[self.direction.input] = input
         return settled
@@ -258,7 +258,7 @@ class Lowering:
     def placed(self, norm: Norm, operands: Sequence[Any], last: Any) -> Placed:
         """The operands in memory, in an order that kernels read."""
         nodes, direction = self.nodes, self.direction
-        settled = self.settled(operands)
+        settled = self.settled(norm, operands)
         problem = direction.problem(norm, nodes.fakes(settled), last)
         if "input" in problem.copies:  # an input in no memory order that kernels read is computed in another one
             input = settled[direction.input]
