@@ -190,6 +190,10 @@ CASES: dict[str, Case] = {
         " activation='leaky_relu'), c, padding=1)",
         ((2, 64, 16, 64, 64), (64, 64, 3, 3, 3), (64,), (64,), (64, 64, 3, 3, 3)),
     ),
+    "a part of volumes of one channel": Case(
+        "lambda x, a, c: F.conv3d(fusednorm.instance_norm(F.conv3d(x[1:], a, padding=1)), c, padding=1)",
+        ((3, 1, 16, 64, 64), (64, 1, 3, 3, 3), (64, 64, 3, 3, 3)),
+    ),
     "rows between convolutions": Case(
         "lambda x, a, r, w, b, c: F.conv2d(fusednorm.layer_norm(F.conv2d(x, a, padding=1).permute(0, 2, 3, 1) + r,"
         " (320,), w, b).permute(0, 3, 1, 2), c, padding=1)",

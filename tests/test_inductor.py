@@ -162,6 +162,14 @@ def test_convolutions_of_volumes_get_channels_last(found: dict[str, Generated]) 
     assert f"{result} = empty_strided_cuda((2, 64, 16, 64, 64), (4194304, 65536, 4096, 64, 1)" in generated.codes[0]
 
 
+def test_a_part_of_volumes_of_one_channel_keeps_its_place(found: dict[str, Generated]) -> None:
+    """The second and third of three, which torch 2.11 would take for the first and second if it gave them strides."""
+    generated = found["a part of volumes of one channel"]
+    assert generated.words == []
+    pattern = r"extern_kernels\.convolution\(reinterpret_tensor\(primals_1, \(2, 1, 16, 64, 64\), \(.*?\), (\d+)\)"
+    assert re.findall(pattern, generated.bodies()[0]) == ["65536"]
+
+
 def test_no_convolution_copies_a_slice_of_a_gradient(found: dict[str, Generated]) -> None:
     _, backward = found["a concatenation in training"].bodies()
     gradients = re.findall(r"convolution_backward\.default\((\w+)", backward)
@@ -404,6 +412,7 @@ def test_every_case_is_looked_at() -> None:
         "AOTInductor",
         "volumes",
         "rows between convolutions",
+        "a part of volumes of one channel",
         *SUMMED,
         *JOINED,
     }

@@ -124,6 +124,27 @@ def test_a_volume_of_one_channel_gets_strides_alone() -> None:
     assert in_last(second.meta["val"])
 
 
+@pytest.mark.parametrize("part", [lambda x: x[1:], lambda x: x[1:].clone()])
+def test_no_view_gets_other_strides(part: Callable[[Tensor], Tensor]) -> None:
+    """It begins behind its memory's beginning, a copy too once Inductor has taken that away."""
+    graphs = compiled(lambda x, a, b: chain(part(x), a, b), (3, 1, 3, 5, 4), (4, 1, 3, 3, 3), KERNEL)
+    assert not graphs[0].find_nodes(op="call_function", target=aten.as_strided.default)
+
+
+@pytest.mark.parametrize(("dtype", "moves"), [(torch.float64, True), (torch.float32, False)])
+def test_a_conversion_is_no_view(dtype: torch.dtype, moves: bool) -> None:
+    graph = Graph()
+    given = graph.placeholder("given")
+    part = graph.call_function(aten.slice.Tensor, (given, 0, 1))
+    converted = graph.call_function(torch.ops.prims.convert_element_type.default, (part, dtype))
+    given.meta["val"], part.meta["val"], converted.meta["val"] = (
+        torch.ones(3),
+        torch.ones(2),
+        torch.ones(2, dtype=dtype),
+    )
+    assert [volumes._is_no_view(node) for node in (given, part, converted)] == [True, False, moves]
+
+
 def test_one_channel_with_holes_is_copied() -> None:
     """Tensors that are parts of the caller's."""
 

@@ -1,7 +1,8 @@
 """Gradients that convolutions' backwards take, in memory without holes.
 
 The gradient of one part of a concatenation is a slice. cuDNN takes none, so that torch copies it before, element by
-element: 2 ms of a 3-D U-Net's training step of 28 on an H200, where a copy at the speed of memory is 0.2.
+element: by torch's profiler 0.42 ms of a 3-D U-Net's training step of 28.4 on an H200, for five slices, of which the
+largest, three quarters of all, takes 0.13 by Inductor.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ gets back keeps the strides that it had.
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,6 +36,18 @@ NORMS = {
 TENSORS, GROUPS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}, {2: 8, 3: 9}
 
 
+class Step(NamedTuple):
+    """An op on one tensor, with its other arguments."""
+
+    op: Any
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+
+    def of(self, value: Tensor) -> Tensor:
+        result: Tensor = self.op(value, *self.arguments, **self.keywords)
+        return result
+
+
 def place_last(graph: Graph) -> None:
     """Let a graph's convolutions of volumes, with norms of ours among them, have channels_last, if it suits all."""
     if not orders_convolutions() or not any(_is_of_volumes(node) for node in graph.nodes):
@@ -45,15 +57,14 @@ def place_last(graph: Graph) -> None:
     if not found or not all(_suits(node) for node in found):
         return
     try:
-        values, copied = _values(graph, found)
+        values, changes = _values(graph, found)
     except Exception as error:  # such as that of a view which other strides do not have
         logger.info("the convolutions of volumes keep their order of memory: %s", error)
         return
     for node, value in values.items():
         node.meta[VALUE] = value
-    for node, places in copied.items():
-        for place, value in places.items():
-            _put_copy(graph, node, place, value)
+    for node, place, steps in changes:
+        _put(graph, node, place, steps)
 
 
 def _is_of_volumes(node: Node) -> bool:
@@ -83,49 +94,59 @@ def _value(node: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.empty((), device="meta")
 
 
-def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], dict[Node, dict[int, Tensor]]]:
-    """The values of the nodes that get others, and the arguments, by their places, that convolutions get others of."""
+def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], list[tuple[Node, int, list[Step]]]]:
+    """The values of the nodes that get others, and what changes the arguments of convolutions, each by its place."""
     values: dict[Node, Any] = {}
-    copied: dict[Node, dict[int, Tensor]] = {node: {} for node in convolutions}
+    changes = []
 
     def value(node: Node) -> Any:
         return values.get(node, node.meta.get(VALUE))
 
     with convolutions[0].args[0].meta[VALUE].fake_mode:  # type: ignore[union-attr]
         for node in graph.nodes:
+            ours = node in convolutions
             follows = any(source in values for source in node.all_input_nodes)
-            if node.op != "call_function" or not (follows or node in copied):
+            if node.op != "call_function" or not (follows or ours):
                 continue
             if node.meta.get(NEW_SIZES):
                 raise ValueError(f"{node} has sizes that its numbers say")
             arguments = list(map_arg(node.args, value))
-            for place in range(TENSORS[node.target] if node in copied else 0):
-                given = arguments[place]
-                if _differs_in_strides(node, place, given):
-                    strides = torch.empty_like(given, memory_format=LAST).stride()
-                    copied[node][place] = given.as_strided(given.shape, strides)
-                elif not given.is_contiguous(memory_format=LAST):
-                    copied[node][place] = given.contiguous(memory_format=LAST)
-                arguments[place] = copied[node].get(place, given)
+            for place in range(TENSORS[node.target] if ours else 0):
+                steps = _steps(node, place, arguments[place])
+                changes.append((node, place, steps))
+                for step in steps:
+                    arguments[place] = step.of(arguments[place])
             values[node] = node.target(*arguments, **map_arg(node.kwargs, value))
-    return values, copied
+    return values, changes
 
 
-def _differs_in_strides(node: Node, place: int, value: Tensor) -> bool:
-    """Whether an argument is a volume of one channel: it lies in both orders, and its strides say in which of them the
-    convolution makes its result, and a backward reads its gradient."""
+def _steps(node: Node, place: int, value: Tensor) -> list[Step]:
+    """What brings an argument into channels_last.
+
+    A volume of one channel lies in both orders. Its strides say in which of them the convolution makes its result, and
+    a backward reads the gradient of that.
+    """
     is_input = place == TENSORS[node.target] - 2  # type: ignore[index]
-    return is_input and value.shape[1] == 1 and value.is_contiguous()
+    if is_input and value.shape[1] == 1 and value.is_contiguous() and _is_no_view(node.args[place]):
+        strides = torch.empty_like(value, memory_format=LAST).stride()
+        return [Step(aten.as_strided.default, ([*value.shape], [*strides]), {})]
+    return [] if value.is_contiguous(memory_format=LAST) else [Step(aten.clone.default, (), {"memory_format": LAST})]
 
 
-def _put_copy(graph: Graph, node: Node, place: int, value: Tensor) -> None:
-    """Give a convolution an argument with this value."""
-    given = node.args[place]
-    assert isinstance(given, Node)
-    with graph.inserting_before(node):
-        if _differs_in_strides(node, place, given.meta[VALUE]):
-            copy = graph.call_function(aten.as_strided.default, (given, list(value.shape), list(value.stride())))
-        else:
-            copy = graph.call_function(aten.clone.default, (given,), {"memory_format": LAST})
-    copy.meta = {VALUE: value}
-    node.update_arg(place, copy)
+def _is_no_view(node: Any) -> bool:
+    """Whether a tensor surely begins where its memory does: an input of the graph, or a conversion. Inductor of torch
+    2.11 gives other strides to what a view looks at, from its beginning on, and takes away copies before it does so."""
+    converts = node.target is torch.ops.prims.convert_element_type.default
+    return node.op == "placeholder" or (converts and _value(node.args[0]).dtype != _value(node).dtype)
+
+
+def _put(graph: Graph, node: Node, place: int, steps: list[Step]) -> None:
+    """Change an argument of a convolution."""
+    argument = node.args[place]
+    assert isinstance(argument, Node)
+    for step in steps:
+        value = step.of(argument.meta[VALUE])
+        with graph.inserting_before(node):
+            argument = graph.call_function(step.op, (argument, *step.arguments), step.keywords)
+        argument.meta = {VALUE: value}
+    node.update_arg(place, argument)
