@@ -63,8 +63,8 @@ def place_last(graph: Graph) -> None:
         return
     for node, value in values.items():
         node.meta[VALUE] = value
-    for node, place, steps in changes:
-        _put(graph, node, place, steps)
+    for node, place, step in changes:
+        _put(graph, node, place, step)
 
 
 def _is_of_volumes(node: Node) -> bool:
@@ -94,34 +94,34 @@ def _value(node: Any) -> Tensor:
     return value if isinstance(value, Tensor) else torch.empty((), device="meta")
 
 
-def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], list[tuple[Node, int, list[Step]]]]:
+def _values(graph: Graph, convolutions: list[Node]) -> tuple[dict[Node, Any], list[tuple[Node, int, Step]]]:
     """The values of the nodes that get others, and what changes the arguments of convolutions, each by its place."""
     values: dict[Node, Any] = {}
-    changes = []
+    changes: list[tuple[Node, int, Step]] = []
 
     def value(node: Node) -> Any:
         return values.get(node, node.meta.get(VALUE))
 
     with convolutions[0].args[0].meta[VALUE].fake_mode:  # type: ignore[union-attr]
         for node in graph.nodes:
-            ours = node in convolutions
+            convolves = node in convolutions
             follows = any(source in values for source in node.all_input_nodes)
-            if node.op != "call_function" or not (follows or ours):
+            if node.op != "call_function" or not (follows or convolves):
                 continue
             if node.meta.get(NEW_SIZES):
                 raise ValueError(f"{node} has sizes that its numbers say")
             arguments = list(map_arg(node.args, value))
-            for place in range(TENSORS[node.target] if ours else 0):
-                steps = _steps(node, place, arguments[place])
-                changes.append((node, place, steps))
-                for step in steps:
+            for place in range(TENSORS[node.target] if convolves else 0):
+                step = _step(node, place, arguments[place])
+                if step is not None:
+                    changes.append((node, place, step))
                     arguments[place] = step.of(arguments[place])
             values[node] = node.target(*arguments, **map_arg(node.kwargs, value))
     return values, changes
 
 
-def _steps(node: Node, place: int, value: Tensor) -> list[Step]:
-    """What brings an argument into channels_last.
+def _step(node: Node, place: int, value: Tensor) -> Step | None:
+    """What brings an argument into channels_last; None for one that is there.
 
     A volume of one channel lies in both orders. Its strides say in which of them the convolution makes its result, and
     a backward reads the gradient of that.
@@ -129,8 +129,8 @@ def _steps(node: Node, place: int, value: Tensor) -> list[Step]:
     is_input = place == TENSORS[node.target] - 2  # type: ignore[index]
     if is_input and value.shape[1] == 1 and value.is_contiguous() and _is_no_view(node.args[place]):
         strides = torch.empty_like(value, memory_format=LAST).stride()
-        return [Step(aten.as_strided.default, ([*value.shape], [*strides]), {})]
-    return [] if value.is_contiguous(memory_format=LAST) else [Step(aten.clone.default, (), {"memory_format": LAST})]
+        return Step(aten.as_strided.default, ([*value.shape], [*strides]), {})
+    return None if value.is_contiguous(memory_format=LAST) else Step(aten.clone.default, (), {"memory_format": LAST})
 
 
 def _is_no_view(node: Any) -> bool:
@@ -140,13 +140,11 @@ def _is_no_view(node: Any) -> bool:
     return node.op == "placeholder" or (converts and _value(node.args[0]).dtype != _value(node).dtype)
 
 
-def _put(graph: Graph, node: Node, place: int, steps: list[Step]) -> None:
+def _put(graph: Graph, node: Node, place: int, step: Step) -> None:
     """Change an argument of a convolution."""
-    argument = node.args[place]
-    assert isinstance(argument, Node)
-    for step in steps:
-        value = step.of(argument.meta[VALUE])
-        with graph.inserting_before(node):
-            argument = graph.call_function(step.op, (argument, *step.arguments), step.keywords)
-        argument.meta = {VALUE: value}
-    node.update_arg(place, argument)
+    given = node.args[place]
+    assert isinstance(given, Node)
+    with graph.inserting_before(node):
+        changed = graph.call_function(step.op, (given, *step.arguments), step.keywords)
+    changed.meta = {VALUE: step.of(given.meta[VALUE])}
+    node.update_arg(place, changed)
