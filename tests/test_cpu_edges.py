@@ -359,6 +359,8 @@ TILED = [
     Workload("group_norm", (3, 30, 3, 2, 2), 10, "float64", "nchw"),
     Workload("batch_norm", (3, 130, 3, 5), 0, "float32", "nchw", "silu", modulated=True),
     Workload("batch_norm", (2, 97, 13), 0, "float64", "nchw"),
+    Workload("batch_norm", (67, 70, 3, 3), 0, "bfloat16", "nchw", "gelu", modulated=True),
+    Workload("batch_norm", (130, 40, 2), 0, "float32", "nchw", modulated=True),
 ]  # fmt: skip
 
 
@@ -393,6 +395,20 @@ def test_short_planes(workload: Workload, offset: float) -> None:
     inputs = draw(workload)
     inputs.input.add_(offset)
     assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("length", range(2, 18))
+def test_units_of_every_length_below_a_vector(length: int, dtype: str) -> None:
+    """Whole vectors of units and some more, whose bits do not depend on their place: a thread has the first or last."""
+    workload = Workload("instance_norm", (1, 38, length), 0, dtype, "nchw", "relu")
+    inputs = draw(workload)
+    assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
+    rows = inputs.input.detach()
+    with torch.no_grad():
+        whole = fusednorm.instance_norm(rows)
+        parts = [fusednorm.instance_norm(rows[:, c : c + 2]) for c in range(0, 38, 2)]
+    assert torch.equal(whole, torch.cat(parts, 1))
 
 
 @pytest.mark.parametrize("workload", TILED, ids=lambda workload: workload.key)

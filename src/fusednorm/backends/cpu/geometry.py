@@ -196,7 +196,8 @@ def tile(problem: Problem) -> tuple[int, int]:
     if not in_tiles(problem) or any(layout and layout.channel != view.spatial for layout in problem.layouts):
         return 1, 1
     planes = SCRATCH // view.spatial
-    return planes, planes if problem.norm.per_batch else max(1, planes // max(1, view.group_channels))
+    units = planes if problem.norm.per_batch else max(1, planes // max(1, view.group_channels))
+    return planes, units - units % VECTOR if units >= VECTOR else units  # sums are made of VECTOR units at a time
 
 
 def geometry(problem: Problem, pieces: int, piece: int) -> np.ndarray:

@@ -23,7 +23,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.device import exact, inlined, uncontracted
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.operands import narrow, number, rounded_number, wanted
+from fusednorm.backends.cpu.kernels.operands import converting, narrow, number, rounded_number, wanted
 
 
 @exact
@@ -165,20 +165,32 @@ def add_numbers(totals, t, sums, i, n):
 
 
 @cache
-def operand_numbers(element: Element):
-    rounded = rounded_number(element)
+def channel_affines(element: Element):
+    """channel_affines(weight, bias, scale, shift, geometry, n, c, channels, gains, offsets, scales, shifts): A and B in
+    float64 of so many channels from c on, to the bit those of :func:`affine`; the last two arrays are for its own
+    use."""
+    convert = converting(element)
+
+    @uncontracted
+    def multiply(gains, offsets, scales, n):
+        for k in range(n):
+            factor = 1.0 + scales[k]
+            gains[k] *= factor
+            offsets[k] *= factor
 
     @exact
-    def numbers(operand, first, dtype, absent, values, i, n):
-        """Put n elements of an operand in float64, rounded to the compute dtype, into ``values`` from i on; ``absent``
-        where there is no operand."""
-        for k in range(n):
-            values[i + k] = absent
-        if dtype:
-            for k in range(n):
-                values[i + k] = rounded(operand, first + k, dtype)
+    def channel_affines(weight, bias, scale, shift, geometry, n, c, channels, gains, offsets, scales, shifts):
+        convert(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, channels)
+        convert(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, channels)
+        modulation = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
+        if geometry[SCALE_DTYPE]:
+            convert(scale, modulation, geometry[SCALE_DTYPE], 0.0, scales, 0, channels)
+            multiply(gains, offsets, scales, channels)
+        if geometry[SHIFT_DTYPE]:
+            convert(shift, modulation, geometry[SHIFT_DTYPE], 0.0, shifts, 0, channels)
+            add_numbers(offsets, 0, shifts, 0, channels)
 
-    return numbers
+    return channel_affines
 
 
 @cache
@@ -209,7 +221,7 @@ def build_parameter_gradients(element: Element, value, pullback):
 
     grad_bias = sum_n (1 + s) p, grad_weight = sum_n (1 + s) q, grad_shift = p, grad_scale = weight q + bias p.
     """
-    scratch, numbers = accesses("float64").scratch, operand_numbers(element)
+    scratch, convert = accesses("float64").scratch, converting(element)
     add_scaled, scale_gradients = _modulated_channels(element)
 
     def parameter_gradients(
@@ -226,8 +238,8 @@ def build_parameter_gradients(element: Element, value, pullback):
             for k in range(2 * width * together):
                 totals[k] = 0.0
             if wanted(grad_scale):
-                numbers(weight, first, weight_dtype, 1.0, gains, 0, width)
-                numbers(bias, first, bias_dtype, 0.0, offsets, 0, width)
+                convert(weight, first, weight_dtype, 1.0, gains, 0, width)
+                convert(bias, first, bias_dtype, 0.0, offsets, 0, width)
             for step in range((geometry[SAMPLES] + together - 1) // together):
                 n = step * together
                 p, q, place = 2 * n * channels + first, (2 * n + 1) * channels + first, n * channels + first

@@ -66,7 +66,8 @@ class Lanes(NamedTuple):
     """The accesses of one dtype by vectors, as :class:`Element` has them by elements, and what makes and ends vectors.
 
     ``spread(v)`` has a number in every lane, ``behind(v, n)`` 0 in the first n lanes; ``totals(v, w)`` are the sums of
-    the lanes of two vectors.
+    the lanes of two vectors. ``run_totals(p, i, step, n)`` has in lane k the sum of the n elements from i + k step on,
+    VECTOR at most, and ``run_total(p, i, n)`` is one such sum, to the bit. Both read VECTOR elements of each run.
     """
 
     load: object
@@ -74,11 +75,14 @@ class Lanes(NamedTuple):
     read: object
     recall: object
     store: object
+    keep: object
     add_first: object
     add_second: object
     spread: object
     behind: object
     totals: object
+    run_totals: object
+    run_total: object
 
 
 def _spread(builder, number):
@@ -96,15 +100,23 @@ def _make_spread(kind):
     return spread
 
 
+def _leading(builder, count):
+    """Which lanes are among the first so many."""
+    i32 = ir.IntType(32)
+    places = ir.Constant(ir.VectorType(i32, VECTOR), list(range(VECTOR)))
+    return builder.icmp_signed("<", places, _spread(builder, builder.trunc(count, i32)))
+
+
+def _zeros(value):
+    return ir.Constant(value.type, [0.0] * VECTOR)
+
+
 def _make_behind(kind):
     @intrinsic
     def behind(typing_context, v, n):
         def codegen(context, builder, signature, arguments):
             value, count = arguments
-            i32 = ir.IntType(32)
-            places = ir.Constant(ir.VectorType(i32, VECTOR), list(range(VECTOR)))
-            counted = builder.icmp_signed("<", places, _spread(builder, builder.trunc(count, i32)))
-            return builder.select(counted, ir.Constant(value.type, [0.0] * VECTOR), value)
+            return builder.select(_leading(builder, count), _zeros(value), value)
 
         return kind(kind, types.int64), codegen
 
@@ -142,6 +154,62 @@ def _make_totals(kind):
     return totals
 
 
+_FOURS = range(0, VECTOR, 4)
+#: Which lanes of two vectors of sums meet their neighbours when two runs, or twice as many, are put into one vector:
+#: neighbours within 128 bits first, which processors move at once, then whole 128 bits.
+_FOLDS = (
+    ([place for four in _FOURS for place in (four, four + 2, VECTOR + four, VECTOR + four + 2)], 1),
+    ([place for four in _FOURS for place in (four, four + 2, VECTOR + four, VECTOR + four + 2)], 1),
+    ([*range(8), *range(VECTOR, VECTOR + 8)], 8),
+    ([place for eight in (0, 8, VECTOR, VECTOR + 8) for place in range(eight, eight + 4)], 4),
+)
+#: The same neighbours of one run, which stays where it is.
+_STEPS = (1, 2, 8, 4)
+
+
+def _leading_elements(builder, p, i, counted):
+    """The elements from i on in the lanes that count, and 0 in the others."""
+    value = load_vector(builder, p, i, "kept")
+    return builder.select(counted, value, _zeros(value))
+
+
+def _make_run_totals(kind):
+    @intrinsic
+    def run_totals(typing_context, p, i, step, n):
+        def codegen(context, builder, signature, arguments):
+            p, i, step, n = arguments
+            counted, runs = _leading(builder, n), []
+            for _ in range(VECTOR):
+                runs.append(_leading_elements(builder, p, i, counted))
+                i = builder.add(i, step)
+            for places, neighbour in _FOLDS:
+                others = [place + neighbour for place in places]
+                runs = [
+                    builder.fadd(_chosen(builder, a, b, places), _chosen(builder, a, b, others))
+                    for a, b in zip(runs[::2], runs[1::2], strict=True)
+                ]
+            return runs[0]
+
+        return kind(types.CPointer(kind.compute), types.int64, types.int64, types.int64), codegen
+
+    return run_totals
+
+
+def _make_run_total(kind):
+    @intrinsic
+    def run_total(typing_context, p, i, n):
+        def codegen(context, builder, signature, arguments):
+            p, i, n = arguments
+            run = _leading_elements(builder, p, i, _leading(builder, n))
+            for step in _STEPS:
+                run = builder.fadd(run, _chosen(builder, run, run, [place ^ step for place in range(VECTOR)]))
+            return builder.extract_element(run, ir.IntType(32)(0))
+
+        return kind.compute(types.CPointer(kind.compute), types.int64, types.int64), codegen
+
+    return run_total
+
+
 @cache
 def lanes(dtype: str) -> Lanes:
     """The accesses by vectors of a dtype."""
@@ -154,9 +222,12 @@ def lanes(dtype: str) -> Lanes:
         read=make_load(compute, kind, None, load=load_vector),
         recall=make_load(compute, kind, None, "kept", load=load_vector),
         store=make_store(pointee, kind, narrow, store=store_vector),
+        keep=make_store(compute, kind, None, "kept", store=store_vector),
         add_first=make_add(compute, kind, "first", load=load_vector, store=store_vector),
         add_second=make_add(compute, kind, "second", load=load_vector, store=store_vector),
         spread=_make_spread(kind),
         behind=_make_behind(kind),
         totals=_make_totals(kind),
+        run_totals=_make_run_totals(kind),
+        run_total=_make_run_total(kind),
     )

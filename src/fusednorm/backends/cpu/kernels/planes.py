@@ -34,12 +34,12 @@ from fusednorm.backends.cpu.geometry import (
     WANT_INPUT_GRAD,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, operand_numbers, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, channel_affines, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.moments import SHORT, TOGETHER, merge, moments, strided_moments
-from fusednorm.backends.cpu.kernels.operands import rounded_number
+from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
 from fusednorm.backends.cpu.kernels.plane_rows import (
     gradient_maker,
     kept_length,
@@ -131,21 +131,24 @@ def row_place(geometry, n, c, row):
 
 @cache
 def _row_affines(element: Element):
-    channel_affine, numbers = affine(element), operand_numbers(element)
+    channel_affine, several, convert = affine(element), channel_affines(element), converting(element)
+    scratch = accesses("float64").scratch
 
     @exact
     def row_affines(weight, bias, scale, shift, geometry, n, c, rows, gains, offsets):
         """A and B of so many rows of a unit, from channel c of sample n on."""
         modulated, per_batch = geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0, geometry[PER_BATCH] > 0
-        if modulated or rows <= FEW_ROWS:
+        if rows <= FEW_ROWS or (modulated and per_batch):
             for row in range(rows):
                 gains[row], offsets[row] = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 n, c = (n + 1, c) if per_batch else (n, c + 1)
             return
-        different = 1 if per_batch else rows
-        numbers(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, different)
-        numbers(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, different)
-        for row in range(different, rows):
+        if not per_batch:
+            several(weight, bias, scale, shift, geometry, n, c, rows, gains, offsets, scratch(), scratch())
+            return
+        convert(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, 1)
+        convert(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, 1)
+        for row in range(1, rows):
             gains[row], offsets[row] = gains[0], offsets[0]
 
     return row_affines

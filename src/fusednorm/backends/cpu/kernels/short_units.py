@@ -7,16 +7,18 @@ from functools import cache
 
 import numpy as np
 
+from fusednorm.backends.cpu.geometry import VECTOR
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
-
-VECTORIZED = 16  # elements of a unit at least that vector code sums sooner: 768 of 20 take 12.7 us forward, and 15.4
+from fusednorm.backends.cpu.kernels.lanes import lanes
 
 
 @cache
 def of_units(element: Element):
     """unit_sums and spread_units: a number per unit from its elements, and a number of each element from its unit."""
     recall, keep, fill, T = element.recall, element.keep, element.fill, element.compute
+    vector = lanes(element.dtype)
+    run_totals, run_total, keep_vector = vector.run_totals, vector.run_total, vector.keep
 
     @reassociated
     def total(values, first, n):
@@ -27,25 +29,24 @@ def of_units(element: Element):
 
     @exact
     def unit_sums(values, first, length, units, sums):
-        if length >= VECTORIZED:
+        """The sums of units. Those shorter than a vector are summed in VECTOR lanes, which read behind the last one:
+        instance_norm of (34, 1280, 3, 5) in float16 takes 0.25 ms so on two threads, and 0.44 unit by unit."""
+        if length >= VECTOR:
             for u in range(units):
                 keep(sums, u, total(values, first + u * length, length))
             return
-        fours = length - length % 4
-        for u in range(units):
-            k = first + u * length
-            s0, s1, s2, s3 = T(0), T(0), T(0), T(0)
-            for d in range(0, fours, 4):
-                s0 += recall(values, k + d)
-                s1 += recall(values, k + d + 1)
-                s2 += recall(values, k + d + 2)
-                s3 += recall(values, k + d + 3)
-            for d in range(fours, length):
-                s0 += recall(values, k + d)
-            keep(sums, u, (s0 + s1) + (s2 + s3))
+        whole = units - units % VECTOR
+        for u in range(0, whole, VECTOR):
+            keep_vector(sums, u, run_totals(values, first + u * length, length, length))
+        for u in range(whole, units):
+            keep(sums, u, run_total(values, first + u * length, length))
 
     @exact
     def spread_units(numbers, length, units, elements):
+        if length <= FILLED:
+            for u in range(units):
+                fill(elements, u * length, recall(numbers, u))
+            return
         k = 0
         for u in range(units):
             number = recall(numbers, u)

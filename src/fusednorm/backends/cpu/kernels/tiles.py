@@ -13,7 +13,6 @@ from functools import cache
 import numpy as np
 
 from fusednorm.backends.cpu.geometry import (
-    BIAS_DTYPE,
     GATE_ROWS,
     GRAD_SAMPLE,
     GRAD_STEP,
@@ -30,8 +29,6 @@ from fusednorm.backends.cpu.geometry import (
     PRE_STEP,
     RMS,
     SAMPLES,
-    SCALE_DTYPE,
-    SHIFT_DTYPE,
     SPATIAL,
     TILE_PLANES,
     TILE_UNITS,
@@ -42,9 +39,8 @@ from fusednorm.backends.cpu.geometry import (
     VECTOR,
     WANT_INPUT_GRAD,
     WANT_VARIANCE,
-    WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, dz_of, normalized, operand_numbers, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import channel_affines, dz_of, normalized, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact, reassociated
 from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
@@ -52,6 +48,7 @@ from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
 from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
+from fusednorm.backends.cpu.kernels.slabs import FLUSH, pivot_finder, row_adder
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
 
@@ -78,6 +75,63 @@ def channels_of(geometry, unit, last):
 
 
 @cache
+def _moments_over_samples(element: Element):
+    """The statistics of batch_norm's channels whose planes make a tile: those of each element over all samples, in
+    vector code, and then of a plane's elements together."""
+    add_rows, find_pivot, T = row_adder(element), pivot_finder(element), element.compute
+    plane_sums, spread_planes = of_units(accesses("float64"))
+
+    @exact
+    def add_wide(sums, totals, n):
+        for k in range(n):
+            totals[k] += np.float64(sums[k])
+            sums[k] = T(0)
+
+    @exact
+    def finish(pivots, totals, squares, samples, n):
+        """Mean and M2 of each element, in the place of its sums."""
+        for k in range(n):
+            shift = totals[k] / samples
+            m2 = squares[k] - totals[k] * shift
+            totals[k], squares[k] = np.float64(pivots[k]) + shift, 0.0 if m2 < 0.0 else m2
+
+    @exact
+    def divide(sums, planes, length):
+        for plane in range(planes):
+            sums[plane] /= length
+
+    @exact
+    def add_distances(means, centres, samples, squares, n):
+        for k in range(n):
+            delta = means[k] - centres[k]
+            squares[k] += samples * (delta * delta)
+
+    @exact
+    def moments_over_samples(
+        x, i, sample, geometry, planes, pivots, first, second, totals, squares, centres, plane_means, plane_m2s
+    ):
+        """Mean and M2 of so many channels, the first of which begins at i in the first sample."""
+        samples, length = geometry[SAMPLES], geometry[SPATIAL]
+        n = planes * length
+        find_pivot(x, i, sample, samples, n, 1, pivots)
+        for k in range(n):
+            first[k] = second[k] = T(0)
+            totals[k] = squares[k] = 0.0
+        for row in range(0, samples, FLUSH):
+            add_rows(x, i + row * sample, sample, min(FLUSH, samples - row), True, n, pivots, first, second)
+            add_wide(first, totals, n)
+            add_wide(second, squares, n)
+        finish(pivots, totals, squares, samples, n)
+        plane_sums(totals, 0, length, planes, plane_means)
+        divide(plane_means, planes, length)
+        spread_planes(plane_means, length, planes, centres)
+        add_distances(totals, centres, samples, squares, n)
+        plane_sums(squares, 0, length, planes, plane_m2s)
+
+    return moments_over_samples
+
+
+@cache
 def _spread(element: Element):
     fill = element.fill
 
@@ -91,25 +145,9 @@ def _spread(element: Element):
 
 
 @cache
-def _plane_affines(element: Element):
-    channel_affine, numbers = affine(element), operand_numbers(element)
-
-    @exact
-    def plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gains, offsets):
-        """A and B of so many channels from c on, as :func:`affine` has them."""
-        if geometry[SCALE_DTYPE] + geometry[SHIFT_DTYPE] > 0:
-            for plane in range(planes):
-                gains[plane], offsets[plane] = channel_affine(weight, bias, scale, shift, geometry, n, c + plane)
-            return
-        numbers(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, planes)
-        numbers(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, planes)
-
-    return plane_affines
-
-
-@cache
 def _tile_coefficients(element: Element):
-    """mean, a = A rstd, B and rstd of each element of a tile."""
+    """spread_units and spread_affines: what units have, mean or rstd, for each element of a tile, and a = A rstd and
+    B."""
     T, spread, keep = element.compute, _spread(element), element.keep
     _, spread_planes = of_units(element)
 
@@ -129,32 +167,38 @@ def _tile_coefficients(element: Element):
             keep(numbers, k, T(values[first + k]))
 
     @exact
-    def tile_coefficients(
-        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, first, numbers, means, gains, offsets, rstds
-    ):
-        """Of so many planes, which have their A and B in ``gain_of`` and ``offset_of``; the first of them is row
-        ``first`` of the units."""
+    def spread_units(values, geometry, planes, first, numbers, elements):
+        """Of planes the first of which is row ``first`` of the units."""
         length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
         if size == 1:  # each plane is a row of a unit of its own
-            place(unit_means, first, planes, numbers)
-            spread_planes(numbers, length, planes, means)
-            place(unit_rstds, first, planes, numbers)
-            spread_planes(numbers, length, planes, rstds)
+            place(values, first, planes, numbers)
+            spread_planes(numbers, length, planes, elements)
+            return
+        unit, row = first // size, first % size
+        start = 0
+        while start < planes:
+            stop = min(start + size - row, planes)
+            spread(elements, start * length, (stop - start) * length, values[unit])
+            start, unit, row = stop, unit + 1, 0
+
+    @exact
+    def spread_affines(unit_rstds, gain_of, offset_of, geometry, planes, first, numbers, gains, offsets):
+        """Of the same planes, which have their A and B in ``gain_of`` and ``offset_of``."""
+        length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
+        if size == 1:
             scale_each(gain_of, unit_rstds, first, planes, numbers)
         else:
             unit, row = first // size, first % size
             start = 0
             while start < planes:
                 stop = min(start + size - row, planes)
-                spread(means, start * length, (stop - start) * length, unit_means[unit])
-                spread(rstds, start * length, (stop - start) * length, unit_rstds[unit])
                 scale(gain_of, np.float64(unit_rstds[unit]), start, stop, numbers)
                 start, unit, row = stop, unit + 1, 0
         spread_planes(numbers, length, planes, gains)
         place(offset_of, 0, planes, numbers)
         spread_planes(numbers, length, planes, offsets)
 
-    return tile_coefficients
+    return spread_units, spread_affines
 
 
 @cache
@@ -279,9 +323,10 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     source = element._replace(load=element.load_total) if adds_before else element
     unit_moments, keep = moments_of_units(source), publish(element)
     sum_tile, apply_tile = _sum_tile(element, by_channel), _apply_tile(element, value, adds_before, adds_behind)
-    tile_coefficients, scratch, T = _tile_coefficients(element), element.scratch, element.compute
-    plane_affines, short_statistics, wide_scratch = (
-        _plane_affines(element), statistics_of_units(source), accesses("float64").scratch
+    (spread_units, spread_affines), scratch, T = _tile_coefficients(element), element.scratch, element.compute
+    plane_affines, short_statistics, moments_over_samples, wide_scratch = (
+        channel_affines(element), statistics_of_units(source), _moments_over_samples(source),
+        accesses("float64").scratch,
     )  # fmt: skip
 
     @exact
@@ -295,8 +340,10 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     ):  # fmt: skip
         unit_means, unit_rstds, numbers, work = scratch(), scratch(), scratch(), scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
-        gain_of, offset_of = wide_scratch(), wide_scratch()
+        gain_of, offset_of, scale_of, shift_of = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
+        centres, m2s = wide_scratch(), wide_scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
+        tiled = geometry[PER_BATCH] and most > 1
         size = geometry[GROUP_CHANNELS] * length
         short = not geometry[PER_BATCH] and geometry[TILE_UNITS] > 1 and size <= FEWEST
         channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
@@ -332,19 +379,27 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                     publish_short(mean, unit, last - unit, unit_means)
                 if geometry[WANT_VARIANCE]:
                     publish_short(variance, unit, last - unit, rstds)
+            if tiled:
+                moments_over_samples(
+                    whole, i, sample, geometry, last - unit, means, gains, offsets, gain_of, offset_of, scale_of,
+                    centres, m2s,
+                )  # fmt: skip
             for u in range(last if short else unit, last):
-                centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
+                if tiled:
+                    centre, m2 = centres[u - unit], m2s[u - unit]
+                else:
+                    centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
                 centre, inverse = keep(mean, rstd, variance, geometry, eps, u, centre, m2)
                 unit_means[u - unit], unit_rstds[u - unit] = T(centre), T(inverse)
-            for n in range(n0, n1):
-                for tile in range(tiles):
-                    c = c0 + tile * most
-                    planes = min(most, c1 - c)
-                    plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
-                    tile_coefficients(
-                        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
-                        offsets, rstds,
-                    )  # fmt: skip
+            for tile in range(tiles):
+                c = c0 + tile * most
+                planes = min(most, c1 - c)
+                spread_units(unit_means, geometry, planes, c - c0, numbers, means)
+                for n in range(n0, n1):
+                    plane_affines(
+                        weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of, scale_of, shift_of
+                    )
+                    spread_affines(unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, gains, offsets)
                     j = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]
                     p = n * geometry[POST_SAMPLE] + c * geometry[POST_STEP]
                     apply_tile(
@@ -364,8 +419,10 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     """
     tile_products = _tile_products(element, pullback, adds_behind)
     gradient_tile = _gradient_tile(element, pullback, keeps, adds_gradient)
-    two_sums, tile_coefficients, saved = _two_sums(element), _tile_coefficients(element), saved_statistics(element)
-    plane_affines, scratch, spread, T = _plane_affines(element), element.scratch, _spread(element), element.compute
+    two_sums, saved, (spread_units, spread_affines) = (
+        _two_sums(element), saved_statistics(element), _tile_coefficients(element)
+    )  # fmt: skip
+    plane_affines, scratch, spread, T = channel_affines(element), element.scratch, _spread(element), element.compute
     (plane_sums, spread_planes), wide_scratch = of_units(element), accesses("float64").scratch
     recall, keep = element.recall, element.keep
 
@@ -445,7 +502,8 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         totals, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
-        numbers, more_numbers, gain_of, offset_of = scratch(), scratch(), wide_scratch(), wide_scratch()
+        numbers, more_numbers = scratch(), scratch()
+        gain_of, offset_of, scale_of, shift_of = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
         slot = worker * geometry[TILE_UNITS] * rows_per_unit(geometry) * length if keeps else 0
@@ -461,15 +519,16 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             c0, c1 = channels_of(geometry, unit, last)
             n0, n1 = samples_of(geometry, unit)
             tiles = (c1 - c0 + most - 1) // most
-            for n in range(n0, n1):
-                for tile in range(tiles):
-                    c = c0 + tile * most
-                    planes = min(most, c1 - c)
-                    plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
-                    tile_coefficients(
-                        unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
-                        offsets, rstds,
-                    )  # fmt: skip
+            for tile in range(tiles):
+                c = c0 + tile * most
+                planes = min(most, c1 - c)
+                spread_units(unit_means, geometry, planes, c - c0, numbers, means)
+                spread_units(unit_rstds, geometry, planes, c - c0, numbers, rstds)
+                for n in range(n0, n1):
+                    plane_affines(
+                        weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of, scale_of, shift_of
+                    )
+                    spread_affines(unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, gains, offsets)
                     g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
                     i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                     r = slot + ((n - n0) * (c1 - c0) + c - c0) * length if keeps else 0
@@ -480,19 +539,23 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                     )  # fmt: skip
                     tile_sums(sums, geometry, n, c, planes, dzs, r, second_work, numbers, more_numbers)
                     add_totals(sums, totals, gain_of, geometry, n, c, planes, c - c0, unit)
-            for n in range(n0, n1 if geometry[WANT_INPUT_GRAD] else n0):
-                for tile in range(tiles):
-                    c = c0 + tile * most
-                    planes = min(most, c1 - c)
+            for tile in range(tiles if geometry[WANT_INPUT_GRAD] else 0):
+                c = c0 + tile * most
+                planes = min(most, c1 - c)
+                if tiles > 1:
+                    spread_units(unit_means, geometry, planes, c - c0, numbers, means)
+                    spread_units(unit_rstds, geometry, planes, c - c0, numbers, rstds)
+                gradient_coefficients(
+                    totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work, numbers
+                )
+                for n in range(n0, n1):
                     if tiles > 1 or n1 - n0 > 1:
-                        plane_affines(weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of)
-                        tile_coefficients(
-                            unit_means, unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, means, gains,
-                            offsets, rstds,
-                        )  # fmt: skip
-                    gradient_coefficients(
-                        totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work, numbers
-                    )
+                        plane_affines(
+                            weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of, scale_of, shift_of
+                        )
+                        spread_affines(
+                            unit_rstds, gain_of, offset_of, geometry, planes, c - c0, numbers, gains, offsets
+                        )
                     g = n * geometry[GRAD_SAMPLE] + c * geometry[GRAD_STEP]
                     i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
                     o = n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP]

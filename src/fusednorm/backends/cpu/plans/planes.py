@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, in_tiles, padded
+from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, in_tiles, padded
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
@@ -91,7 +91,8 @@ class PlanesBackward(BackwardPlan):
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
         length = self.problem.view.spatial
-        room = together if module == "tiles" else together // max(1, length) * padded(length)
+        # Tiles are summed by vectors, the last of which may reach behind the units.
+        room = together + VECTOR if module == "tiles" else together // max(1, length) * padded(length)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * room if keeps else 0
         kernel = self.kernel("backward" + self.variant(keeps), module=module)
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
