@@ -1383,6 +1383,15 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          torch.bfloat16, False, "backward", RowsBackwardConfig(4, 1, 325)),
         (("instance_norm", 0, "relu", False), (2, 23, 49, 7), torch.float32, True, "backward", HeldConfig(1, 4)),
         (("batch_norm", 0, None, False), (101, 101, 3, 3), torch.float32, True, "backward", HeldConfig(2, 8)),
+        (("batch_norm", 0, None, False), (88, 960, 1, 5), torch.float32, False, "forward", HeldConfig(4, 8)),
+        (("batch_norm", 0, None, False), (48, 1500, 3, 3), torch.float16, False, "forward", HeldConfig(4, 4)),
+        (("batch_norm", 0, None, False), (40, 1000, 3, 3), torch.bfloat16, False, "backward", HeldConfig(2, 4)),
+        (("batch_norm", 0, None, False), (100, 700, 5), torch.float32, False, "backward", HeldConfig(4, 8)),
+        (("batch_norm", 0, None, False), (100, 700, 1, 3), torch.bfloat16, False, "forward", HeldConfig(4, 8)),
+        (("batch_norm", 0, None, False), (22, 1024, 5, 5), torch.bfloat16, False, "forward", HeldConfig(1, 1)),
+        (("batch_norm", 0, "silu", False), (30, 1500, 5, 5), torch.bfloat16, False, "backward", HeldConfig(1, 1)),
+        (("batch_norm", 0, None, False), (10, 4096, 7, 7), torch.bfloat16, False, "backward", HeldConfig(1, 1)),
+        (("batch_norm", 0, None, False), (14, 1280, 7, 7), torch.float32, False, "forward", HeldConfig(1, 2)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(

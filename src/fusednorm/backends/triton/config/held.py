@@ -113,6 +113,18 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return HeldConfig(2, 4)  # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
+    narrow_planes = seen.flat and seen.elements == 512 and seen.columns <= SHORT_ROW
+    if narrow_planes and (problem.backward or not problem.norm.smooth):
+        # Neighbouring planes are read together: (88, 960, 1, 5) in bf16 takes 3.3 us so, and 4.1 with one on two warps,
+        # (40, 1000, 3, 3) in fp32 3.2 and 3.6, backward 3.6 and 4.0, the first with silu 4.1 and 5.5.
+        units = 2 if problem.backward and size == 2 else 4
+        return HeldConfig(units, 4 if size == 2 else 8)
+    most = (6 if problem.backward else 0 if problem.norm.smooth else 4) * SMALL_HELD
+    long_planes = narrow and seen.affine == 0 and seen.elements == 1024 and seen.columns > SHORT_ROW
+    if long_planes and seen.units >= MANY_SHORT and total <= most:
+        # (22, 1024, 5, 5) in bf16 takes 3.3 us so, and 3.5 on two warps, its backward 3.5 and 4.0, that of (30, 1500,
+        # 5, 5) 4.8 and 5.6, but of (40, 2048, 5, 5) in fp16 8.6 and 8.0.
+        return HeldConfig(1, 1)
     if seen.flat and not problem.backward and seen.elements == 512 and problem.norm.smooth:
         return HeldConfig(2, 4)  # (40, 1280, 3, 3) in bf16 with silu takes 3.3 us so, and 4.0 with one on a warp
     several = seen.affine == 0 and narrow and 128 <= seen.elements <= 256 and seen.units >= MANY_SHORT
@@ -127,9 +139,10 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     planes = problem.backward and seen.affine == 0 and narrow and seen.elements == 256 and seen.columns > SHORT_ROW
     if planes and not problem.norm.smooth and total <= 4 * SMALL_HELD:
         return HeldConfig(1, 1)  # (3, 1500, 45) in bf16 takes 2.6 us so, and 3.2 with two units on two warps
-    if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= 2 * SMALL_HELD:
-        # (16, 512, 5, 5) in bf16 takes 2.6 us on one warp, and 2.8 on more, (6, 662, 9, 9) in fp32 with gelu 4.7 and
-        # 3.2.
+    most = (2 if problem.norm.smooth else 8) * SMALL_HELD
+    if problem.backward and seen.affine == 0 and narrow and seen.elements == 512 and total <= most:
+        # (16, 512, 5, 5) in bf16 takes 2.6 us on one warp, and 2.8 on more, (10, 4096, 7, 7) 7.1, and 8.1 with two on
+        # two, (6, 662, 9, 9) in fp32 with gelu 4.7 and 3.2.
         return HeldConfig(1, 4 if problem.norm.smooth and size == 4 else 1)
     return None
 
@@ -152,6 +165,8 @@ def _short_planes(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     units = _row_of_planes(problem, seen)
     if units == 1 or units * seen.elements > MOST_SHORT_ROWS:
         return None
+    if seen.columns == 3 and seen.elements == 512:
+        units = min(units, 4)  # (100, 700, 1, 3) in bf16 takes 2.8 us so, and 3.1 with 8, backward 3.2 and 3.6
     if not problem.backward and seen.units >= MANY_SHORT and seen.narrow(problem):
         # (16, 2132, 5, 3) in fp16 takes 2.9 us with two on one warp, and 3.7 on two, (30, 1200, 3, 3) with relu 3.1
         # with one on two, and 3.8 with two on four.
