@@ -17,6 +17,7 @@ from fusednorm.backends.triton.kernels.moments import (
     held_moments,
     inverse_deviation,
     merge_lanes,
+    saved_statistics,
 )
 from fusednorm.backends.triton.kernels.rows import store_sums
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
@@ -213,8 +214,7 @@ def gradients_of_positions(
     grads = Channels(p_dy + begin_of(n, o_s, dy_sample, ALIGN), dy_channel)
     inputs = Channels(p_x + begin_of(n, o_s, x_sample, ALIGN), x_channel)
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
-    rstd = tl.load(p_rstd + o_unit, m_s, 0.0)
-    mean = tl.load(p_mean + o_unit, m_s, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+    mean, rstd = saved_statistics(p_mean, p_rstd, o_unit, m_s)
     if HELD:
         dz, xhat, gain, mask = gradient_at(
             grads, inputs, parameters, added, n, o_s, o_c, m_s, mean, rstd, alpha, dtype, DERIVATIVE, K, ALIGN

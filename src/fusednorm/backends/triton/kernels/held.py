@@ -23,7 +23,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Numbers, Parameters, Steps
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, corrected, inverse_deviation, unit_of
+from fusednorm.backends.triton.kernels.moments import (
+    add_pair,
+    compute_dtype,
+    corrected,
+    inverse_deviation,
+    saved_statistics,
+    unit_of,
+)
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
@@ -310,8 +317,7 @@ def held_units_backward(
         b_behind = tl.load(added.behind + offsets_of_units(o_n, o_place, o_r, o_k, steps, APART, ALIGN), mask, 0.0)
     if added.grad_total is not None:
         b_more = tl.load(added.grad_total + offsets_of_units(o_n, o_place, o_r, o_k, x_steps, APART, ALIGN), mask, 0.0)
-    rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
-    mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+    mean, rstd = saved_statistics(p_mean, p_rstd, o_unit, m_u)
     o_c, o_modulation, m_c = channels_of(
         n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
     )

@@ -18,7 +18,7 @@ from fusednorm.backends.triton.kernels.held import (
     total,
     totals,
 )
-from fusednorm.backends.triton.kernels.moments import add_pair
+from fusednorm.backends.triton.kernels.moments import add_pair, saved_statistics
 from fusednorm.backends.triton.kernels.points import affine_of_points
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of
 
@@ -64,8 +64,7 @@ def held_samples_backward(
         b_dy = tl.load(p_dy + offsets_of_units(n, g, o_r, o_k, dy_steps, False, ALIGN), mask, 0.0)
         b_x = tl.load(p_x + offsets_of_units(n, g, o_r, o_k, x_steps, False, ALIGN), mask, 0.0)
         o_unit = n * G + g
-        rstd = tl.load(p_rstd + o_unit, m_u, 0.0)
-        mean = tl.load(p_mean + o_unit, m_u, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+        mean, rstd = saved_statistics(p_mean, p_rstd, o_unit, m_u)
         _, o_modulation, m_modulation = channels_of(
             n, g, m_u, rows, columns, C, AFFINE, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K
         )

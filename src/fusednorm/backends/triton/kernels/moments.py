@@ -19,6 +19,15 @@ def add_pair(a, b, c, d):
 
 
 @triton.jit
+def saved_statistics(p_mean, p_rstd, o_unit, m_unit):
+    """mean and rstd of units. Where there is no unit both are 1, since x is 0 there: of x - mean = 0 and an infinite
+    weight z would be NaN, which dy = 0 does not keep out of the sums over units."""
+    rstd = tl.load(p_rstd + o_unit, m_unit, 1.0)
+    mean = tl.load(p_mean + o_unit, m_unit, 1.0) if p_mean is not None else (m_unit == 0).to(rstd.dtype)
+    return mean, rstd
+
+
+@triton.jit
 def chan(mean_a, m2_a, count_a, mean_b, m2_b, count_b):
     """The moments of two sets together; either may be empty."""
     # delta's square, and its product with a count, may be infinite. An empty first set has count 0, so delta is

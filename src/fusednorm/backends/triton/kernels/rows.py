@@ -13,7 +13,13 @@ from fusednorm.backends.triton.kernels.added import behind
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
 from fusednorm.backends.triton.kernels.aggregates import AddedGradients, GatedGradients, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
-from fusednorm.backends.triton.kernels.moments import add_pair, compute_dtype, inverse_deviation, merge_lanes
+from fusednorm.backends.triton.kernels.moments import (
+    add_pair,
+    compute_dtype,
+    inverse_deviation,
+    merge_lanes,
+    saved_statistics,
+)
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
 
@@ -245,8 +251,7 @@ def gradients_of_rows(
         if gated.before is not None:
             o_before = begin_of_lanes(n, positions, gated.before_sample, gated.before_row, ALIGN, WINDOW) + o_lane
             b_before = load_rows(gated.before + o_before, mask, loaded, last, WINDOW)
-        rstd = tl.load(p_rstd + n, m_n, 0.0)
-        mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+        mean, rstd = saved_statistics(p_mean, p_rstd, n, m_n)
         if RELOAD:
             gain, offset = affine(parameters, sample * K + o_k, o_k, m_column, dtype)
         dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
@@ -396,8 +401,7 @@ def columns_backward(
         mask = m_n & m_k
         b_dy = tl.load(p_dy + begin_of_rows(n, positions, dy_sample, dy_row, ALIGN) + o_k, mask, 0.0)
         b_x = tl.load(p_x + begin_of_rows(n, positions, x_sample, x_row, ALIGN) + o_k, mask, 0.0)
-        rstd = tl.load(p_rstd + n, m_n, 0.0)
-        mean = tl.load(p_mean + n, m_n, 0.0) if p_mean is not None else tl.zeros_like(rstd)
+        mean, rstd = saved_statistics(p_mean, p_rstd, n, m_n)
         dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             o_j = tl.arange(0, BLOCK_J)

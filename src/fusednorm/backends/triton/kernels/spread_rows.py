@@ -12,7 +12,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
-from fusednorm.backends.triton.kernels.moments import compute_dtype, merge_lanes
+from fusednorm.backends.triton.kernels.moments import compute_dtype, merge_lanes, saved_statistics
 from fusednorm.backends.triton.kernels.rows import store_sums
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_of, normalized
 
@@ -35,14 +35,6 @@ def offsets_of_rows(n, o_s, o_k, steps):
 def mask_of_rows(o_s, o_k, end, K: tl.constexpr, ALIGN: tl.constexpr, LAST: tl.constexpr):
     """Which rows before the one at ``end`` and which elements there are in a tile."""
     return (o_s < (end if LAST else aligned(end, ALIGN)))[:, None] & (o_k < K)[None, :]
-
-
-@triton.jit
-def statistics_of_rows(p_mean, p_rstd, o_row, m_s):
-    """mean and rstd of rows, each as a column."""
-    rstd = tl.load(p_rstd + o_row, m_s, 0.0)[:, None]
-    mean = tl.load(p_mean + o_row, m_s, 0.0)[:, None] if p_mean is not None else tl.zeros_like(rstd)
-    return mean, rstd
 
 
 @triton.jit
@@ -119,7 +111,7 @@ def row_results(
     gain, offset = affine_of_elements(Parameters(p_weight, p_bias, p_scale, p_shift), n, o_k, K, ALIGN, dtype)
     if OVERLAP:
         gdc_wait()
-    mean, rstd = statistics_of_rows(p_mean, p_rstd, n * positions + o_s, o_s < positions)
+    mean, rstd = saved_statistics(p_mean, p_rstd, (n * positions + o_s)[:, None], (o_s < positions)[:, None])
     b_y = VALUE(normalized(b_x - mean, gain * rstd, offset), alpha_of(activation_parameter, ALPHA, dtype))
     tl.store(p_y + offsets_of_rows(n, o_s, o_k, y_steps), b_y.to(p_y.dtype.element_ty), mask)
 
@@ -145,7 +137,7 @@ def row_sums(
     dy_steps = steps_of_rows(dy_sample, dy_row, dy_element, ALIGN, LAST)
     x_steps = steps_of_rows(x_sample, x_row, x_element, ALIGN, LAST)
     parameters, alpha = Parameters(p_weight, p_bias, p_scale, p_shift), alpha_of(activation_parameter, ALPHA, dtype)
-    mean, rstd = statistics_of_rows(p_mean, p_rstd, n * positions + o_s, o_s < positions)
+    mean, rstd = saved_statistics(p_mean, p_rstd, (n * positions + o_s)[:, None], (o_s < positions)[:, None])
     p = tl.zeros((BLOCK_S, BLOCK_K), dtype)
     q = tl.zeros((BLOCK_S, BLOCK_K), dtype)
     for step in tl.range(0, steps):
@@ -197,7 +189,7 @@ def row_gradients(
         mask, m_s = mask_of_rows(o_s, o_k, positions, K, ALIGN, LAST), o_s < positions
         b_dy = tl.load(p_dy + offsets_of_rows(n, o_s, o_k, dy_steps), mask, 0.0)
         b_x = tl.load(p_x + offsets_of_rows(n, o_s, o_k, x_steps), mask, 0.0)
-        mean, rstd = statistics_of_rows(p_mean, p_rstd, n * positions + o_s, m_s)
+        mean, rstd = saved_statistics(p_mean, p_rstd, (n * positions + o_s)[:, None], m_s[:, None])
         dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_dx is not None:
             p_total = p_totals + 2 * (n * positions + o_s)
