@@ -154,12 +154,12 @@ def _make_totals(kind):
     return totals
 
 
-_FOURS = range(0, VECTOR, 4)
+_WITHIN = [place for four in range(0, VECTOR, 4) for place in (four, four + 2, VECTOR + four, VECTOR + four + 2)]
 #: Which lanes of two vectors of sums meet their neighbours when two runs, or twice as many, are put into one vector:
 #: neighbours within 128 bits first, which processors move at once, then whole 128 bits.
 _FOLDS = (
-    ([place for four in _FOURS for place in (four, four + 2, VECTOR + four, VECTOR + four + 2)], 1),
-    ([place for four in _FOURS for place in (four, four + 2, VECTOR + four, VECTOR + four + 2)], 1),
+    (_WITHIN, 1),
+    (_WITHIN, 1),
     ([*range(8), *range(VECTOR, VECTOR + 8)], 8),
     ([place for eight in (0, 8, VECTOR, VECTOR + 8) for place in range(eight, eight + 4)], 4),
 )

@@ -146,7 +146,7 @@ def _spread(element: Element):
 
 @cache
 def _tile_coefficients(element: Element):
-    """spread_units and spread_affines: what units have, mean or rstd, for each element of a tile, and a = A rstd and
+    """spread_units and spread_affines: a number of units, such as mean, for each element of a tile, and a = A rstd and
     B."""
     T, spread, keep = element.compute, _spread(element), element.keep
     _, spread_planes = of_units(element)
@@ -422,9 +422,8 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     two_sums, saved, (spread_units, spread_affines) = (
         _two_sums(element), saved_statistics(element), _tile_coefficients(element)
     )  # fmt: skip
-    plane_affines, scratch, spread, T = channel_affines(element), element.scratch, _spread(element), element.compute
-    (plane_sums, spread_planes), wide_scratch = of_units(element), accesses("float64").scratch
-    recall, keep = element.recall, element.keep
+    plane_affines, scratch, T = channel_affines(element), element.scratch, element.compute
+    (plane_sums, _), wide_scratch, recall = of_units(element), accesses("float64").scratch, element.recall
 
     @exact
     def put_sums(sums, i, numbers, n):
@@ -469,40 +468,20 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             start, u, row = stop, u + 1, 0
 
     @exact
-    def mean_totals(totals, inverses, j, k, first, n, count, numbers):
-        """-rstd P / K of n units, or of Q for k = 1."""
-        for u in range(n):
-            inverse = np.float64(inverses[first + u])
-            keep(numbers, u, T(-inverse * (totals[j + 2 * u + k] / count)))
-
-    @exact
-    def gradient_coefficients(totals, unit_rstds, geometry, unit, first, planes, c2s, c3s, numbers):
-        """c2 and c3 of each element of a tile whose first plane is row ``first`` of the units from ``unit`` on."""
-        length, size, count = geometry[SPATIAL], geometry[GROUP_CHANNELS], reduced_count(geometry)
-        if size == 1 and not geometry[RMS]:
-            j = 2 * (unit + first)
-            mean_totals(totals, unit_rstds, j, 1, first, planes, count, numbers)
-            spread_planes(numbers, length, planes, c2s)
-            mean_totals(totals, unit_rstds, j, 0, first, planes, count, numbers)
-            spread_planes(numbers, length, planes, c3s)
-            return
-        u, row = first // size, first % size
-        start = 0
-        while start < planes:
-            stop = min(start + size - row, planes)
-            inverse = np.float64(unit_rstds[u])
-            mean_p = 0.0 if geometry[RMS] else totals[2 * (unit + u)] / count
-            mean_q = totals[2 * (unit + u) + 1] / count
-            spread(c2s, start * length, (stop - start) * length, T(-inverse * mean_q))
-            spread(c3s, start * length, (stop - start) * length, T(-inverse * mean_p))
-            start, u, row = stop, u + 1, 0
+    def unit_coefficients(totals, unit_rstds, geometry, unit, units, unit_c2s, unit_c3s):
+        """c2 = -rstd Q / K and c3 = -rstd P / K of so many units from ``unit`` on."""
+        rms, count = geometry[RMS], reduced_count(geometry)
+        for u in range(units):
+            inverse, total = np.float64(unit_rstds[u]), 2 * (unit + u)
+            mean_p = 0.0 if rms else totals[total] / count
+            unit_c2s[u], unit_c3s[u] = T(-inverse * (totals[total + 1] / count)), T(-inverse * mean_p)
 
     def backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, sums,
         totals, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
-        numbers, more_numbers = scratch(), scratch()
+        numbers, more_numbers, unit_c2s, unit_c3s = scratch(), scratch(), scratch(), scratch()
         gain_of, offset_of, scale_of, shift_of = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
@@ -539,15 +518,15 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                     )  # fmt: skip
                     tile_sums(sums, geometry, n, c, planes, dzs, r, second_work, numbers, more_numbers)
                     add_totals(sums, totals, gain_of, geometry, n, c, planes, c - c0, unit)
+            unit_coefficients(totals, unit_rstds, geometry, unit, last - unit, unit_c2s, unit_c3s)
             for tile in range(tiles if geometry[WANT_INPUT_GRAD] else 0):
                 c = c0 + tile * most
                 planes = min(most, c1 - c)
                 if tiles > 1:
                     spread_units(unit_means, geometry, planes, c - c0, numbers, means)
                     spread_units(unit_rstds, geometry, planes, c - c0, numbers, rstds)
-                gradient_coefficients(
-                    totals, unit_rstds, geometry, unit, c - c0, planes, first_work, second_work, numbers
-                )
+                spread_units(unit_c2s, geometry, planes, c - c0, numbers, first_work)
+                spread_units(unit_c3s, geometry, planes, c - c0, numbers, second_work)
                 for n in range(n0, n1):
                     if tiles > 1 or n1 - n0 > 1:
                         plane_affines(
