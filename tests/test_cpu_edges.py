@@ -371,6 +371,7 @@ VECTORS = [
     Workload("group_norm", (3, 24, 16), 8, "bfloat16", "nchw", modulated=True),
     Workload("instance_norm", (3, 20, 9, 9), 0, "bfloat16", "nchw"),
     Workload("batch_norm", (9, 13, 31), 0, "float32", "nchw", "silu", modulated=True),
+    Workload("group_norm", (3, 24, 9, 9), 3, "float32", "nchw", modulated=True),
 ]  # fmt: skip
 
 

@@ -167,23 +167,20 @@ def _tile_coefficients(element: Element):
             keep(numbers, k, T(values[first + k]))
 
     @exact
-    def spread_units(values, geometry, planes, first, numbers, elements):
-        """Of planes the first of which is row ``first`` of the units."""
+    def spread_units(values, geometry, planes, numbers, elements):
+        """Of units with so many planes, or of one that several tiles have."""
         length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
         if size == 1:  # each plane is a row of a unit of its own
-            place(values, first, planes, numbers)
+            place(values, 0, planes, numbers)
             spread_planes(numbers, length, planes, elements)
             return
-        unit, row = first // size, first % size
-        start = 0
-        while start < planes:
-            stop = min(start + size - row, planes)
-            spread(elements, start * length, (stop - start) * length, values[unit])
-            start, unit, row = stop, unit + 1, 0
+        for unit in range((planes + size - 1) // size):
+            start = unit * size
+            spread(elements, start * length, min(size, planes - start) * length, values[unit])
 
     @exact
     def spread_affines(unit_rstds, gain_of, offset_of, geometry, planes, first, numbers, gains, offsets):
-        """Of the same planes, which have their A and B in ``gain_of`` and ``offset_of``."""
+        """Of planes with their A and B in ``gain_of`` and ``offset_of``; the first is row ``first`` of the units."""
         length, size = geometry[SPATIAL], geometry[GROUP_CHANNELS]
         if size == 1:
             scale_each(gain_of, unit_rstds, first, planes, numbers)
@@ -391,10 +388,10 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                     centre, m2 = unit_moments(whole, origin, sample, step, geometry, u)
                 centre, inverse = keep(mean, rstd, variance, geometry, eps, u, centre, m2)
                 unit_means[u - unit], unit_rstds[u - unit] = T(centre), T(inverse)
+            spread_units(unit_means, geometry, min(most, c1 - c0), numbers, means)
             for tile in range(tiles):
                 c = c0 + tile * most
                 planes = min(most, c1 - c)
-                spread_units(unit_means, geometry, planes, c - c0, numbers, means)
                 for n in range(n0, n1):
                     plane_affines(
                         weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of, scale_of, shift_of
@@ -498,11 +495,11 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             c0, c1 = channels_of(geometry, unit, last)
             n0, n1 = samples_of(geometry, unit)
             tiles = (c1 - c0 + most - 1) // most
+            spread_units(unit_means, geometry, min(most, c1 - c0), numbers, means)
+            spread_units(unit_rstds, geometry, min(most, c1 - c0), numbers, rstds)
             for tile in range(tiles):
                 c = c0 + tile * most
                 planes = min(most, c1 - c)
-                spread_units(unit_means, geometry, planes, c - c0, numbers, means)
-                spread_units(unit_rstds, geometry, planes, c - c0, numbers, rstds)
                 for n in range(n0, n1):
                     plane_affines(
                         weight, bias, scale, shift, geometry, n, c, planes, gain_of, offset_of, scale_of, shift_of
@@ -519,14 +516,11 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                     tile_sums(sums, geometry, n, c, planes, dzs, r, second_work, numbers, more_numbers)
                     add_totals(sums, totals, gain_of, geometry, n, c, planes, c - c0, unit)
             unit_coefficients(totals, unit_rstds, geometry, unit, last - unit, unit_c2s, unit_c3s)
+            spread_units(unit_c2s, geometry, min(most, c1 - c0), numbers, first_work)
+            spread_units(unit_c3s, geometry, min(most, c1 - c0), numbers, second_work)
             for tile in range(tiles if geometry[WANT_INPUT_GRAD] else 0):
                 c = c0 + tile * most
                 planes = min(most, c1 - c)
-                if tiles > 1:
-                    spread_units(unit_means, geometry, planes, c - c0, numbers, means)
-                    spread_units(unit_rstds, geometry, planes, c - c0, numbers, rstds)
-                spread_units(unit_c2s, geometry, planes, c - c0, numbers, first_work)
-                spread_units(unit_c3s, geometry, planes, c - c0, numbers, second_work)
                 for n in range(n0, n1):
                     if tiles > 1 or n1 - n0 > 1:
                         plane_affines(
