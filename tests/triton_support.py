@@ -355,15 +355,17 @@ def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype,
     share = torch.empty((), device="meta") if case.dtype is FP64 else 0.1
     parts = packed.expand(case.ranks, -1)
     made.append([])
-    found = kernels.merge_moments(parts, packed.numel() // 2, case.eps, compute, running, running, share)
+    counter = None if running is None else torch.empty((), dtype=torch.int64, device="meta")
+    shape = (packed.numel() // 2,)
+    found = kernels.merge_moments(parts, shape, case.eps, compute, running, running, share, counter)
     mean = found.mean if norm.has_mean else None
     plan.output(o, mean, found.rstd)
     made.append([])
     gradient = BackwardOperands(o.input, o.input, mean, found.rstd, o.weight, o.bias, o.scale, o.shift)
     plan = TILES.spread(backward_problem(norm, gradient))
     sums = plan.local_sums(gradient)
-    totals = plan.packed_totals(gradient, sums).expand(case.ranks, -1)
-    grads = plan.parameters(gradient, sums, wanted, False)
+    totals, grads = plan.own_sums(gradient, sums, wanted)
+    totals = totals.expand(case.ranks, -1)
     replicated = norm.family not in ("layer_norm", "rms_norm")
     parts = plan.packed_sums(sums).expand(case.ranks, -1) if replicated else packed
     made.append([])
@@ -372,7 +374,7 @@ def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype,
         return
     made.append([])
     summed, means = kernels.sum_over_ranks(parts, found.count, compute, compute)
-    plan.parameters(gradient, summed, wanted, True)
+    plan.parameters(gradient, summed, wanted)
     plan.totals_of_ranks(gradient, means)
     if norm.family == "group_norm":
         _run_cut(case, compute, made)
@@ -386,7 +388,7 @@ def _run_cut(case: Case, compute: torch.dtype, made: list[Operation]) -> None:
         made.append([])
         parts = packed.expand(case.ranks, -1)
         if packed.numel() == 3 * cut.units:
-            kernels.channel_statistics(kernels.merge_moments(parts, cut.units, case.eps, compute), cut)
+            kernels.channel_statistics(kernels.merge_moments(parts, (cut.units,), case.eps, compute), cut)
         else:
             means = kernels.sum_over_ranks(parts, packed[:1], None, compute)[1]
             assert means is not None

@@ -52,8 +52,8 @@ def readable(gradient: Tensor) -> bool:
     return plain(gradient) and not is_zerotensor(gradient)
 
 
-def straight(operands: Operands | BackwardOperands) -> bool:
-    """True where input, weight, bias, scale and shift may go straight to the backend."""
+def all_plain(operands: Operands | BackwardOperands) -> bool:
+    """True where input, weight, bias, scale and shift are :func:`plain`."""
     o = operands
     return (
         plain(o.input)
@@ -61,8 +61,12 @@ def straight(operands: Operands | BackwardOperands) -> bool:
         and (o.bias is None or plain(o.bias))
         and (o.scale is None or plain(o.scale))
         and (o.shift is None or plain(o.shift))
-        and undisturbed(o.input)
     )
+
+
+def straight(operands: Operands | BackwardOperands) -> bool:
+    """True where input, weight, bias, scale and shift may go straight to the backend."""
+    return all_plain(operands) and undisturbed(operands.input)
 
 
 def straight_forward(operands: Operands) -> bool:

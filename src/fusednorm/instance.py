@@ -132,16 +132,13 @@ class SpreadBackwardPlan(Protocol):
     def local_sums(self, operands: BackwardOperands) -> Tensor:
         """p and q, or P and Q, of this part, in pieces that other methods take; one pass over grad_output and input."""
 
-    def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
-        """P and Q of this part, in float64."""
-
-    def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
-        """The gradients of the parameters alone, from this part's sums, or from p and q that were summed over the
-        ranks; none where another pass over memory would make them, which ``finish`` does."""
+    def own_sums(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted) -> tuple[Tensor, Gradients]:
+        """P and Q of this part, in float64, and the gradients of this process's own parameters; none where another pass
+        over memory would make them, which ``finish`` does."""
 
     def finish(self, operands: BackwardOperands, totals: Tensor | None, found: Gradients, wanted: Wanted) -> None:
         """Put into ``found`` the input's gradient, from P / K and Q / K of the whole, and those of the parameters that
-        ``parameters`` has left to the same pass. Without ``totals`` nobody wants the input's."""
+        ``own_sums`` has left to the same pass. Without ``totals`` nobody wants the input's."""
 
 
 class ReplicatedBackwardPlan(SpreadBackwardPlan, Protocol):
@@ -149,6 +146,9 @@ class ReplicatedBackwardPlan(SpreadBackwardPlan, Protocol):
 
     def packed_sums(self, sums: Tensor) -> Tensor:
         """p and q of this part, in float64."""
+
+    def parameters(self, operands: BackwardOperands, summed: Tensor, wanted: Wanted) -> Gradients:
+        """The parameters' gradients alone, from p and q that were summed over the ranks."""
 
     def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
         """P / K and Q / K of the whole, from p / K and q / K that were summed over the ranks."""
@@ -176,16 +176,18 @@ class Ranks(Protocol):
     def merge_moments(
         self,
         parts: Tensor,
-        units: int,
+        shape: tuple[int, ...],
         eps: float,
         dtype: Any,
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
         share: float | Tensor = 0.0,
+        counter: Tensor | None = None,
     ) -> Statistics:
-        """The statistics of so many units of the whole, from vectors as :meth:`SpreadForwardPlan.local_moments` or
-        :meth:`group_moments` makes them, of which any may have no elements; running statistics move towards them by
-        ``share``, unless there are no elements at all."""
+        """The statistics of the units of the whole, of this shape, from vectors as
+        :meth:`SpreadForwardPlan.local_moments` or :meth:`group_moments` makes them, of which any may have no elements.
+        Running statistics, which are contiguous, move towards them by ``share``, unless there are no elements at all;
+        ``counter`` grows by 1 with them."""
 
     def sum_over_ranks(self, parts: Tensor, count: Tensor, sums: Any, means: Any) -> tuple[Any, Any]:
         """The sums over the ranks, and the same over ``count``, each in a dtype, or None where that is None."""

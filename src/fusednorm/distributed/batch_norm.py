@@ -17,6 +17,7 @@ from fusednorm.activations import Activation
 from fusednorm.distributed.agreement import refuse_peers
 from fusednorm.distributed.collective import gather
 from fusednorm.distributed.moments import Units
+from fusednorm.distributed.repeats import Repeat
 from fusednorm.distributed.synchronized import Running
 from fusednorm.distributed.whole import normalize_channels
 from fusednorm.operands import Operands
@@ -59,24 +60,32 @@ def synchronized_batch_norm(
     activation: Activation | None,
     channel_dim: int,
     group: Any,
+    repeat: Repeat,
 ) -> Tensor:
     """Batch normalization of checked operands in training, by the statistics of all ranks of ``group``."""
     input = operands.input
     channels = input.shape[channel_dim]
-    count = input.numel() // max(channels, 1)
 
     def inspect(parts: Tensor) -> bool:
-        # Reading the counts waits for a GPU and breaks a compiled graph; unread, a NaN in them makes all results NaN.
-        # A rank with more than one element knows that the whole has a variance. Where the whole has one element, every
-        # rank has one or none, so every rank reads and raises.
-        if count <= 1 or (parts.device.type == "cpu" and not torch.compiler.is_compiling()):
-            return _read_count(function, input, parts) > 0
-        return True
+        return _read_count(function, input, parts) > 0
 
+    reads = _reads_counts(input, channels)
     units = Units(channels, over_samples=True)
     return normalize_channels(
-        function, (group,), operands, units, False, eps, activation, channel_dim, running, inspect
-    ).output
+        function, (group,), operands, units, False, eps, activation, channel_dim, running, inspect if reads else None,
+        repeat,
+    ).output  # fmt: skip
+
+
+def _reads_counts(input: Tensor, channels: int) -> bool:
+    """Whether this rank reads how many elements the ranks have.
+
+    That waits for a GPU and breaks a compiled graph; unread, a NaN in them makes all results NaN. A rank with more than
+    one element knows that the whole has a variance. Where the whole has one element, every rank has one or none, so
+    every rank reads and raises.
+    """
+    waits = input.device.type != "cpu" or torch.compiler.is_compiling()
+    return not waits or input.numel() // max(channels, 1) <= 1
 
 
 def _read_count(function: str, input: Tensor, parts: Tensor) -> int:

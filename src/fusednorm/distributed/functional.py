@@ -38,8 +38,10 @@ from fusednorm.activations import Activation
 from fusednorm.distributed.agreement import Facts
 from fusednorm.distributed.collective import active_group, gather, sum_in_rank_order
 from fusednorm.distributed.moments import Units
+from fusednorm.distributed.repeats import Repeat
 from fusednorm.distributed.rows import row_norm
 from fusednorm.distributed.sharding import (
+    agrees_once,
     axis_of,
     channel_part,
     check_axis,
@@ -105,6 +107,10 @@ def group_norm(
     if part == "samples":
         return functional.group_norm(input, num_groups, weight, bias, eps, **fused)
     operands = Operands(input, weight, bias, scale, shift)
+    repeat = Repeat(ranks, (function, num_groups, eps, channel_dim, shard_dim), activation)
+    output = repeat.output(operands)
+    if output is not None:
+        return output
 
     def check() -> Facts:
         check_axis(function, input, shard_dim)
@@ -131,8 +137,9 @@ def group_norm(
         first = shard.first if part == "channels" else 0
     units = Units(channels, group_channels=size, first=first)
     inspect = refusing_one_element(function, "group", units, input, shard)
+    kept = repeat if agrees_once(ranks) else None
     return normalize_channels(
-        function, (ranks,), operands, units, part == "positions", eps, activation, channel_dim, inspect=inspect
+        function, (ranks,), operands, units, part == "positions", eps, activation, channel_dim, None, inspect, kept
     ).output
 
 
@@ -188,6 +195,11 @@ def instance_norm(
         return functional.instance_norm(
             input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps, **fused
         )
+    repeat = Repeat(ranks, (function, use_input_stats, eps, channel_dim, shard_dim), activation)
+    if own and not moves:
+        output = repeat.output(operands)
+        if output is not None:
+            return output
 
     def check() -> Facts:
         check_axis(function, input, shard_dim)
@@ -221,7 +233,10 @@ def instance_norm(
         refuse_one_element(function, "sample and channel")
     units = Units(channels)
     inspect = refusing_one_element(function, "sample and channel", units, input, shard)
-    found = normalize_channels(function, (ranks,), operands, units, True, eps, activation, channel_dim, inspect=inspect)
+    kept = repeat if not moves and agrees_once(ranks) else None
+    found = normalize_channels(
+        function, (ranks,), operands, units, True, eps, activation, channel_dim, None, inspect, kept
+    )
     if running_mean is not None and running_var is not None:
         move_running(running_mean, found.mean.mean(0), momentum)
         move_running(running_var, found.unbiased_var().mean(0), momentum)
@@ -298,6 +313,14 @@ def batch_norm(
     exchanges = {"samples": own, "channels": False, "positions": own or learns(operands)}[part]
     if ranks is None or not exchanges:
         return functional.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps, **fused)
+    running = None
+    if running_mean is not None and running_var is not None:
+        running = Running(running_mean, running_var, momentum)
+    repeat = Repeat(ranks, (function, training, momentum, eps, channel_dim, shard_dim), activation)
+    if own and (running_mean is None) == (running_var is None):
+        output = repeat.output(operands, running)
+        if output is not None:
+            return output
 
     def check() -> Facts:
         check_axis(function, input, shard_dim)
@@ -326,12 +349,9 @@ def batch_norm(
             refuse_one_element(function, "channel")
     units = Units(channels, over_samples=True)
     inspect = refusing_one_element(function, "channel", units, input, shard)
-    replicated = part == "positions"
-    running = None
-    if running_mean is not None and running_var is not None:
-        running = Running(running_mean, running_var, momentum)
+    replicated, kept = part == "positions", repeat if agrees_once(ranks) else None
     return normalize_channels(
-        function, (ranks,), operands, units, replicated, eps, activation, channel_dim, running, inspect
+        function, (ranks,), operands, units, replicated, eps, activation, channel_dim, running, inspect, kept
     ).output
 
 

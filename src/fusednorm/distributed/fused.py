@@ -9,10 +9,10 @@ no kernel takes, meets them there. Nothing reads a value of the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,44 +21,83 @@ from torch.autograd.function import once_differentiable
 from fusednorm import dispatch
 from fusednorm.autograd import gradients
 from fusednorm.choice import as_selected, ranks, selection
-from fusednorm.distributed.collective import begin_gather, gather
-from fusednorm.distributed.synchronized import Exchange, Inspection, Running, gather_moments
+from fusednorm.distributed.collective import gather
+from fusednorm.distributed.synchronized import Exchange, Inspection, Running, gather_moments, merged_by_kernels
 from fusednorm.dtypes import compute_dtype
-from fusednorm.gate import readable, straight_forward
+from fusednorm.gate import all_plain, readable
 from fusednorm.instance import CutGroups, Ranks, ReplicatedBackwardPlan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import Norm
 from fusednorm.op_arguments import check_backward
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
-from fusednorm.private.torch_names import saved_tensors_hooks, short_apply
+from fusednorm.private.torch_names import saved_tensors_hooks, short_apply, unseen
 from fusednorm.problem import statistics_shape, view_of
 
+if TYPE_CHECKING:
+    from fusednorm.distributed.repeats import Repeat
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Call:
-    """A forward that kernels run: of this rank's ``norm``, or of its channels where groups are ``cut``."""
+#: Plans of the backward that a call keeps, by the strides of grad_output.
+MOST_BACKWARDS = 8
+
+_grad_enabled = torch.is_grad_enabled
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Forwards that kernels run: of this rank's ``norm``, or of its channels where groups are ``cut``.
+
+    ``shape`` is that of the statistics of the whole. ``backwards`` are the plans of the backward, by the strides of
+    grad_output.
+    """
 
     norm: Norm
-    exchange: Exchange
     plan: SpreadForwardPlan
     kernels: Ranks
-    running: Running | None
-    inspect: Inspection | None
     cut: CutGroups | None
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    backwards: dict[tuple[int, ...], SpreadBackwardPlan] = field(default_factory=dict)
 
-    def run(self, operands: Operands) -> tuple[Tensor, Tensor | None, Tensor, Statistics]:
+    def __call__(
+        self, exchange: Exchange, operands: Operands, running: Running | None, inspect: Inspection | None
+    ) -> tuple[Tensor, Statistics]:
+        """This rank's part of the output, and the statistics of the whole."""
+        o = operands
+        with _on(o.input):
+            if not _grad_enabled() or not _differentiable(o):
+                output, _, _, found = self.run(exchange, o, running, inspect)
+                return output, found
+            kept: list[Statistics] = []
+            output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, o, self, exchange, (running, inspect), kept)
+            return output, kept[0]
+
+    def run(
+        self, exchange: Exchange, operands: Operands, running: Running | None, inspect: Inspection | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, Statistics]:
         """The output, the mean, None for rms_norm, and rstd, and the statistics of the whole."""
-        input, kernels, cut = operands.input, self.kernels, self.cut
-        packed = self.plan.local_moments(input)
-        units = packed.numel() // 2
+        kernels, cut = self.kernels, self.cut
+        packed = self.plan.local_moments(operands.input)
         if cut is not None:
-            packed, units = kernels.group_moments(packed, cut), cut.units
-        parts, _ = gather_moments(self.exchange, packed, units, self.inspect)
-        moved = () if self.running is None else (self.running.mean, self.running.var, self.running.share)
-        found = kernels.merge_moments(parts, units, self.norm.eps, compute_dtype(input.dtype), *moved)
+            packed = kernels.group_moments(packed, cut)
+        parts, _ = gather_moments(exchange, packed, prod(self.shape), inspect)
+        found = merged_by_kernels(kernels, parts, self.shape, self.norm.eps, self.dtype, running)
         mean, rstd = (found.mean, found.rstd) if cut is None else kernels.channel_statistics(found, cut)
-        shape = statistics_shape(self.norm, view_of(self.norm, input.shape))
-        own_mean, rstd = mean.view(shape) if self.norm.has_mean else None, rstd.view(shape)
+        own_mean = mean if self.norm.has_mean else None
         return self.plan.output(operands, own_mean, rstd), own_mean, rstd, found
+
+    def backward_plan(self, operands: BackwardOperands) -> Any:
+        strides = operands.grad_output.stride()
+        plan = self.backwards.get(strides)
+        if plan is None:
+            plan = dispatch.spread_backward_plan(self.norm, operands)
+            assert plan is not None  # the forward's tensors, of which a kernel takes any gradient
+            if len(self.backwards) >= MOST_BACKWARDS:
+                self.backwards.clear()
+            self.backwards[strides] = plan
+        return plan
+
+
+def _differentiable(o: Operands) -> bool:
+    return any(each is not None and each.requires_grad for each in (o.input, o.weight, o.bias, o.scale, o.shift))
 
 
 def normalize_fused(
@@ -68,22 +107,24 @@ def normalize_fused(
     running: Running | None = None,
     inspect: Inspection | None = None,
     cut: CutGroups | None = None,
+    repeat: Repeat | None = None,
 ) -> tuple[Tensor, Statistics] | None:
-    """This rank's part of the output, and the statistics of the whole, as vectors; None where no kernels run the call.
+    """This rank's part of the output, and the statistics of the whole; None where no kernels run the call.
 
-    ``norm`` is that of this rank's units. Where groups are ``cut``, it is instance_norm.
+    ``norm`` is that of this rank's units. Where groups are ``cut``, it is instance_norm. ``repeat`` keeps the call.
     """
-    if torch.compiler.is_compiling() or not straight_forward(operands):
+    if torch.compiler.is_compiling() or not (all_plain(operands) and unseen(operands.input)):
         return None
     kernels = ranks(operands.input.device.type)
     plan = None if kernels is None else dispatch.spread_forward_plan(norm, operands)
     if kernels is None or plan is None:
         return None
-    call, o = _Call(norm, exchange, plan, kernels, running, inspect, cut), operands
-    kept: list[Statistics] = []
-    with _on(o.input):
-        output = _apply(o.input, o.weight, o.bias, o.scale, o.shift, operands, call, kept)
-    return output, kept[0]
+    shape = statistics_shape(norm, view_of(norm, operands.input.shape)) if cut is None else (cut.units,)
+    call = Call(norm, plan, kernels, cut, tuple(shape), compute_dtype(operands.input.dtype))
+    found = call(exchange, operands, running, inspect)
+    if repeat is not None and inspect is None:
+        repeat.keep(call, exchange, operands, running)
+    return found
 
 
 def _on(tensor: Tensor) -> Any:
@@ -104,12 +145,14 @@ class _Fused(torch.autograd.Function):
         scale: Tensor | None,
         shift: Tensor | None,
         operands: Operands,
-        call: _Call,
+        call: Call,
+        exchange: Exchange,
+        seen: tuple[Running | None, Inspection | None],
         kept: list[Statistics],
     ) -> Tensor:
-        output, mean, rstd, found = call.run(operands)
+        output, mean, rstd, found = call.run(exchange, operands, *seen)
         kept.append(found)
-        ctx.call, ctx.selected = call, selection()
+        ctx.call, ctx.exchange, ctx.selected = call, exchange, selection()
         ctx.hooked = saved_tensors_hooks(False) is not None
         ctx.save_for_backward(input, weight, bias, scale, shift, mean, rstd, found.count)
         return output
@@ -118,72 +161,72 @@ class _Fused(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         input, weight, bias, scale, shift, mean, rstd, count = ctx.saved_tensors
-        call: _Call = ctx.call
+        call: Call = ctx.call
         if not readable(grad_output):
             grad_output = torch.empty_like(grad_output).copy_(grad_output)
         operands = BackwardOperands(grad_output, input, mean, rstd, weight, bias, scale, shift)
         if ctx.hooked:
-            # Hooks can give back other shapes than were saved, and a kernel would go past a tensor's end.
-            check_backward(f"the backward of {call.exchange.function}", call.norm, operands)
+            # Hooks can give back other shapes and strides than were saved, and a kernel would go past a tensor's end.
+            check_backward(f"the backward of {ctx.exchange.function}", call.norm, operands)
+            call = replace(call, backwards={})
         with as_selected(ctx.selected):
-            found = _gradients(call, operands, count, ctx.needs_input_grad[:5])
-        return found.input, found.weight, found.bias, found.scale, found.shift, None, None, None
+            found = _gradients(call, ctx.exchange, operands, count, ctx.needs_input_grad[:5])
+        return found.input, found.weight, found.bias, found.scale, found.shift, *(None,) * 5
 
 
 _apply = short_apply(_Fused)
 
 
-def _gradients(call: _Call, o: BackwardOperands, count: Tensor, wanted: Wanted) -> Gradients:
-    exchange = call.exchange
+def _gradients(call: Call, exchange: Exchange, o: BackwardOperands, count: Tensor, wanted: Wanted) -> Gradients:
     if not exchange.backward:
         return gradients(call.norm, o, (False, *wanted[1:]))
-    plan = dispatch.spread_backward_plan(call.norm, o)
-    assert plan is not None  # the forward's tensors, of which a kernel takes any gradient
+    plan = call.backward_plan(o)
     o.grad_output = plan.gradient(o.grad_output)
     if exchange.replicated:
-        found, totals = _replicated(call, cast("ReplicatedBackwardPlan", plan), o, count, wanted)
+        found, totals = _replicated(call, exchange, plan, o, count, wanted)
     else:
-        found, totals = _own(call, plan, o, count, wanted)
+        found, totals = _own(call, exchange, plan, o, count, wanted)
     plan.finish(o, totals, found, wanted)
     return found
 
 
 def _replicated(
-    call: _Call, plan: ReplicatedBackwardPlan, o: BackwardOperands, count: Tensor, wanted: Wanted
+    call: Call,
+    exchange: Exchange,
+    plan: ReplicatedBackwardPlan,
+    o: BackwardOperands,
+    count: Tensor,
+    wanted: Wanted,
 ) -> tuple[Gradients, Tensor | None]:
     """The gradients of parameters that all ranks have alike, and P / K and Q / K."""
     kernels, dtype = call.kernels, o.rstd.dtype
-    parts = _begin(call.exchange, plan.packed_sums(plan.local_sums(o)), kernels, count)()
+    parts = _gathered(exchange, plan.packed_sums(plan.local_sums(o)), kernels, count)
     summed, means = kernels.sum_over_ranks(parts, count, dtype, dtype if wanted[0] else None)
-    found = plan.parameters(o, summed, wanted, True)
+    found = plan.parameters(o, summed, wanted)
     return found, None if means is None else plan.totals_of_ranks(o, means)
 
 
 def _own(
-    call: _Call, plan: SpreadBackwardPlan, o: BackwardOperands, count: Tensor, wanted: Wanted
+    call: Call, exchange: Exchange, plan: SpreadBackwardPlan, o: BackwardOperands, count: Tensor, wanted: Wanted
 ) -> tuple[Gradients, Tensor | None]:
     """The gradients of this rank's own parameters, and P / K and Q / K."""
     kernels, cut = call.kernels, call.cut
-    sums = plan.local_sums(o)
-    packed = plan.packed_totals(o, sums)
-    arrive = _begin(call.exchange, packed if cut is None else kernels.group_sums(packed, cut), kernels, count)
-    found = plan.parameters(o, sums, wanted, False)  # while the sums are on their way
-    totals = kernels.sum_over_ranks(arrive(), count, None, o.rstd.dtype if wanted[0] else None)[1]
+    packed, found = plan.own_sums(o, plan.local_sums(o), wanted)
+    parts = _gathered(exchange, packed if cut is None else kernels.group_sums(packed, cut), kernels, count)
+    totals = kernels.sum_over_ranks(parts, count, None, o.rstd.dtype if wanted[0] else None)[1]
     return found, totals if totals is None or cut is None else kernels.channel_means(totals, cut)
 
 
-def _begin(exchange: Exchange, packed: Tensor, kernels: Ranks, count: Tensor) -> Callable[[], Tensor]:
-    """Start to exchange sums; the result waits for those of all ranks of the last group, which are sums over the
-    others."""
+def _gathered(exchange: Exchange, packed: Tensor, kernels: Ranks, count: Tensor) -> Tensor:
+    """The sums of all ranks of the last group, which are sums over the others.
+
+    The device waits for them. What needs none of them, the gradients of this rank's own parameters, comes from the
+    launch that makes what is sent: on a stream of its own the exchange would take longer than that launch.
+    """
     function = f"the backward of {exchange.function}"
     first, *others = exchange.groups
-    arrive = begin_gather(function, packed, first, overlaps=not exchange.replicated)
-
-    def finish() -> Tensor:
-        parts = arrive()
-        for group in others:
-            total, _ = kernels.sum_over_ranks(parts, count, torch.float64, None)
-            parts = gather(function, total, group)
-        return parts
-
-    return finish
+    parts = gather(function, packed, first)
+    for group in others:
+        total, _ = kernels.sum_over_ranks(parts, count, torch.float64, None)
+        parts = gather(function, total, group)
+    return parts

@@ -16,6 +16,7 @@ from fusednorm.arguments import check_momentum, check_sums
 from fusednorm.distributed.agreement import agree
 from fusednorm.distributed.batch_norm import check, synchronized_batch_norm, take_part_in_vain
 from fusednorm.distributed.collective import active_group
+from fusednorm.distributed.repeats import Repeat
 from fusednorm.distributed.synchronized import Running
 from fusednorm.dtypes import compute_dtype, dtype_name
 from fusednorm.functional import call_norm
@@ -121,16 +122,27 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             yield from super().named_modules(*arguments, **keywords)
 
     def _synchronized(self, operands: Operands, group: Any, sums: Sums) -> Any:
-        buffers = (self.running_mean, self.running_var) if self.track_running_stats else (None, None)
-        self._check_together(operands, buffers, group, sums)
-        counter = self.num_batches_tracked if self.track_running_stats else None
+        mean, var, counter, momentum = None, None, None, self.momentum
+        if self.track_running_stats:
+            mean, var, counter = self.running_mean, self.running_var, self.num_batches_tracked
         running = None
-        if buffers[0] is not None and buffers[1] is not None:
-            share: float | Tensor = 0.0 if self.momentum is None else self.momentum
-            if counter is not None and self.momentum is None:
-                # A tensor, since a number would wait for the device.
-                share = (counter + 1).to(compute_dtype(buffers[0].dtype)).reciprocal()
-            running = Running(buffers[0], buffers[1], share)
+        if mean is not None and var is not None:
+            running = Running(mean, var, 0.0 if momentum is None else momentum, counter)
+        repeat = Repeat(
+            group, ("SyncBatchNorm", self.num_features, self._eps, momentum, self.channel_dim), self.activation
+        )
+        alone = sums.pre_add is None and sums.pre_gate is None and sums.post_add is None and not sums.return_sum
+        agreed = self._agreed is not None and self._agreed() is group
+        if agreed and alone and momentum is not None and (mean is None) == (var is None):
+            output = repeat.output(operands, running)
+            if output is not None:
+                if counter is not None and running is None:
+                    counter.add_(1)
+                return output
+        self._check_together(operands, (mean, var), group, sums)
+        if running is not None and momentum is None and counter is not None:
+            # A tensor, since a number would wait for the device.
+            running.share = (counter + 1).to(compute_dtype(running.mean.dtype)).reciprocal()
 
         def run(norm: Norm, s: Tensor) -> Results:
             output = synchronized_batch_norm(
@@ -141,11 +153,12 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
                 norm.activation,
                 self.channel_dim,
                 group,
+                repeat,
             )
             return Results(output)
 
         results = around(self._norm(), operands.input, sums, run)
-        if counter is not None:
+        if counter is not None and running is None:
             counter.add_(1)
         return (results.output, results.sum) if sums.return_sum else results.output
 

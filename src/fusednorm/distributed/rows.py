@@ -15,7 +15,8 @@ from fusednorm.autograd import normalize
 from fusednorm.distributed.agreement import Facts
 from fusednorm.distributed.fused import normalize_fused
 from fusednorm.distributed.moments import Moments, Units
-from fusednorm.distributed.sharding import axis_of, check_axis, facts_of, row_part, together_once
+from fusednorm.distributed.repeats import Repeat
+from fusednorm.distributed.sharding import agrees_once, axis_of, check_axis, facts_of, row_part, together_once
 from fusednorm.distributed.synchronized import Exchange, exchange_statistics, local_moments, normalize_by
 from fusednorm.distributed.whole import learns, with_summed_gradients
 from fusednorm.dtypes import compute_dtype
@@ -39,6 +40,11 @@ def row_norm(
     input, weight, bias = operands.input, operands.weight, operands.bias
     axis = axis_of(function, input, shard_dim)
     part = row_part(input, axis, normalized_shape, channel_dim)
+    sizes = normalized_shape if isinstance(normalized_shape, tuple) else ()
+    repeat = Repeat(group, (function, normalized_shape, *sizes, eps, channel_dim, shard_dim), activation)
+    output = repeat.output(operands)
+    if output is not None:
+        return output
     if part == "samples" or (part == "rows" and not learns(operands)):
         return plain(weight, bias)
 
@@ -70,7 +76,8 @@ def row_norm(
         return input.clone()
     number = arguments.rms_eps(function, input, eps)
     dims = 0 if channel_dim == 1 else len(normalized_shape)
-    return normalize_rows(function, (group,), operands, dims, number, activation, centred)
+    kept = repeat if agrees_once(group) else None
+    return normalize_rows(function, (group,), operands, dims, number, activation, centred, kept)
 
 
 def normalize_rows(
@@ -81,16 +88,18 @@ def normalize_rows(
     eps: float,
     activation: str | Activation | None,
     centred: bool,
+    repeat: Repeat | None = None,
 ) -> Tensor:
     """Normalization of rows whose elements are spread over the ranks of all ``groups``.
 
     Rows are ``num_dims`` trailing dimensions, or with 0 the channels of (N, C, *), which may have scale and shift.
+    ``repeat`` keeps the call where kernels run it.
     """
     input = operands.input
     rows = prod(input.shape[: input.dim() - num_dims] if num_dims else input.shape[2:])
     exchange = Exchange(function, groups, Units(rows), backward=input.requires_grad, centred=centred)
     norm = call_norm("layer_norm" if centred else "rms_norm", num_dims, 1, eps, activation)
-    found = normalize_fused(exchange, norm, operands)
+    found = normalize_fused(exchange, norm, operands, repeat=repeat)
     return _composed(exchange, operands, num_dims, eps, activation) if found is None else found[0]
 
 

@@ -118,17 +118,23 @@ def together(function: str, group: Any, axis: int, check: Callable[[], Facts]) -
     return Shard(axis, sizes, sum(sizes[: torch.distributed.get_rank(group)]))
 
 
+def agrees_once(group: Any) -> bool:
+    """Whether the ranks agree once about calls of a kind: only a GPU's memory could carry a header, for which the host
+    would wait."""
+    return exchange_device(group).type == "cuda"
+
+
 def together_once(
     function: str, group: Any, axis: int, input: Tensor, check: Callable[[], Facts], sizes: bool = False
 ) -> Shard | None:
-    """:func:`together`, but once for calls of a kind, of a whole with elements, where only a GPU's memory could carry a
-    header, for which the host would wait. From the second such call on it is None, or with ``sizes``, which says that
-    the call needs the sizes of all ranks, those that they had. Then calls of a kind have the same size of this rank.
+    """:func:`together`, but once for calls of a kind, of a whole with elements, where the group :func:`agrees_once`.
+    From the second such call on it is None, or with ``sizes``, which says that the call needs the sizes of all ranks,
+    those that they had. Then calls of a kind have the same size of this rank.
 
     Ranks whose calls differ later on send a header and moments. The transport's watchdog ends that after the group's
     timeout, as it ends calls that a rank does not make.
     """
-    if exchange_device(group).type != "cuda":
+    if not agrees_once(group):
         return together(function, group, axis, check)
     known = _agreed.setdefault(group, {})
     if known:

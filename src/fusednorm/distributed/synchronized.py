@@ -26,10 +26,12 @@ from fusednorm.choice import ranks
 from fusednorm.distributed.collective import begin_sum, gather, sum_in_rank_order
 from fusednorm.distributed.moments import Moments, Units, merge_in_order, moments_of
 from fusednorm.functional import call_norm
+from fusednorm.gate import writable
+from fusednorm.instance import Ranks
 from fusednorm.norm import Family, Norm
 from fusednorm.op_arguments import check_backward
-from fusednorm.operands import BackwardOperands, Operands, Sums
-from fusednorm.running import move_running
+from fusednorm.operands import BackwardOperands, Operands, Statistics, Sums
+from fusednorm.running import move_running, moved
 from fusednorm.strides import empty_output
 from fusednorm.sums import fused, straight
 
@@ -52,11 +54,23 @@ class Exchange:
 
 @dataclass(slots=True, eq=False)
 class Running:
-    """Running statistics, which move towards those of the whole by ``share``."""
+    """Running statistics, which move towards those of the whole by ``share``; ``counter`` grows by 1 with them."""
 
     mean: Tensor
     var: Tensor
     share: float | Tensor
+    counter: Tensor | None = None
+
+    def takes_kernels(self, device: torch.device) -> bool:
+        """Whether a kernel of the device may write to them."""
+        written = (self.mean, self.var) if self.counter is None else (self.mean, self.var, self.counter)
+        counts = self.counter is None or self.counter.dtype is torch.int64
+        return counts and self.mean is not self.var and all(writable(each, device) for each in written)
+
+    def move(self, mean: Tensor, var: Tensor, share: float | Tensor) -> None:
+        """Towards a mean and an unbiased variance, by torch's operators."""
+        move_running(self.mean, mean, share)
+        move_running(self.var, var, share)
 
 
 #: Looks at the moments of all ranks, a row each, before they are merged, and raises what is wrong with them. Returns
@@ -88,16 +102,36 @@ def exchange_statistics(
     traced = type(parts) is not Tensor or torch.compiler.is_compiling()
     kernels = None if traced else ranks(parts.device.type)
     if kernels is not None:  # those of the ranks that have elements, so that all have the same bits
-        moved = () if running is None else (running.mean, running.var, running.share)
-        found = kernels.merge_moments(parts, units, eps, dtype, *moved)
-        return found.mean.view(shape), found.var.view(shape), found.count
+        found = merged_by_kernels(kernels, parts, tuple(shape), eps, dtype, running)
+        return found.mean, found.var, found.count
     whole = merge_in_order(parts, units)
     mean, var = whole.mean.to(dtype), whole.var().to(dtype)
-    if running is not None and any_elements:
-        move_running(running.mean, mean, running.share)
-        move_running(running.var, whole.unbiased_var().to(dtype), running.share)
+    if running is not None:
+        if any_elements:
+            running.move(mean, whole.unbiased_var().to(dtype), running.share)
+        if running.counter is not None:
+            running.counter.add_(1)
     count = whole.count.view(shape) if part.count.numel() > 1 else whole.count
     return mean.view(shape), var.view(shape), count
+
+
+def merged_by_kernels(
+    kernels: Ranks, parts: Tensor, shape: tuple[int, ...], eps: float, dtype: torch.dtype, running: Running | None
+) -> Statistics:
+    """The statistics of the whole, of this shape, and running ones that have moved."""
+    if running is None:
+        return kernels.merge_moments(parts, shape, eps, dtype)
+    counter, share = running.counter, running.share
+    if running.takes_kernels(parts.device):
+        found = kernels.merge_moments(parts, shape, eps, dtype, running.mean, running.var, share, counter)
+        moved(running.mean, running.var, counter)
+        return found
+    found = kernels.merge_moments(parts, shape, eps, dtype)
+    unbiased = (found.var.flatten().double() * (found.count / (found.count - 1))).to(dtype)
+    running.move(found.mean.flatten(), unbiased, (found.count > 0).to(dtype) * share)  # no elements: they stay
+    if counter is not None:
+        counter.add_(1)
+    return found
 
 
 def after(values: Tensor, source: Tensor) -> Tensor:

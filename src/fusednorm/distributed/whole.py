@@ -12,6 +12,7 @@ from torch import Tensor
 from fusednorm.activations import Activation
 from fusednorm.distributed.fused import normalize_fused
 from fusednorm.distributed.moments import Units
+from fusednorm.distributed.repeats import Repeat
 from fusednorm.distributed.synchronized import (
     Exchange,
     Inspection,
@@ -82,8 +83,9 @@ def normalize_channels(
     channel_dim: int,
     running: Running | None = None,
     inspect: Inspection | None = None,
+    repeat: Repeat | None = None,
 ) -> Whole:
-    """The norm by the statistics of the whole.
+    """The norm by the statistics of the whole. ``repeat`` keeps the call where kernels run it.
 
     ``replicated`` says that all ranks have the same parameters, whose gradients are summed over them. ``running``
     statistics, one for each statistic of the whole, move towards its mean and unbiased variance.
@@ -96,7 +98,7 @@ def normalize_channels(
     if samples:
         cut = _cut(units, samples, channels)
         norm = call_norm(*_family(units, cut), channel_dim, eps, activation)
-        found = normalize_fused(exchange, norm, operands, running, inspect, cut)
+        found = normalize_fused(exchange, norm, operands, running, inspect, cut, repeat)
         if found is not None:
             output, statistics = found
             mean, var = (each.view(samples, -1) for each in (statistics.mean, statistics.var))

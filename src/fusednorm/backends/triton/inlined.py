@@ -88,7 +88,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "positions_sum_backward": ("p_dx", "p_grad_behind", "p_partials", "p_grad_weight", "p_grad_bias"),
     "sum_reduce": ("p_grad_behind", "p_partials"),
     "pack_moments": ("p_packed",),
-    "merge_ranks": ("p_mean", "p_rstd", "p_var", "p_count", "p_running_mean", "p_running_var"),
+    "merge_ranks": ("p_mean", "p_rstd", "p_var", "p_count", "p_running_mean", "p_running_var", "p_counter"),
     "move_statistics": ("p_running_mean", "p_running_var", "p_counter"),
     "sum_ranks": ("p_sums", "p_means"),
     "pack_sums": ("p_packed",),

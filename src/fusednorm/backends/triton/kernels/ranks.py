@@ -133,11 +133,12 @@ def fold_part(mean, m2, total, part_mean, part_m2, count):
 
 @triton.jit(do_not_specialize=["units", "ranks"])
 def merge_ranks(
-    p_parts, p_mean, p_rstd, p_var, p_count, p_running_mean, p_running_var, p_share,
+    p_parts, p_mean, p_rstd, p_var, p_count, p_running_mean, p_running_var, p_share, p_counter,
     units, ranks, eps: tl.float64, share: tl.float64, OVERLAP: tl.constexpr, COUNTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The statistics of the whole from the moments of all ranks, by Chan's formula in the order of the ranks; and the
-    running statistics, which move by ``share``, or by the number in ``p_share`` where that is given.
+    running statistics, which move by ``share``, or by the number in ``p_share`` where that is given, while ``counter``,
+    a number of calls, grows by 1.
 
     COUNTS: a rank has told how many elements it has of each unit, and not one number for all. Any rank may have no
     elements. A count of NaN makes all statistics NaN. Where no rank has any element, the mean and the variance are 0,
@@ -172,6 +173,8 @@ def merge_ranks(
         moving = m_unit & (total != 0.0)
         move_running(p_running_mean, o_unit, moving, mean, share)
         move_running(p_running_var, o_unit, moving, m2 / (total - 1.0), share)
+    if p_counter is not None:
+        tl.store(p_counter, tl.load(p_counter) + 1, tl.program_id(0) == 0)
 
 
 @triton.jit(do_not_specialize=["length", "ranks"])

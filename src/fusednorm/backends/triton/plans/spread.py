@@ -6,6 +6,7 @@ The current device is that of the tensors.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from fusednorm.backends.triton.runs import power_of_two
 from fusednorm.instance import CutGroups, Ranks
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Statistics, Wanted
 from fusednorm.problem import Problem, View
-from fusednorm.strides import contiguous
+from fusednorm.strides import contiguous, packed_strides
 
 #: Numbers that a program merges over the ranks: a thread has two, and few programs start.
 MERGED_NUMBERS, MERGING_WARPS = 256, 4
@@ -99,12 +100,12 @@ class SpreadBackward(TilesBackward):
             self.reduce(o.grad_output, o.input, *parameters_of(o), o.mean, o.rstd, partials)
         return partials
 
-    def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
-        totals = self.allocate((2 * self.units,), (1,), torch.float64)
+    def own_sums(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted) -> tuple[Tensor, Gradients]:
+        totals, grads = self.allocate((2 * self.units,), (1,), torch.float64), self.made(wanted)
         if self.empty:
-            return totals.zero_()
-        self.of_chunks.totals(sums, parameters_of(operands), totals)
-        return totals
+            return totals.zero_(), Gradients(None, *(None if grad is None else grad.zero_() for grad in grads))
+        self.of_chunks(sums, parameters_of(operands), totals, grads)
+        return totals, Gradients(None, *grads)
 
     def packed_sums(self, sums: Tensor) -> Tensor:
         size = self.rows * self.of_ranks.channels
@@ -112,23 +113,25 @@ class SpreadBackward(TilesBackward):
         if self.empty:
             return packed.zero_()
         p, q = packed[:size], packed[size:]
-        self.of_chunks.gradients(sums, _NONE, (None, None, q, p) if self.by_sample else (q, p, None, None))
+        self.of_chunks(sums, _NONE, None, (None, None, q, p) if self.by_sample else (q, p, None, None))
         return packed
 
-    def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
-        grads = [
+    def parameters(self, operands: BackwardOperands, summed: Tensor, wanted: Wanted) -> Gradients:
+        grads = self.made(wanted)
+        if any(grad is not None for grad in grads):
+            self.of_ranks(summed, parameters_of(operands), None, grads)
+        return Gradients(None, *grads)
+
+    def made(self, wanted: Wanted) -> list[Tensor | None]:
+        """Memory for the parameters' gradients."""
+        return [
             self.allocate(*like) if like is not None and want else None
             for like, want in zip(self.gradients_of, wanted[1:], strict=True)
         ]
-        if self.empty and not of_ranks:
-            return Gradients(None, *(None if grad is None else grad.zero_() for grad in grads))
-        if any(grad is not None for grad in grads):
-            (self.of_ranks if of_ranks else self.of_chunks).gradients(sums, parameters_of(operands), grads)
-        return Gradients(None, *grads)
 
     def totals_of_ranks(self, operands: BackwardOperands, means: Tensor) -> Tensor:
         totals = self.workspace(2 * self.units)
-        self.of_ranks.totals(means, parameters_of(operands), totals)
+        self.of_ranks(means, parameters_of(operands), totals, _NONE)
         return totals
 
     def finish(self, operands: BackwardOperands, totals: Tensor | None, found: Gradients, wanted: Wanted) -> None:
@@ -141,27 +144,26 @@ class SpreadBackward(TilesBackward):
 
 
 class _Sums:
-    """The launches that make sums of p and q: P and Q of units, or the parameters' gradients."""
+    """The launches that make sums of p and q: P and Q of units, the parameters' gradients, or both."""
 
     def __init__(self, plan: BackwardPlan, partials: PartialsShape, units: int, shared: bool) -> None:
         self.plan, self.partials, self.units, self.shared = plan, partials, units, shared
         self.channels = units if shared else partials.view.channels
-        self.launches: dict[tuple[bool, bool], Combination] = {}
-        self.unit_sums = Combination(plan, partials, units, 1, ParameterSums(partials, False, False), shared=shared)
+        self.launches: dict[tuple[int, bool, bool], Combination] = {}
 
-    def totals(self, sums: Tensor, parameters: Tensors, totals: Tensor) -> None:
-        self.unit_sums(sums, parameters, totals, _NONE)
-
-    def gradients(self, sums: Tensor, parameters: Tensors, grads: Tensors) -> None:
-        if self.shared:  # the channels of a unit share its weight and bias
-            self.unit_sums(sums, parameters, None, grads)
-            return
-        wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
-        launch = self.launches.get(wanted)
+    def __call__(self, sums: Tensor, parameters: Tensors, totals: Tensor | None, grads: Tensors) -> None:
+        units, weights, modulation = self.units, False, False
+        if not self.shared:  # else the channels of a unit share its weight and bias
+            units = 0 if totals is None else units
+            weights = grads[0] is not None or grads[1] is not None
+            modulation = grads[2] is not None or grads[3] is not None
+        key = (units, weights, modulation)
+        launch = self.launches.get(key)
         if launch is None:
-            launch = Combination(self.plan, self.partials, 0, 1, ParameterSums(self.partials, *wanted))
-            self.launches[wanted] = launch
-        launch(sums, parameters, None, grads)
+            per_batch = units > 0 and self.partials.order["PER_BATCH"]
+            made = ParameterSums(self.partials, weights, modulation, totals=per_batch)
+            launch = self.launches[key] = Combination(self.plan, self.partials, units, 1, made, shared=self.shared)
+        launch(sums, parameters, totals, grads)
 
 
 def parameters_of(operands: Operands | BackwardOperands) -> Tensors:
@@ -180,21 +182,22 @@ class RankKernels(Ranks):
     def merge_moments(
         self,
         parts: Tensor,
-        units: int,
+        shape: tuple[int, ...],
         eps: float,
         dtype: torch.dtype,
         running_mean: Tensor | None = None,
         running_var: Tensor | None = None,
         share: float | Tensor = 0.0,
+        counter: Tensor | None = None,
     ) -> Statistics:
         ranks, length = parts.shape
-        empty = allocator(parts.device.type)
-        mean, rstd, var = (empty((units,), (1,), dtype) for _ in range(3))
+        empty, units, strides = allocator(parts.device.type), prod(shape), packed_strides(shape)
+        mean, rstd, var = (empty(shape, strides, dtype) for _ in range(3))
         count = empty((1,), (1,), torch.float64)
         given = share.to(parts.device) if isinstance(share, Tensor) else None
         scalars = (units, ranks, float(eps), 0.0 if given is not None else float(share))
         launch = self._over(kernels.merge_ranks, units, scalars, COUNTS=length != 2 * units + 1)
-        launch(parts, mean, rstd, var, count, running_mean, running_var, given)
+        launch(parts, mean, rstd, var, count, running_mean, running_var, given, counter)
         return Statistics(mean, rstd, var, count)
 
     def sum_over_ranks(

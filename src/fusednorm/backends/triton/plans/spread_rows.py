@@ -164,15 +164,12 @@ class SpreadRowsBackward(SummedRowsBackward):
             self.sums(o.grad_output, o.input, *parameters_of(o), o.mean, o.rstd, partials)
         return partials
 
-    def packed_totals(self, operands: BackwardOperands, sums: Tensor) -> Tensor:
+    def own_sums(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted) -> tuple[Tensor, Gradients]:
         totals = self.allocate((2 * self.rows.count,), (1,), torch.float64)
         if self.empty:
-            return totals.zero_()
+            return totals.zero_(), Gradients()
         self.pack(sums, totals)
-        return totals
-
-    def parameters(self, operands: BackwardOperands, sums: Tensor, wanted: Wanted, of_ranks: bool) -> Gradients:
-        return Gradients()
+        return totals, Gradients()
 
     def finish(self, operands: BackwardOperands, totals: Tensor | None, found: Gradients, wanted: Wanted) -> None:
         o, dx = operands, None if totals is None else self.allocate(self.shape, self.strides, self.dtype)

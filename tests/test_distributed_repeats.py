@@ -1,0 +1,71 @@
+"""Calls over processes that repeat, without their checks: what they give, and which calls are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+import numpy as np  # noqa: E402
+from repeats_worker import MAKES  # noqa: E402
+from test_distributed import Found, load, run  # noqa: E402
+
+WORKER = Path(__file__).with_name("repeats_worker.py")
+OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    if OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
+        pytest.skip("triton < 3.8 with numpy >= 2.4 has no interpreter")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        return load(run(tmp_path_factory.mktemp("ranks"), "cpu", 2, worker=WORKER), 2)
+
+
+@pytest.mark.parametrize("name", MAKES)
+def test_a_repeat_has_the_bits_of_a_first_call(ranks: Found, name: str) -> None:
+    for found in ranks:
+        (kept, repeats), (fresh, none) = found[name]
+        # The first call is noted, the second one kept; the module's first call agrees. What no kernel may write to is
+        # never kept.
+        assert repeats == (0 if name == "strided" else 3)
+        assert none == 0
+        for got, expected in zip(kept, fresh, strict=True):
+            for one, other in zip(got, expected, strict=True):
+                assert torch.equal(one, other)
+
+
+def test_running_statistics_of_any_strides_move_alike(ranks: Found) -> None:
+    """A kernel writes to contiguous memory alone."""
+    for found in ranks:
+        (dense, _), _ = found["module"]
+        (strided, _), _ = found["strided"]
+        for one, other in zip(dense, strided, strict=True):
+            for got, expected in zip(other[-3:], one[-3:], strict=True):
+                torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "repeats", "error"),
+    [
+        ("same", True, ""),
+        ("eps", False, ""),
+        ("groups", False, ""),
+        ("shape", False, ""),
+        ("strides", False, ""),
+        ("frozen", False, ""),
+        ("no weight", False, ""),
+        ("activation", False, ""),
+        ("no gradients", False, ""),
+        ("weight of 7", False, "ValueError"),
+        ("groups 4.0", False, "TypeError"),
+        ("eps as text", False, "TypeError"),
+    ],
+)
+def test_a_call_that_differs_is_no_repeat(ranks: Found, change: str, repeats: bool, error: str) -> None:
+    for found in ranks:
+        assert found["others"][change] == (repeats, error)
