@@ -84,11 +84,13 @@ def test_the_whole_is_cut_where_the_scaling_is_strong() -> None:
 
 def test_a_table_has_the_scaling_and_the_ratios() -> None:
     row = DeviceRow("norm", "strong", 1, "2x3", "float32", "nchw", "forward", OURS, "ok", ms=4.0)
-    rows = (row, replace(row, devices=2, ms=2.5), replace(row, devices=2, contender=TORCH, ms=5.0))
+    two = replace(row, devices=2, ms=2.5, replay_ms=1.0)
+    rows = (replace(row, replay_ms=1.9), two, replace(two, contender=TORCH, ms=5.0, replay_ms=3.0))
     table = device_table(rows)
     header, lines = table.header, table.lines
-    assert [line[header.index("one device")] for line in lines] == ["1.00×", "1.60×"]
-    assert lines[1][header.index(TORCH)] == "2.00×"
+    assert [line[header.index("timed by")] for line in lines] == ["calls", "replays"] * 2
+    assert [line[header.index("one device")] for line in lines] == ["1.00×", "1.00×", "1.60×", "1.90×"]
+    assert [line[header.index(TORCH)] for line in lines] == ["", "", "2.00×", "3.00×"]
     report = DeviceReport(this_machine("cpu"), rows)
     assert read_report(report.to_json()) == report
     assert report.to_csv().count("\n") == 4

@@ -129,12 +129,12 @@ class GpuTimer:
             torch.cuda.synchronize()
             return torch.cuda.max_memory_allocated() - before
 
-    def _turns(self, run: _Run, seconds_per_call: float) -> int:
+    def _turns(self, run: Run, seconds_per_call: float) -> int:
         return turns_within(self.seconds, run.calls * seconds_per_call, self.minimum_samples, self.maximum_samples)
 
 
 @dataclass(frozen=True)
-class _Run:
+class Run:
     """``enqueue`` starts that many ``calls`` at once; ``kept`` holds the memory that they write."""
 
     enqueue: Callable[[], Any]
@@ -170,24 +170,24 @@ def _warm_up(calls: Calls) -> float:
     return (time.perf_counter() - start) / len(some)
 
 
-def _whole_calls(calls: Calls, seconds_per_call: float) -> _Run:
+def _whole_calls(calls: Calls, seconds_per_call: float) -> Run:
     count = max(HOST_CALLS, min(200, int(2e-3 / max(seconds_per_call, 1e-9))))
 
     def enqueue() -> None:
         for index in range(count):
             calls[index % len(calls)]()
 
-    return _Run(enqueue, count, "calls")
+    return Run(enqueue, count, "calls")
 
 
-def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> _Run:
+def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> Run:
     """A graph of calls, or the calls themselves where they cannot be captured."""
     try:
-        once = _captured(calls, 1)
+        once = captured(calls, 1)
         once.enqueue()
         device = min(once.sample() for _ in range(2))
         rounds = rounds_in_graph(len(calls), device, most_sets)
-        run = once if rounds == 1 else _captured(calls, rounds)
+        run = once if rounds == 1 else captured(calls, rounds)
         run.enqueue()  # the first replay uploads the graph
         torch.cuda.synchronize()
         return run
@@ -197,7 +197,7 @@ def _device_runs(calls: Calls, seconds_per_call: float, most_sets: int) -> _Run:
         return replace(_whole_calls(calls, seconds_per_call), method="events", note=note)
 
 
-def _captured(calls: Calls, rounds: int) -> _Run:
+def captured(calls: Calls, rounds: int) -> Run:
     """A graph of all calls, ``rounds`` times; each set's last output is kept, so that no two share memory.
 
     Not by torch.cuda.graph, which first collects garbage and empties the allocator's cache: with hundreds of graphs
@@ -219,4 +219,4 @@ def _captured(calls: Calls, rounds: int) -> _Run:
     finally:
         if collecting:
             gc.enable()
-    return _Run(graph.replay, rounds * len(calls), "graph", kept)
+    return Run(graph.replay, rounds * len(calls), "graph", kept)

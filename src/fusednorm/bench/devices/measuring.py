@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,12 @@ from fusednorm.bench.forms.measuring import FACTOR, ROUNDINGS, relative_error
 from fusednorm.bench.runner import first_line, status_of
 from fusednorm.distributed.collective import gather
 from fusednorm.machine.description import available_cores
-from fusednorm.machine.timing import in_turns, turns_within
+from fusednorm.machine.timing import in_turns, timer_for, turns_within
 
 SAMPLE_SECONDS = 0.02
 FEWEST_SAMPLES, MOST_SAMPLES = 5, 41
+#: A graph holds calls of so many seconds, which the ranks' different beginnings do not count beside.
+GRAPH_SECONDS, MOST_ROUNDS = 5e-3, 16
 _TIMEOUT = timedelta(minutes=5)
 
 Call = Callable[[int], Any]  # of the set of inputs
@@ -63,7 +66,8 @@ def _process(rank: int, count: int, device: str, folder: str, jobs: Sequence[Dev
     backend, meeting = "nccl" if device == "cuda" else "gloo", f"file://{folder}/meeting"
     dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=count, timeout=_TIMEOUT)
     try:
-        rows = [row for job in jobs for row in _run(job, rank, count, device, seconds)]
+        with timer_for(device).session():  # what a graph is captured on
+            rows = [row for job in jobs for row in _run(job, rank, count, device, seconds)]
         if rank == 0:
             (Path(folder) / "rows.json").write_text(json.dumps([asdict(row) for row in rows]))
         dist.barrier()
@@ -89,8 +93,10 @@ def _run(job: DeviceJob, rank: int, count: int, device: str, seconds: float) -> 
         calls[EXCHANGE] = _exchange(job, shape, device)
     else:
         rows.pop(ALONE), calls.pop(ALONE, None)  # one device has no other to exchange with
-    for name, ms in _timed(calls, device, seconds).items():
-        rows[name] = replace(rows[name], ms=ms, method="calls")
+    times = _timed(calls, device, seconds)
+    replays = _replayed(calls, len(sets), times, seconds) if device == "cuda" else {}
+    for name, ms in times.items():
+        rows[name] = replace(rows[name], ms=ms, replay_ms=replays.get(name), method="calls")
     return [rows[name] for name in CONTENDERS if name in rows]
 
 
@@ -224,6 +230,32 @@ def _timed(calls: dict[str, Call], device: str, seconds: float) -> dict[str, flo
     for name in in_turns(turns):
         samples[name].append(_sample(calls[name], repeats[name], device))
     return {name: statistics.median(_slowest(taken, device)) * 1e3 for name, taken in samples.items()}
+
+
+def _replayed(calls: dict[str, Call], sets: int, times: dict[str, float], seconds: float) -> dict[str, float]:
+    """Milliseconds per call in a replayed graph, as :func:`_timed`, of what every rank could capture."""
+    from fusednorm.machine.gpu_timing import Run, captured
+
+    runs: dict[str, Run | None] = {}
+    for name, call in calls.items():
+        rounds = min(MOST_ROUNDS, math.ceil(GRAPH_SECONDS / (sets * times[name] * 1e-3)))
+        dist.barrier()
+        try:
+            runs[name] = captured([partial(call, turn) for turn in range(sets)], rounds)
+        except RuntimeError:
+            runs[name] = None
+        if _slowest([float(runs[name] is None)], "cuda")[0]:
+            del runs[name]
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    each = {name: times[name] * 1e-3 * run.calls for name, run in runs.items() if run is not None}
+    turns = {name: 1 + turns_within(seconds, one, FEWEST_SAMPLES, MOST_SAMPLES) for name, one in each.items()}
+    for name in in_turns(turns):
+        run = runs[name]
+        assert run is not None
+        dist.barrier()
+        samples[name].append(run.sample())
+    # The first replay uploads the graph.
+    return {name: statistics.median(_slowest(taken[1:], "cuda")) * 1e3 for name, taken in samples.items()}
 
 
 def _slowest(values: list[float], device: str) -> list[float]:

@@ -18,8 +18,9 @@ class DeviceRow:
     """One contender on so many devices.
 
     ``shape`` is the input's on one device, of a whole that is the same for any number of them where the scaling is
-    strong. ``ms`` is the median time of a call, each sample that of the slowest device. ``error`` is a part of the
-    results' length. A row that is not "ok" has a note and no time; an "ok" row without ``error`` was not checked.
+    strong. ``ms`` is the median time of calls one after the other, the host's part included, and on GPUs ``replay_ms``
+    that of a call in a replayed graph; each sample is that of the slowest device. ``error`` is a part of the results'
+    length. A row that is not "ok" has a note and no time; an "ok" row without ``error`` was not checked.
     """
 
     workload: str
@@ -33,6 +34,7 @@ class DeviceRow:
     status: Status
     note: str = ""
     ms: float | None = None
+    replay_ms: float | None = None
     method: str = ""
     error: float | None = None
     allowed: float | None = None

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import product
+from typing import Literal, get_args
 
 from fusednorm.bench.devices.catalog import ALONE, APEX, CONTENDERS, DTENSOR, EXCHANGE, OURS, TORCH
 from fusednorm.bench.devices.rows import DeviceRow, cases_of
 from fusednorm.bench.tables import Table, in_ms, in_times
 
 Case = Mapping[str, DeviceRow]
+Time = Literal["ms", "replay_ms"]
 
 
-def ratio(case: Case, name: str) -> float | None:
+def ratio(case: Case, name: str, time: Time = "ms") -> float | None:
     """A contender's time as a multiple of fusednorm's; None where one of them was not measured."""
-    theirs, ours = (case[one].ms if one in case else None for one in (name, OURS))
+    theirs, ours = (getattr(case[one], time) if one in case else None for one in (name, OURS))
     return theirs / ours if theirs and ours else None
 
 
-def scaled(case: Case, alone: Case | None) -> float | None:
+def scaled(case: Case, alone: Case | None, time: Time = "ms") -> float | None:
     """How much faster than one device: its time over this one's. With weak scaling the same time, 1, is the best."""
-    ours, theirs = (None if one is None or OURS not in one else one[OURS].ms for one in (case, alone))
+    ours, theirs = (None if one is None or OURS not in one else getattr(one[OURS], time) for one in (case, alone))
     return theirs / ours if theirs and ours else None
 
 
@@ -34,19 +37,23 @@ def _of_one_device(case: Case, cases: Iterable[Case]) -> Case | None:
 
 
 def device_table(rows: Iterable[DeviceRow]) -> Table:
-    """A line for each workload, direction and number of devices."""
+    """A line for each workload, direction, number of devices and way to time: calls, and replays of a graph."""
     keys = ("workload", "scaling", "devices", "shape", "dtype", "layout", "direction")
     others = (DTENSOR, TORCH, APEX, ALONE)
     cases = cases_of(rows)
     lines = []
-    for case in cases:
+    for case, time in product(cases, get_args(Time)):
         first = next(iter(case.values()))
+        own, exchange = (getattr(case[name], time) if name in case else None for name in (OURS, EXCHANGE))
+        if own is None and time == "replay_ms":
+            continue
         notes = (f"{name}: {case[name].note}" for name in CONTENDERS if name in case and case[name].note)
-        times = (in_times(ratio(case, name)) for name in others)
-        own, exchange = (in_ms(case[name].ms) if name in case else "" for name in (OURS, EXCHANGE))
-        speed = in_times(scaled(case, _of_one_device(case, cases)))
-        lines.append((*(str(getattr(first, key)) for key in keys), own, speed, *times, exchange, "; ".join(notes)))
+        times = (in_times(ratio(case, name, time)) for name in others)
+        speed = in_times(scaled(case, _of_one_device(case, cases), time))
+        way = "calls" if time == "ms" else "replays"
+        facts = (*(str(getattr(first, key)) for key in keys), way)
+        lines.append((*facts, in_ms(own), speed, *times, in_ms(exchange), "; ".join(notes)))
     title = f"norms over devices; the times of the others are multiples of {OURS}'s"
-    header = (*keys, f"{OURS}, ms", "one device", *others, f"{EXCHANGE}, ms", "note")
-    words = ("workload", "scaling", "shape", "dtype", "layout", "direction", "note")
+    header = (*keys, "timed by", f"{OURS}, ms", "one device", *others, f"{EXCHANGE}, ms", "note")
+    words = ("workload", "scaling", "shape", "dtype", "layout", "direction", "timed by", "note")
     return Table(title, header, tuple(lines), words).without_empty_columns()
