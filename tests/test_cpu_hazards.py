@@ -185,6 +185,9 @@ def problem(view: View, order: str, family: Family = "group_norm", **changes: ob
 
 
 EVALUATION: dict[str, object] = {"family": "batch_norm", "direction": "inference"}
+BATCH: dict[str, object] = {"family": "batch_norm"}
+BATCH_BACKWARD: dict[str, object] = {"family": "batch_norm", "direction": "backward"}
+HALF: dict[str, object] = {"dtype": "bfloat16"}
 
 
 @pytest.mark.parametrize(
@@ -209,6 +212,25 @@ EVALUATION: dict[str, object] = {"family": "batch_norm", "direction": "inference
         (View(16, 512, 1, 49), "channels_first", EVALUATION, "cpu.planes_split"),
         (View(40, 512, 1, 49), "channels_first", {**EVALUATION, "dtype": "bfloat16"}, "cpu.planes_split"),
         (View(64, 1, 1024, 1), "channels_last", {"family": "layer_norm"}, "cpu.rows"),
+        # Short planes of batch_norm; the faster one of each was measured.
+        (View(4, 2048, 1, 64), "channels_first", BATCH, "cpu.planes"),
+        (View(6, 1624, 1, 55), "channels_first", BATCH, "cpu.planes"),
+        (View(16, 2048, 1, 16), "channels_first", BATCH, "cpu.slabs"),
+        (View(16, 512, 1, 64), "channels_first", BATCH, "cpu.planes"),
+        (View(16, 512, 1, 64), "channels_first", BATCH | HALF, "cpu.slabs"),
+        (View(4, 2048, 1, 64), "channels_first", BATCH | HALF, "cpu.planes"),
+        (View(16, 910, 1, 36), "channels_first", BATCH, "cpu.planes"),
+        (View(128, 113, 1, 36), "channels_first", BATCH, "cpu.slabs"),
+        (View(32, 136, 1, 120), "channels_first", BATCH, "cpu.planes"),
+        (View(32, 1820, 1, 9), "channels_first", BATCH, "cpu.planes"),
+        (View(64, 8192, 1, 2), "channels_first", BATCH, "cpu.slabs"),
+        (View(6, 1624, 1, 55), "channels_first", BATCH_BACKWARD, "cpu.planes"),
+        (View(16, 3640, 1, 9), "channels_first", BATCH_BACKWARD, "cpu.slabs"),
+        (View(8, 4096, 1, 16), "channels_first", BATCH_BACKWARD, "cpu.slabs"),
+        (View(4, 8192, 1, 16), "channels_first", BATCH_BACKWARD, "cpu.planes"),
+        (View(32, 256, 1, 64), "channels_first", BATCH_BACKWARD, "cpu.planes"),
+        (View(32, 256, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.slabs"),
+        (View(8, 1024, 1, 64), "channels_first", BATCH_BACKWARD | HALF, "cpu.planes"),
     ],
 )
 def test_the_default_is_a_function_of_the_problem(
