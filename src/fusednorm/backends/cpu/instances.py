@@ -70,9 +70,9 @@ SMALL_BYTES = 1 << 18  # inputs that one thread takes alone
 #: Few units of so many elements, half as many in a backward, whose planes have SPLIT_PLANE at most, are not split: each
 #: piece costs 40 ns. Four units of 1024 planes of 33 took 178 us forward in pieces on two threads, and take 67.
 WHOLE_UNIT, SPLIT_PLANE = 1 << 18, 1024
-#: batch_norm's planes of SHORT_PLANE elements at most may be taken in slabs, where a loop over each alone would start for
-#: little work. A row of several planes is to have WIDE_ROW elements, and has SHORT_ROW at least, or SHORTEST_ROW where it
-#: is the whole sample.
+#: batch_norm's planes of SHORT_PLANE elements at most may be taken in slabs, where a loop over each alone would start
+#: for little work. A row of several planes is to have WIDE_ROW elements, and has SHORT_ROW at least, or SHORTEST_ROW
+#: where it is the whole sample.
 SHORT_PLANE, WIDE_ROW, SHORT_ROW, SHORTEST_ROW = 128, 512, 128, 16
 #: Elements of a segment of rows that are worth a thread's while, and tasks of a backward over columns at most.
 FEWEST_ELEMENTS, MOST_TASKS = 16384, 64
@@ -518,10 +518,10 @@ def _many_short_planes(problem: Problem) -> bool:
 
 def _few_for_slabs(problem: Problem) -> bool:
     """Whether batch_norm's planes are too few, or too long, to be taken in slabs: a slab leaves two numbers for each
-    channel, which its samples have to repay. On two threads, us in planes and in slabs: forward in float32 (4, 2048, 64)
-    142 and 292, (16, 2048, 16) 299 and 249, (16, 512, 64) 151 and 186, (32, 1820, 9) 210 and 358, (128, 113, 36) 237 and
-    121; in bfloat16 (16, 512, 64) 147 and 110, (4, 2048, 64) 174 and 275; backward in float32 (4, 2048, 64) 167 and 482,
-    (16, 3640, 9) 609 and 489, (32, 256, 64) 162 and 402, in bfloat16 130 and 113."""
+    channel, which its samples have to repay. On two threads, us in planes and in slabs: forward in float32
+    (4, 2048, 64) 142 and 292, (16, 2048, 16) 299 and 249, (16, 512, 64) 151 and 186, (32, 1820, 9) 210 and 358,
+    (128, 113, 36) 237 and 121; in bfloat16 (16, 512, 64) 147 and 110, (4, 2048, 64) 174 and 275; backward in float32
+    (4, 2048, 64) 167 and 482, (16, 3640, 9) 609 and 489, (32, 256, 64) 162 and 402, in bfloat16 130 and 113."""
     samples, plane, narrow = problem.view.samples, problem.view.spatial, DTYPE_BYTES[problem.dtype] == 2
     if problem.backward:
         return plane > SHORT_PLANE // (2 if narrow else 4) or samples < max(8, plane // (4 if narrow else 2))
