@@ -169,7 +169,7 @@ def test_the_table_of_what_runs_where_is_current() -> None:
     assert support_table.renewed(page.read_text()) == page.read_text(), "run python tests/support_table.py"
 
 
-@pytest.mark.parametrize("kind", ["cpu", "gpu", "models", "forms"])
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "models", "devices", "forms"])
 def test_figures_are_those_of_the_kept_results(kind: str) -> None:
     files = sorted((ROOT / "benchmarks" / "results").glob(f"{kind}-*.json"))
     tables = report_markdown([read_report(path.read_text()) for path in files])
