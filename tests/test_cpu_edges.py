@@ -486,9 +486,10 @@ def test_tiles_take_planes_that_touch_and_any_plane_by_itself() -> None:
 @pytest.mark.parametrize(
     ("groups", "shape", "dtype", "tiled"),
     [
-        (0, (2, 66, 8, 16), torch.bfloat16, True), (0, (2, 66, 8, 17), torch.bfloat16, False),
+        (0, (2, 66, 8, 8), torch.bfloat16, True), (0, (2, 66, 9, 9), torch.bfloat16, False),
         (0, (2, 66, 8, 8), torch.float32, True), (0, (2, 66, 7, 11), torch.float32, False),
-        (33, (2, 66, 6, 6), torch.float32, True), (33, (2, 66, 8, 9), torch.float32, False),
+        (33, (2, 66, 5, 6), torch.float32, True), (33, (2, 66, 6, 6), torch.float32, False),
+        (33, (2, 66, 3, 4), torch.bfloat16, True), (33, (2, 66, 6, 6), torch.bfloat16, False),
         (0, (0, 66, 8, 8), torch.float32, True), (0, (2, 66, 0, 8), torch.float32, False),
     ],
 )  # fmt: skip
@@ -497,6 +498,18 @@ def test_the_units_of_a_forward_that_tiles_take(
 ) -> None:
     norm = norm_of("group_norm", groups) if groups else norm_of("instance_norm")
     assert in_tiles(forward_problem(norm, Operands(torch.empty(shape, dtype=dtype)))) == tiled
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "tiled"),
+    [
+        ((8, 66, 8, 8), torch.float32, True), ((8, 66, 7, 11), torch.float32, False),
+        ((6, 66, 6, 6), torch.float32, False), ((6, 66, 6, 6), torch.bfloat16, True),
+        ((6, 66, 5, 6), torch.float32, True), ((6, 66, 7, 11), torch.bfloat16, False),
+    ],
+)  # fmt: skip
+def test_the_planes_of_batch_norm_that_tiles_take(shape: tuple[int, ...], dtype: torch.dtype, tiled: bool) -> None:
+    assert in_tiles(forward_problem(norm_of("batch_norm"), Operands(torch.empty(shape, dtype=dtype)))) == tiled
 
 
 def test_short_planes_of_other_strides() -> None:
@@ -559,7 +572,7 @@ def test_points_with_scale_and_shift_are_rows(shape: tuple[int, ...], groups: in
 def test_planes_that_are_long_or_few_or_make_short_rows_stay_planes() -> None:
     norm = norm_of("batch_norm")
     for shape, instance in (
-        ((16, 64, 8, 8), SLABS), ((16, 64, 12, 12), PLANES), ((3, 64, 8, 8), PLANES), ((16, 487, 5, 5), PLANES),
+        ((16, 64, 4, 4), SLABS), ((16, 64, 12, 12), PLANES), ((3, 64, 4, 4), PLANES), ((32, 487, 5, 5), PLANES),
         ((16, 64, 1, 1), SLABS_SPLIT),
     ):  # fmt: skip
         assert choose(forward_problem(norm, Operands(torch.empty(shape)))) is instance

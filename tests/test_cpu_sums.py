@@ -248,10 +248,10 @@ def test_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_short_planes_of_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     """In slabs of blocks of channels, in which a number per sample and channel has no place."""
-    tensors = given((9, 300, 7, 7), "pre_add", "post_add")
+    tensors = given((16, 300, 4, 4), "pre_add", "post_add")
     assert faults(monkeypatch, "batch_norm", tensors, None, None, training=True, activation="silu") == []
     arguments = fusednorm.batch_norm, tensors["input"], None, None, None, None, True
-    composed = fusednorm.explain(*arguments, pre_add=drawn(9, 300))
+    composed = fusednorm.explain(*arguments, pre_add=drawn(16, 300))
     assert composed.composed == "adds no number per sample and channel to blocks of channels"
 
 

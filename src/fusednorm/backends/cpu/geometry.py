@@ -69,8 +69,9 @@ COSTLY_FLOPS = 8
 SCRATCH = 512
 #: Channels that a backward of few rows takes together, whose sums, in the compute dtype, fit such arrays.
 COLUMNS = SCRATCH
-#: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when).
-TILED_PLANE, ALWAYS_TILED_PLANE = 64, 32
+#: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when),
+#: and the longer ones of batch_norm in float32 over so many samples at least.
+TILED_PLANE, ALWAYS_TILED_PLANE, FEWEST_TILED = 64, 32, 8
 #: Groups of rows of at most so many elements are taken by blocks of groups, or of so many with an exponential: in
 #: float32 341 x 32 groups of 24 take 114 us in blocks and 99 one by one, but backward with silu 152 and 300.
 SHORT_GROUP, COSTLY_SHORT_GROUP = 20, 31
@@ -176,17 +177,23 @@ def in_tiles(problem: Problem) -> bool:
     A plane that fills a vector is taken by vectors (lanes.py) where no activation, or none but a derivative, is
     computed; units are not to be so short that what each takes by itself costs more than its elements. Elsewhere, to
     spread coefficients over planes of more than 32 elements costs what the loops over tiles save; of more than 64 where
-    scalar code would compute an exponential, and in a forward where units are so short as well; of 16 bits, or of
-    several planes, twice as long: (84, 640, 7, 11) in bf16 takes 1.34 ms so, and 1.64 plane by plane, (84, 640, 6, 6)
-    in 320 groups in fp32 0.60 and 0.80, but instance_norm of (40, 640, 11, 11) 0.89 and 0.63.
+    scalar code would compute an exponential, and in a forward where units are so short as well. In one thread, us in
+    tiles and plane by plane: instance_norm forward of (8, 963, 33) in float32 244 and 278, (8, 512, 64) 173 and 154, in
+    bfloat16 176 and 174, (8, 404, 81) 238 and 158; group_norm with relu of (8, 1310, 25) in fours in float32 231 and
+    158, in bfloat16 232 and 205, with silu 275 and 381; batch_norm of (12, 546, 40) in float32 114 and 140, in bfloat16
+    125 and 182, of (6, 1213, 36) 166 and 144, and 169 and 183.
     """
     activation, spatial, backward = problem.norm.activation, problem.view.spatial, problem.backward
-    costly = activation is not None and activation.flops > 8 and (backward or problem.dtype != "float32")
-    longer = problem.dtype in ("float16", "bfloat16") or problem.view.group_channels > 1
-    if not backward and 0 < problem.reduced <= (2 if longer else 1) * TILED_PLANE:
+    exponential = activation is not None and activation.flops > 8
+    if not backward and 0 < problem.reduced <= TILED_PLANE:
         return True
-    if problem.added is None and (activation is None or (backward and problem.reduced > SHORT_UNIT)):
+    if not backward and problem.norm.per_batch:
+        several = problem.view.samples >= FEWEST_TILED or problem.dtype in ("float16", "bfloat16")
+        return 0 < spatial <= (TILED_PLANE if several else ALWAYS_TILED_PLANE)
+    by_vectors = problem.reduced > SHORT_UNIT or activation is None if backward else not exponential
+    if problem.added is None and by_vectors:
         return 0 < spatial < VECTOR
+    costly = exponential and (backward or problem.dtype != "float32")
     return 0 < spatial <= (TILED_PLANE if costly else ALWAYS_TILED_PLANE)
 
 
