@@ -107,6 +107,14 @@ def error_of(call: Callable[[], Any]) -> str:
     return ""
 
 
+def change_in_place(module: SyncBatchNorm, x: Tensor) -> None:
+    """An output is nobody's view: the caller changes it in place, as a sum behind the norm does."""
+    x = x.clone().requires_grad_()
+    scale = torch.rand(x.shape[:2])
+    for y in (module(x), module(x, scale=scale), module(x, scale=scale, post_add=torch.ones_like(x))):
+        y.add_(1).sum().backward()
+
+
 def errors(rank: int, world_size: int) -> dict[str, str]:
     """What each mistake of one rank gives on this rank. The last is a call that a rank does not make."""
     last = rank == world_size - 1
@@ -121,11 +129,22 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
     found["refused later"] = error_of(lambda: module(x[:, 1:] if last else x))
     found["no tensor"] = error_of(lambda: module(None if last else x))
     found["sum refused"] = error_of(lambda: module(x, return_sum=last))
+    other = SyncBatchNorm(CHANNELS)
+    other(x)
+    for name, good, bad in (
+        ("channel_dim", 1, 5), ("num_features", CHANNELS, CHANNELS + 1),
+        ("running_mean", torch.zeros(CHANNELS), torch.zeros(1).expand(CHANNELS)),
+    ):  # fmt: skip
+        setattr(other, name, bad if last else good)
+        found[name] = error_of(lambda: other(x))
+        setattr(other, name, good)
+    found["changed"] = error_of(lambda: change_in_place(other, x))
     found["none again"] = error_of(lambda: module(x))
     found["updates"] = str(int(module.num_batches_tracked))
     found["one element"] = error_of(lambda: module(torch.randn(int(last), CHANNELS)))
     found["no element"] = error_of(lambda: module(torch.randn(0, CHANNELS)))
     if world_size == 2:  # the first operator on meta loads sympy, as torch.compile does
+        found["meta of one"] = error_of(lambda: module(x.to("meta") if last else x))
         found["meta"] = error_of(lambda: SyncBatchNorm(CHANNELS, device="meta")(x.to("meta")))
     some = dist.new_group([0])
     if rank:

@@ -70,6 +70,21 @@ def results(case: Case, rank: int, world_size: int, device: str, group: Any = No
     return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
 
+def change_in_place(x: Tensor) -> None:
+    """An output is nobody's view, and the caller may change it."""
+    x, weight, scale = x.clone().requires_grad_(), torch.ones(6, requires_grad=True), torch.rand(x.shape[:2])
+    last = x.detach().movedim(1, -1).contiguous().requires_grad_()
+    for output in (
+        distributed.group_norm(x, 3, weight, shard_dim=2),
+        distributed.group_norm(x, 1, shard_dim=1),
+        distributed.group_norm(last, 3, channel_dim=-1, shard_dim=1),
+        distributed.instance_norm(x, weight=weight, shard_dim=2),
+        distributed.batch_norm(x, None, None, training=True, scale=scale, shard_dim=0),
+        distributed.layer_norm(x, (4 * torch.distributed.get_world_size(),), shard_dim=-1),
+    ):
+        output.add_(1).sum().backward()
+
+
 def errors(rank: int, world_size: int) -> dict[str, str]:
     """What each mistake of one rank gives on this rank. The last is a call that a rank does not make."""
     last = rank == world_size - 1
@@ -113,6 +128,11 @@ def errors(rank: int, world_size: int) -> dict[str, str]:
         "refused normalized_shape": error_of(
             lambda: distributed.rms_norm(x, (5, 4 * world_size) if last else (3, 4 * world_size), shard_dim=-1)
         ),
+        "no shape": error_of(
+            lambda: distributed.layer_norm(x, 4 * world_size if last else (4 * world_size,), shard_dim=-1)  # type: ignore[arg-type]
+        ),
+        "changed": error_of(lambda: change_in_place(x)),
+        "vmap": error_of(lambda: torch.vmap(lambda each: distributed.group_norm(each, 3, shard_dim=2))(x[None])),
         "rows": error_of(
             lambda: distributed.layer_norm(x, (4,), torch.ones(5 if last else 4, requires_grad=True), shard_dim=2)
         ),

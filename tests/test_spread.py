@@ -228,6 +228,7 @@ def test_ranks_that_disagree_all_say_so(ranks: Found, mistake: str, others: str,
         ("refused dim", "ValueError: distributed.group_norm: shard_dim is 7 for an input of shape (2, 6, 3, 4)"),
         ("refused activation", "ValueError: activation: 'none such' is unknown"),
         ("refused normalized_shape", "ValueError: distributed.rms_norm: normalized_shape is (5, 4)"),
+        ("no shape", "TypeError: distributed.layer_norm: normalized_shape is a int"),
         ("rows", "ValueError: distributed.layer_norm: weight has shape (5,); expected (4,)"),
     ],
 )
@@ -251,6 +252,10 @@ def test_a_rank_that_refuses_its_arguments_stops_all(ranks: Found, mistake: str,
         ("one position", "have 1 element for each sample and channel together"),
         ("one of the batch", "have 1 element for each channel together"),
         ("normalized_shape", "ValueError: distributed.layer_norm: the sizes of all processes along dimension 3 are [4"),
+        (
+            "vmap",
+            "RuntimeError: distributed.group_norm: torch.func's transforms, forward-mode AD and is_grads",
+        ),
         ("twice", "RuntimeError: trying to differentiate twice a function that was marked with @once_differentiable"),
     ],
 )
@@ -259,7 +264,7 @@ def test_what_is_wrong_on_all_ranks(ranks: Found, mistake: str, error: str) -> N
         assert error in found["errors"][mistake]
 
 
-@pytest.mark.parametrize("call", ["nothing", "nothing at all", "no element of a row", "size of the sharded"])
+@pytest.mark.parametrize("call", ["nothing", "nothing at all", "no element of a row", "size of the sharded", "changed"])
 def test_ranks_go_on_after_an_error(ranks: Found, call: str) -> None:
     assert [found["errors"][call] for found in ranks] == [""] * len(ranks)
 

@@ -304,6 +304,11 @@ def check_running(
                 f"{function}: {name} requires grad; expected a buffer; it is never differentiated, "
                 f"so pass {name}.detach()"
             )
+        if training and channels > 1 and value.stride(0) == 0:
+            raise ValueError(
+                f"{function}: {name} is one number for all channels (its stride is 0); expected memory for each, which "
+                f"the call can update; pass {name}.clone()"
+            )
 
 
 def check_momentum(function: str, momentum: float | Tensor) -> None:

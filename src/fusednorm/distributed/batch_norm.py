@@ -35,6 +35,7 @@ def check(
     """This rank's arguments fit each other and the module's ``channels``; ValueError or TypeError where they do not."""
     input = operands.input
     arguments.check_input(function, input, 2)
+    arguments.check_channel_dim(function, channel_dim)
     if input.shape[channel_dim] != channels:
         raise ValueError(
             f"{function}: input of shape {tuple(input.shape)} has {input.shape[channel_dim]} channels in dimension "

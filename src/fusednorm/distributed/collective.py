@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fusednorm.private.torch_names import traced_all_gather, traced_wait
+from fusednorm.private.torch_names import is_batched, traced_all_gather, traced_wait, transformed
 
 
 def exchange_device(group: Any) -> torch.device:
@@ -74,6 +74,11 @@ def begin_gather(function: str, values: Tensor, group: Any, overlaps: bool = Tru
 
     Raises RuntimeError where the transport fails, as it does after the group's timeout if a rank makes no such call.
     """
+    if transformed() or is_batched(values):
+        raise RuntimeError(
+            f"{function}: torch.func's transforms, forward-mode AD and is_grads_batched are not supported where "
+            "processes exchange statistics; call it outside of them"
+        )
     values = values.contiguous()
     if type(values) is not Tensor:  # a fake or functional tensor, of which a tracer makes a graph
         pending = traced_all_gather(values.unsqueeze(0), group)

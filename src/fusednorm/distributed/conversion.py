@@ -41,7 +41,7 @@ def convert_sync_batchnorm_(model: Model, process_group: Any = None) -> Model:
                 "the model once, and convert it then"
             )
     for name, module in found:
-        if type(module).forward.__module__.partition(".")[0] not in ("torch", "fusednorm"):
+        if not type(module).forward.__module__.startswith(("torch.nn.modules.", "fusednorm.")):
             warnings.warn(
                 f"convert_sync_batchnorm_: {name or 'the model'} is a {type(module).__name__}, which has a forward of "
                 "its own, and is not synchronized",

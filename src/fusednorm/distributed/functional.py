@@ -14,11 +14,13 @@ gradients are the sums over all processes, the same on each; but where samples a
 bias are those of this process's samples, as torch's own: DistributedDataParallel averages them. A wrapper that averages
 gradients must leave out, or multiply by the number of processes, the gradients that are sums here.
 
-Processes that refuse their arguments, or that do not make the same call, give an error on every one, wherever a call
-exchanges anything. There is no double backward. The exchange of what must agree is read by each process, so it breaks a
-compiled graph, and waits for the device where the group has no transport for tensors of the CPU. There it is made at
-the first call of a kind alone, and a later disagreement is an error after the group's timeout. Over channels and
-normalized dimensions a kind has one size of this process's part, and the others keep theirs too.
+Processes that refuse their arguments, or that do not make the same call, give an error on every one, where the call
+exchanges anything on each: one that exchanges nothing, by its shard_dim, its mode or its parameters, cannot see it, and
+the others have an error after the group's timeout. There is no double backward. The exchange of what must agree is read
+by each process, so it breaks a compiled graph, and waits for the device where the group has no transport for tensors of
+the CPU. There it is made at the first call of a kind alone, and a later disagreement is an error after the group's
+timeout. Over channels and normalized dimensions a kind has one size of this process's part, and the others keep theirs
+too.
 
 Source of the merged statistics: Chan, Golub and LeVeque, Updating Formulae and a Pairwise Algorithm for Computing
 Sample Variances, 1979.

@@ -58,8 +58,9 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
     torch.Size([2, 8, 4, 4])
     """
 
-    #: A weak reference to the group whose ranks have agreed, since a group lives no longer for a module's sake.
-    _agreed: Any = None
+    #: A weak reference to the group whose ranks have agreed, since a group lives no longer for a module's sake, and the
+    #: channels that they agreed on.
+    _agreed: tuple[Any, int] | None = None
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             if call is not None:
                 return call
         # A meta tensor has shapes alone to exchange; a DTensor's mesh says which processes have its other parts.
-        alone = is_dtensor(input) or (isinstance(input, Tensor) and input.is_meta)
+        alone = is_dtensor(input) or (isinstance(input, Tensor) and input.is_meta and self._is_meta())
         if self.training and not alone:
             group = active_group("SyncBatchNorm", self.process_group)
             if group is not None:
@@ -116,6 +117,9 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             return_sum=return_sum,
             post_add=post_add,
         )
+
+    def _is_meta(self) -> bool:
+        return all(tensor is None or tensor.is_meta for tensor in (self.weight, self.running_mean))
 
     def named_modules(self, *arguments: Any, **keywords: Any) -> Iterator[tuple[str, torch.nn.Module]]:
         if not interop.looked_for_by_ddp(sys._getframe(1)):  # torch's class needs a GPU, this one does not
@@ -132,7 +136,7 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
             group, ("SyncBatchNorm", self.num_features, self._eps, momentum, self.channel_dim), self.activation
         )
         alone = sums.pre_add is None and sums.pre_gate is None and sums.post_add is None and not sums.return_sum
-        agreed = self._agreed is not None and self._agreed() is group
+        agreed = self._agreed is not None and self._agreed[0]() is group and self._agreed[1] == self.num_features
         if agreed and alone and momentum is not None and (mean is None) == (var is None):
             output = repeat.output(operands, running)
             if output is not None:
@@ -171,30 +175,37 @@ class SyncBatchNorm(FusedBatchNorm, torch.nn.SyncBatchNorm):
         """Check this rank's arguments; whatever is wrong with them, it takes part in the exchange, since the other
         ranks would wait for it."""
         refusal: Exception | None = None
-        input = operands.input
+        input, channels = operands.input, self.num_features
+        agreed = self._agreed is not None and self._agreed[0]() is group
+        if self._agreed is not None and agreed:
+            channels = self._agreed[1]
         try:
+            if channels != self.num_features:
+                raise ValueError(
+                    f"SyncBatchNorm: num_features is {self.num_features}, and the ranks of the group agreed on "
+                    f"{channels} channels; build a new module on every rank"
+                )
             check("SyncBatchNorm", self.num_features, operands, *running, self._eps, self.channel_dim)
             check_sums("SyncBatchNorm", self._norm(), input, sums)
             if self.momentum is not None:
                 check_momentum("SyncBatchNorm", self.momentum)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             refusal = error
         # The module's device, over which the others exchange too, whatever this rank was given.
         tensors = (self.weight, self.running_mean, input)
         device = next((tensor.device for tensor in tensors if isinstance(tensor, Tensor)), torch.device("cpu"))
-        agreed = self._agreed is not None and self._agreed() is group
         try:
             if not agreed:
                 agree("SyncBatchNorm", None if refusal else self._facts(input), 0, device, group, _REMEDY)
             elif refusal is not None:
-                take_part_in_vain("SyncBatchNorm", self.num_features, device, group)
+                take_part_in_vain("SyncBatchNorm", channels, device, group)
         except RuntimeError:
             if refusal is None:
                 raise
         if refusal is not None:
             raise refusal
         if not agreed:
-            self._agreed = weakref.ref(group)
+            self._agreed = weakref.ref(group), channels
 
     def _facts(self, input: Tensor) -> dict[str, Any]:
         differentiable = input.requires_grad and torch.is_grad_enabled()

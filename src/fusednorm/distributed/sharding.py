@@ -67,10 +67,9 @@ def row_part(input: Any, axis: int, normalized_shape: Any, channel_dim: Any) -> 
     """The part of layer_norm and rms_norm, for any arguments."""
     if channel_dim == 1:
         normalized = axis == 1
-    elif isinstance(input, Tensor) and isinstance(normalized_shape, (tuple, list)):
-        normalized = axis >= input.dim() - len(normalized_shape)
-    else:
-        normalized = False
+    else:  # what is no shape is taken for one of one dimension, so that this rank refuses it where the others exchange
+        dims = len(normalized_shape) if isinstance(normalized_shape, (tuple, list)) else 1
+        normalized = isinstance(input, Tensor) and axis >= input.dim() - dims
     return "normalized" if normalized else "samples" if axis == 0 else "rows"
 
 

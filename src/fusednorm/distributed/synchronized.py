@@ -276,7 +276,14 @@ def _joined(norm: Norm, outputs: list[Tensor], like: Tensor) -> Tensor:
             place.copy_(output)
         return joined
     (output,) = outputs
-    return output if output.shape == like.shape else output.squeeze(0).unflatten(0, like.shape[:2])
+    if output.shape == like.shape:
+        return output
+    seen = output.squeeze(0).unflatten(0, like.shape[:2])
+    if torch.compiler.is_compiling():
+        return seen
+    # A Function's output that is a view could not be changed in place.
+    whole = torch.empty(0, dtype=seen.dtype, device=seen.device)
+    return whole.set_(seen.untyped_storage(), seen.storage_offset(), seen.shape, seen.stride())
 
 
 def _sums(function: str, norm: Norm, calls: list[BackwardOperands], mean: Tensor) -> Tensor:
