@@ -21,13 +21,18 @@ GRAPHS = Path(__file__).with_name("graphs_worker.py")
 OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+def in_interpreter(folder: Path, worker: Path) -> Found:
+    """What each of two ranks found in Triton's interpreter."""
     if OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("triton < 3.8 with numpy >= 2.4 has no interpreter")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        return load(run(tmp_path_factory.mktemp("ranks"), "cpu", 2, worker=WORKER), 2)
+        return load(run(folder, "cpu", 2, worker=worker), 2)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    return in_interpreter(tmp_path_factory.mktemp("ranks"), WORKER)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -7,23 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
+pytest.importorskip("triton")
 
-import numpy as np  # noqa: E402
-from repeats_worker import MAKES  # noqa: E402
-from test_distributed import Found, load, run  # noqa: E402
-
-WORKER = Path(__file__).with_name("repeats_worker.py")
-OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 8)
+from repeats_worker import MAKES
+from test_distributed import Found
+from test_distributed_fused import in_interpreter
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Found:
-    if OLD and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
-        pytest.skip("triton < 3.8 with numpy >= 2.4 has no interpreter")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_INTERPRET", "1")
-        return load(run(tmp_path_factory.mktemp("ranks"), "cpu", 2, worker=WORKER), 2)
+    return in_interpreter(tmp_path_factory.mktemp("ranks"), Path(__file__).with_name("repeats_worker.py"))
 
 
 @pytest.mark.parametrize("name", MAKES)
@@ -69,3 +62,8 @@ def test_running_statistics_of_any_strides_move_alike(ranks: Found) -> None:
 def test_a_call_that_differs_is_no_repeat(ranks: Found, change: str, repeats: bool, error: str) -> None:
     for found in ranks:
         assert found["others"][change] == (repeats, error)
+
+
+def test_a_profiler_sees_the_kernels_that_run_without_it(ranks: Found) -> None:
+    for found in ranks:
+        assert found["profiled"] == (True, 0)
