@@ -612,8 +612,8 @@ def test_which_instances_fuse() -> None:
     assert fused.composed is None
     assert fused.instance == "cpu.rows"
     assert "fused      pre_add\n" in str(fused)
-    short, statistics = drawn(4, 300, 7, 7), (None, None, None, None, True)
-    composed = fusednorm.explain(fusednorm.batch_norm, short, *statistics, pre_add=drawn(4, 300), post_add=short)
+    short, statistics = drawn(16, 300, 4, 4), (None, None, None, None, True)
+    composed = fusednorm.explain(fusednorm.batch_norm, short, *statistics, pre_add=drawn(16, 300), post_add=short)
     assert composed.composed == "adds no number per sample and channel to blocks of channels"
     assert "composed   pre_add, post_add by torch's operators: cpu.slabs adds no number" in str(composed)
     image = drawn(2, 6, 5)
