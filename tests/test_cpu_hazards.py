@@ -212,7 +212,7 @@ HALF: dict[str, object] = {"dtype": "bfloat16"}
         (View(16, 512, 1, 49), "channels_first", EVALUATION, "cpu.planes_split"),
         (View(40, 512, 1, 49), "channels_first", {**EVALUATION, "dtype": "bfloat16"}, "cpu.planes_split"),
         (View(64, 1, 1024, 1), "channels_last", {"family": "layer_norm"}, "cpu.rows"),
-        # Short planes of batch_norm; the faster one of each was measured.
+        # Short planes of batch_norm, as measured (instances._few_for_slabs).
         (View(4, 2048, 1, 64), "channels_first", BATCH, "cpu.planes"),
         (View(6, 1624, 1, 55), "channels_first", BATCH, "cpu.planes"),
         (View(16, 2048, 1, 16), "channels_first", BATCH, "cpu.slabs"),

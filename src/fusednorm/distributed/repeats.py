@@ -6,6 +6,7 @@ host reads nothing of what they send. It is kept as long as its group lives.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -35,9 +36,7 @@ class _Known(Guarded):
     ) -> None:
         super().__init__(tensors)
         self.call, self.activation = call, activation
-        self.exchange = Exchange(
-            exchange.function, (), exchange.units, exchange.replicated, exchange.backward, exchange.centred
-        )
+        self.exchange = replace(exchange, groups=())
 
 
 _calls: WeakKeyDictionary[Any, dict[tuple[Any, ...], tuple[_Known, ...]]] = WeakKeyDictionary()
@@ -71,9 +70,7 @@ class Repeat:
             return None
         for one in known:
             if one.check(*one.select(tensors)):
-                e = one.exchange
-                exchange = Exchange(e.function, (self.group,), e.units, e.replicated, e.backward, e.centred)
-                return one.call(exchange, operands, running, None)[0]
+                return one.call(replace(one.exchange, groups=(self.group,)), operands, running, None)[0]
         return None
 
     def keep(self, call: Call, exchange: Exchange, operands: Operands, running: Running | None) -> None:

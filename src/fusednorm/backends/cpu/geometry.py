@@ -63,7 +63,7 @@ PLANE = 51
 FIELDS = 52
 #: Groups of rows that a backward takes together, and their elements at most where rows have several in float32.
 TOGETHER_ROWS, MOST_TOGETHER = 16, 160
-#: A derivative of more operations has an exponential.
+#: An activation, or a derivative, of more operations has an exponential.
 COSTLY_FLOPS = 8
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
 SCRATCH = 512
@@ -184,13 +184,13 @@ def in_tiles(problem: Problem) -> bool:
     125 and 182, of (6, 1213, 36) 166 and 144, and 169 and 183.
     """
     activation, spatial, backward = problem.norm.activation, problem.view.spatial, problem.backward
-    exponential = activation is not None and activation.flops > 8
+    exponential = activation is not None and activation.flops > COSTLY_FLOPS
     if not backward and 0 < problem.reduced <= TILED_PLANE:
         return True
     if not backward and problem.norm.per_batch:
         several = problem.view.samples >= FEWEST_TILED or problem.dtype in ("float16", "bfloat16")
         return 0 < spatial <= (TILED_PLANE if several else ALWAYS_TILED_PLANE)
-    by_vectors = problem.reduced > SHORT_UNIT or activation is None if backward else not exponential
+    by_vectors = (activation is None or problem.reduced > SHORT_UNIT) if backward else not exponential
     if problem.added is None and by_vectors:
         return 0 < spatial < VECTOR
     costly = exponential and (backward or problem.dtype != "float32")

@@ -519,15 +519,15 @@ def _many_short_planes(problem: Problem) -> bool:
 def _few_for_slabs(problem: Problem) -> bool:
     """Whether batch_norm's planes are too few, or too long, to be taken in slabs: a slab leaves two numbers for each
     channel, which its samples have to repay. On two threads, us in planes and in slabs: forward in float32
-    (4, 2048, 64) 142 and 292, (16, 2048, 16) 299 and 249, (16, 512, 64) 151 and 186, (32, 1820, 9) 210 and 358,
-    (128, 113, 36) 237 and 121; in bfloat16 (16, 512, 64) 147 and 110, (4, 2048, 64) 174 and 275; backward in float32
-    (4, 2048, 64) 167 and 482, (16, 3640, 9) 609 and 489, (32, 256, 64) 162 and 402, in bfloat16 130 and 113."""
+    (4, 2048, 64) 115 and 218, (16, 2048, 16) 124 and 141, (16, 512, 64) 114 and 123, (32, 1820, 9) 153 and 166,
+    (128, 113, 36) 278 and 161; in bfloat16 (16, 512, 64) 162 and 157, (4, 2048, 64) 189 and 203; backward in float32
+    (4, 2048, 64) 124 and 229, (16, 3640, 9) 355 and 240, (32, 256, 64) 113 and 169, in bfloat16 125 and 110."""
     samples, plane, narrow = problem.view.samples, problem.view.spatial, DTYPE_BYTES[problem.dtype] == 2
     if problem.backward:
         return plane > SHORT_PLANE // (2 if narrow else 4) or samples < max(8, plane // (4 if narrow else 2))
     if plane < VECTOR:
         return samples < 12 * plane
-    return plane > SHORT_PLANE or samples < 16 or (not narrow and not plane <= min(samples, 63))
+    return plane > SHORT_PLANE or samples < 16 or (not narrow and plane > min(samples, 63))
 
 
 def choose(problem: Problem) -> Instance:
