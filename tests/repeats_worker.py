@@ -17,7 +17,7 @@ from interpreter_support import hasten
 from torch import Tensor
 
 import fusednorm
-from fusednorm import distributed
+from fusednorm import dispatch, distributed
 from fusednorm.distributed import repeats
 from fusednorm.nn import SyncBatchNorm
 
@@ -144,6 +144,26 @@ def others() -> dict[str, tuple[bool, str]]:
     return found
 
 
+def wanted() -> list[list[Tensor]]:
+    """The gradients of the weight alone, and of weight and scale, one after the other and in the other order: a plan
+    makes what is wanted, whatever it has made before."""
+    generator = torch.Generator().manual_seed(3)
+    x, grad, scale = (torch.randn(shape, generator=generator) for shape in ((3, 8, 5), (3, 8, 5), (3, 8)))
+    found = []
+    for order in ((False, True), (True, False)):
+        dispatch._plans.clear()
+        repeats._calls.clear()
+        grads = {}
+        for both in order:
+            input, weight, s = x.clone().requires_grad_(), torch.ones(8).requires_grad_(), scale.clone()
+            y = distributed.batch_norm(
+                input, None, None, weight, training=True, scale=s.requires_grad_(both), shard_dim=0
+            )
+            grads[both] = torch.autograd.grad(y, [input, weight, s] if both else [input, weight], grad)
+        found.append([*grads[False], *grads[True]])
+    return found
+
+
 def profiled() -> tuple[bool, int]:
     """Whether kernels run a call that a profiler watches, and how many of four such calls are repeats, which it would
     not see."""
@@ -166,16 +186,19 @@ def profiled() -> tuple[bool, int]:
 
 def rank_main(rank: int, world_size: int, folder: Path, device: str) -> None:
     meet(rank, world_size, folder, device)
+    repeats.Repeat.output = repeated  # type: ignore[assignment, method-assign]
+    found: dict[str, Any] = {}
+    with fusednorm.use_instance("triton.tiles"):
+        found["compared"] = [steps(MAKES[name], rank, world_size, True)[1] for name in ("group", "batch", "layer")]
     for name in ASKING:
         sys.modules[f"fusednorm.distributed.{name}"].agrees_once = lambda group: True  # type: ignore[attr-defined]
     sys.modules["fusednorm.distributed.batch_norm"]._reads_counts = lambda input, channels: False  # type: ignore[attr-defined]
-    repeats.Repeat.output = repeated  # type: ignore[assignment, method-assign]
-    found: dict[str, Any] = {}
     with fusednorm.use_instance("triton.tiles"):
         for name, make in MAKES.items():
             found[name] = [steps(make, rank, world_size, keeps) for keeps in (True, False)]
         found["others"] = others()
         found["profiled"] = profiled()
+        found["wanted"] = wanted()
     torch.save(found, folder / f"rank{rank}of{world_size}.pt")
     dist.barrier()
     dist.destroy_process_group()

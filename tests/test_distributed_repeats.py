@@ -67,3 +67,16 @@ def test_a_call_that_differs_is_no_repeat(ranks: Found, change: str, repeats: bo
 def test_a_profiler_sees_the_kernels_that_run_without_it(ranks: Found) -> None:
     for found in ranks:
         assert found["profiled"] == (True, 0)
+
+
+def test_a_plan_makes_the_gradients_that_are_wanted(ranks: Found) -> None:
+    for found in ranks:
+        for one, other in zip(*found["wanted"], strict=True):
+            assert torch.isfinite(one).all()
+            assert torch.equal(one, other)
+
+
+def test_calls_that_ranks_compare_each_time_are_no_repeats(ranks: Found) -> None:
+    """Over a group that can carry tensors of the CPU, as gloo's."""
+    for found in ranks:
+        assert found["compared"] == [0, 0, 0]
