@@ -39,7 +39,7 @@ from fusednorm.choice import choose  # noqa: E402
 from fusednorm.instance import Plan  # noqa: E402
 from fusednorm.norm import norm_of  # noqa: E402
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums  # noqa: E402
-from fusednorm.problem import Problem  # noqa: E402
+from fusednorm.problem import Added, Problem  # noqa: E402
 from fusednorm.problems import backward_problem, forward_problem, sum_backward_problem, sum_forward_problem  # noqa: E402
 
 PROCESSORS = 132
@@ -93,20 +93,28 @@ def of_rows(
     return replace(backward_problem(norm_of(family, 1, **of), operands, "backward"), device="cuda")
 
 
-def summed(shape: tuple[int, ...], backward: bool = False) -> Problem:
-    """A forward of group_norm(32) on a GPU of a sum that it keeps, or its backward with a gradient of the sum."""
+def summed(
+    shape: tuple[int, ...],
+    backward: bool = False,
+    activation: str = "silu",
+    keeps_sum: bool = True,
+    **sums: tuple[int, ...],
+) -> Problem:
+    """A forward of group_norm(32) on a GPU of a sum, by default of two tensors, or its backward with a gradient of the
+    sum."""
     with torch.device("meta"):
         input, parameter, statistics = (
             torch.empty(shape, dtype=torch.bfloat16),
             torch.empty(shape[1]),
             torch.empty(shape[0], 32),
         )
-    norm = norm_of("group_norm", 32, activation=resolve("silu"))
+        added = {name: torch.empty(size, dtype=torch.bfloat16) for name, size in (sums or {"pre_add": shape}).items()}
+    norm = norm_of("group_norm", 32, activation=resolve(activation))
     if backward:
         gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
         return replace(sum_backward_problem(norm, gradient, "backward", None, True), device="cuda")
     operands = Operands(input, parameter, parameter)
-    return replace(sum_forward_problem(norm, operands, Sums(pre_add=input), True), device="cuda")
+    return replace(sum_forward_problem(norm, operands, Sums(**added), keeps_sum), device="cuda")
 
 
 def before_activation(
@@ -333,18 +341,21 @@ LARGE = (8, 128, 256, 256)
 @pytest.mark.parametrize(
     ("problem", "expected"),
     [
-        (summed(LARGE), TilesSumForward),
+        (summed(LARGE), ResidentSumForward),
+        (summed(LARGE, keeps_sum=False, pre_add=LARGE[:2]), ResidentSumForward),
+        (summed(LARGE, pre_add=LARGE, pre_gate=LARGE[:2], post_add=LARGE), ResidentSumForward),
+        (summed(LARGE, activation="gelu", pre_add=LARGE, pre_bias=LARGE[1:2]), TilesSumForward),
         (summed(LARGE, backward=True), ResidentSumBackward),
         (before_activation(LARGE), ResidentSumForward),
         (before_activation(LARGE, backward=True), ResidentSumBackward),
         (before_activation(LARGE, backward=True, activation="silu"), TilesSumBackward),
         (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), ResidentSumBackward),
     ],
-    ids=["before", "gradient", "behind", "backward", "rounded", "single"],
+    ids=["before", "numbers", "product", "bias", "gradient", "behind", "backward", "rounded", "single"],
 )
 def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type) -> None:
-    """By the instance that reads once where it can: the gradient of a sum before the norm, and what is behind it, where
-    dz is not rounded."""
+    """By the instance that reads once where it can: a sum before the norm, its gradient, and what is behind the norm,
+    where dz is not rounded."""
     assert choose(replace(problem, added=None)).name == "hopper.resident"
     assert type(dispatch._sum_plan(("a large norm", problem), problem)) is expected
     assert choose(problem, alone=False).name == "triton.tiles"
@@ -493,10 +504,13 @@ def compiled(problem: Problem, chosen: ResidentConfig, target: str, drop: tuple[
     data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
     tensors: list[torch.Tensor | None]
     tensors = [*[data] * (3 if problem.backward else 2), *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
-    behind = None if problem.added is None or problem.added.post_layout is None else data
+    added = problem.added or Added()
+    behind = None if added.post_layout is None else data
     if problem.backward:
-        tensors += [data if problem.added is not None and problem.added.grad_sum else None, behind]
-    tensors += [behind]
+        tensors += [data if added.grad_sum else None, behind, behind]
+    else:
+        before, numbers = None if added.pre_layout is None else data, fp32 if problem.numbered else None
+        tensors += [before, numbers, behind, data if added.keeps_sum else None]
     return compiled_launch(plan.launch, tensors, target, drop)
 
 
@@ -528,6 +542,19 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
         (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
+        (summed((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
+        (
+            summed((8, 256, 100, 76), keeps_sum=False, pre_add=(8, 256)),
+            ResidentConfig(512, 4, 2, 2, 0, 4),
+            NO_MODULATION,
+            "sm_90",
+        ),
+        (
+            summed((8, 256, 52, 50), pre_add=(8, 256, 52, 50), pre_gate=(8, 256), post_add=(8, 256, 52, 50)),
+            SMALL,
+            (),
+            "sm_100",
+        ),
         (before_activation((8, 256, 100, 76)), SMALL, NO_MODULATION, "sm_90"),
         (before_activation((8, 128, 256, 256), True), ResidentConfig(512, 4, 2, 2, 0, 2), (5, 6), "sm_90"),
         (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), SMALL, (5, 6), "sm_100"),
@@ -541,7 +568,10 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "backward",
         "uneven backward",
         "data alone",
+        "gradient of a sum",
         "sum",
+        "sum with numbers",
+        "sum with a product, and behind",
         "behind",
         "behind, backward",
         "behind, backward in float32",

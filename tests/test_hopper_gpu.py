@@ -210,32 +210,64 @@ def test_channels_of_a_larger_image_of_channels_last() -> None:
 # --- sums before the norm ---
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
-def test_the_gradient_of_a_large_sum_is_added_in_the_one_read(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "added", [("pre_add",), ("numbers",), ("pre_add", "pre_gate"), ("pre_add", "post_add")], ids=str
+)
+@pytest.mark.parametrize(
+    ("shape", "groups", "dtype"),
+    [
+        ((13, 64, 192, 128), 16, torch.bfloat16),
+        ((9, 48, 100, 76), 3, torch.float16),
+        ((70, 640, 4, 10), 32, torch.float32),
+        ((3, 16, 512, 512), 2, torch.bfloat16),
+        ((300, 96, 28, 30), 12, torch.float32),
+    ],
+    ids=str,
+)
+def test_a_sum_before_a_large_norm_is_made_in_the_one_read(
+    shape: tuple[int, ...], groups: int, dtype: torch.dtype, added: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shape = (13, 64, 192, 128)
-    sizes = {"x": shape, "h": shape, "weight": shape[1:2], "bias": shape[1:2]}
+    """Chunks that fill units and others, tiles within channels, across two, and across many."""
+    sizes = {"x": shape, "pre_add": shape, "numbers": shape[:2], "pre_gate": shape[:2], "post_add": shape}
+    sizes = {name: size for name, size in sizes.items() if name == "x" or name in added}
+    sizes |= {"weight": shape[1:2], "bias": shape[1:2]}
     t = {name: (torch.randn(size, device="cuda") + 1).to(dtype).requires_grad_() for name, size in sizes.items()}
     grads = [torch.randn(shape, device="cuda").to(dtype) for _ in range(2)]
     made = plans_made(monkeypatch)
-    keywords = {"activation": "silu", "pre_add": t["h"], "return_sum": True}
-    outputs = fusednorm.group_norm(t["x"], 16, t["weight"], t["bias"], **keywords)
-    found = torch.autograd.grad(outputs, list(t.values()), grads)
-    assert made == ["TilesSumForward", "ResidentSumBackward"]
+    monkeypatch.setattr(instances, "LEAST_BYTES", 0)
+
+    def ours(t: dict[str, Tensor], return_sum: bool) -> Any:
+        sums = {"pre_add": t["numbers"] if "numbers" in t else t["pre_add"], "return_sum": return_sum}
+        sums |= {name: t[name] for name in ("pre_gate", "post_add") if name in t}
+        return fusednorm.group_norm(t["x"], groups, t["weight"], t["bias"], activation="relu", **sums)
+
+    def total(t: dict[str, Tensor]) -> Tensor:
+        s = t["pre_add"] if "pre_add" in t else t["numbers"][:, :, None, None]
+        return t["x"] + (s * t["pre_gate"][:, :, None, None] if "pre_gate" in t else s)
 
     def plain(t: dict[str, Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.nn.functional.silu(torch.nn.functional.group_norm(s, 16, t["weight"], t["bias"])), s
+        z = torch.nn.functional.group_norm(s, groups, t["weight"], t["bias"])
+        return torch.relu(z + t["post_add"] if "post_add" in t else z), s
+
+    outputs = ours(t, True)
+    found = [*(one.detach() for one in outputs), *torch.autograd.grad(outputs, list(t.values()), grads)]
+    assert made[0] == "ResidentSumForward"
+    with torch.no_grad():
+        assert torch.equal(ours(t, False), outputs[0])  # nothing keeps the sum
+    assert all(torch.equal(one, other) for one, other in zip(ours(t, True), outputs, strict=True))
 
     wide = {name: one.detach().double().requires_grad_() for name, one in t.items()}
-    s = wide["x"] + wide["h"]
-    right = plain(wide, s + (s.to(dtype) - s).detach())
-    expected = torch.autograd.grad(right, list(wide.values()), [one.double() for one in grads])
-    theirs = torch.autograd.grad(plain(t, t["x"] + t["h"]), list(t.values()), grads)
-    for name, one, other, value in zip(t, found, theirs, expected, strict=True):
-        ours, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
+    s = total(wide)
+    right = plain(wide, s + (outputs[1].double() - s).detach())
+    expected = [*(one.detach() for one in right)]
+    expected += torch.autograd.grad(right, list(wide.values()), [one.double() for one in grads])
+    outputs = plain(t, total(t))
+    theirs = [*(one.detach() for one in outputs), *torch.autograd.grad(outputs, list(t.values()), grads)]
+    torch.testing.assert_close(found[1].double(), s.detach(), rtol=torch.finfo(dtype).eps, atol=1e-30)
+    for name, one, other, value in zip(["y", "s", *t], found, theirs, expected, strict=True):
+        error, plain_error = ((each.double() - value).square().mean().sqrt() for each in (one, other))
         floor = torch.finfo(dtype).eps * value.square().mean().sqrt() / 2
-        assert ours <= 1.5 * plain_error + floor, name
+        assert error <= 1.5 * plain_error + floor, name
 
 
 # --- a sum behind the norm ---

@@ -112,8 +112,10 @@ def _unadded(problem: Problem) -> str | None:
     added = problem.added
     if added is None:
         return None
-    if added.before or problem.gated_backward:
-        return "adds nothing before a norm, and makes no gradient of a gate"
+    if problem.gated_backward:
+        return "makes no gradient of a gate"
+    if "pre_bias" in added.names:
+        return "adds no bias of a convolution"
     if added.obstacle is not None or added.post_layout is None or not problem.backward:
         return added.obstacle
     return None if stores_dz(problem) else "keeps dz as it is stored, and this activation's is rounded"

@@ -38,6 +38,18 @@ def load_words(p_words, begin, first, length, o_words, EVEN: gl.constexpr):
 
 
 @gluon.jit
+def channels_of_vectors(first, o_vectors, channel_length, magic_channel, D, SHORT: gl.constexpr):
+    """The channels of a group in which vectors of a tile lie, whose first one is vector ``first`` of the group. SHORT:
+    a channel is shorter than a tile."""
+    o_vector = first % channel_length + o_vectors
+    if SHORT:
+        o_channel = first // channel_length + quotient(o_vector, magic_channel)
+    else:
+        o_channel = first // channel_length + (o_vector >= channel_length)
+    return gl.minimum(o_channel, D - 1)
+
+
+@gluon.jit
 def following(chunk_unit, chunk_part, parts, step_unit, step_part):
     """The unit of a block's next chunk and its part of it."""
     chunk_unit += step_unit

@@ -22,7 +22,14 @@ squares of their distances to their own mean, and merges tiles by Chan's formula
 around the mean of all. So no cancellation occurs anywhere, however large the mean is.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, load_words, quotient
+from fusednorm.backends.hopper.kernels.chunks import (
+    affine,
+    begin_copy,
+    channels_of_vectors,
+    following,
+    load_words,
+    quotient,
+)
 from fusednorm.backends.hopper.kernels.elements import (
     offsets_of_words,
     product_sum_of,
@@ -39,20 +46,22 @@ from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 @gluon.jit(
     do_not_specialize=[
-        "length", "D", "groups", "x_sample", "y_sample", "behind_sample", "units", "parts", "waves", "step_unit",
-        "step_part", "magic_groups", "channel_length", "magic_channel", "inverse_count",
+        "length", "D", "groups", "x_sample", "y_sample", "before_sample", "behind_sample", "units", "parts", "waves",
+        "step_unit", "step_part", "magic_groups", "channel_length", "magic_channel", "inverse_count",
     ]
 )  # fmt: skip
 def resident_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets, p_behind,
-    length, D, groups, x_sample, y_sample, behind_sample, units, parts, waves, step_unit, step_part,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
+    p_before, p_numbers, p_behind, p_total,
+    length, D, groups, x_sample, y_sample, before_sample, behind_sample, units, parts, waves, step_unit, step_part,
     magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
     TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
     LEAD: gl.constexpr,
 ):  # fmt: skip
-    """Statistics and results, of z + post_add where ``p_behind`` is there.
+    """Statistics and results, of z + post_add where ``p_behind`` is there, and of a sum where ``p_before`` or
+    ``p_numbers`` is: x + number, x + pre_add, or x + number pre_add, by numbers of channels. ``p_total`` gets the sum.
 
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
     IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
@@ -62,6 +71,11 @@ def resident_forward(
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
     p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
+    ADDS: gl.constexpr = p_before is not None or p_numbers is not None
+    if p_before is not None:
+        p_before = p_before.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_total is not None:
+        p_total = p_total.to(gl.pointer_type(gl.int32), bitcast=True)
     if p_behind is not None:
         p_behind = p_behind.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
@@ -90,7 +104,7 @@ def resident_forward(
     p_finals = p_packets + waves * blocks * 2
     copied_unit, copied_part = block // parts, block % parts
     stored_unit, stored_part = copied_unit, copied_part
-    summed_part = copied_part
+    summed_unit, summed_part = copied_unit, copied_part
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
             begin_copy(
@@ -119,9 +133,39 @@ def resident_forward(
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
+            if ADDS:
+                sample = quotient(summed_unit, magic_groups)
+                group = summed_unit - sample * groups
+                end = gl.where(summed_unit < units, length, 0)
+                total_begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
+            if p_before is not None:  # on its way while copies are awaited
+                before_begin = sample.to(gl.int64) * before_sample + group.to(gl.int64) * length
+                b_before = load_words(p_before, before_begin, summed_part * (TILES * TILE), end, o_words, False)
             for place in gl.static_range(TILES):
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                if ADDS:
+                    first = (summed_part * TILES + place) * TILE
+                    if p_before is not None:
+                        b_added = values_of(b_before, VALUES, DTYPE)
+                        if place < TILES - 1:
+                            b_before = load_words(p_before, before_begin, first + TILE, end, o_words, False)
+                    if p_numbers is not None:
+                        p_number = p_numbers + gl.minimum(sample, units // groups - 1).to(gl.int64) * (groups * D)
+                        if IN_CHANNEL:
+                            o_channel = gl.minimum(quotient(summed_part * TILES + place, magic_channel), D - 1)
+                            b_number = gl.load(p_number + group * D + o_channel).to(gl.float32)
+                        else:
+                            o_channel = channels_of_vectors(first, o_vectors, channel_length, magic_channel, D, SHORT)
+                            b_number = gl.load(p_number + group * D + o_channel).to(gl.float32)[:, :, None]
+                        b_x = b_x + b_number if p_before is None else gl.fma(b_number, b_added, b_x)
+                    else:
+                        b_x += b_added
+                    b_sum = words_of(b_x, WORDS, DTYPE)
+                    slots.index(summed * TILES + place).store(b_sum)
+                    if p_total is not None:
+                        gl.store(p_total + (total_begin + first) * 4 + o_words, b_sum, mask=o_words < (end - first) * 4)
+                    b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
                     b_mean = sum_of(b_x) * (1.0 / EACH)
                     b_x -= b_mean[None, :, None]
@@ -152,9 +196,8 @@ def resident_forward(
                 chunk_mean = gl.sum(mean * count, 0) / (vectors * VECTOR).to(gl.float32)
                 distance = mean - chunk_mean
                 chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
-                summed_part += step_part
-                summed_part = gl.where(summed_part >= parts, summed_part - parts, summed_part)
             publish(p_packets + (wave * blocks + block) * 2, chunk_mean, chunk_m2)
+            summed_unit, summed_part = following(summed_unit, summed_part, parts, step_unit, step_part)
             summed = gl.where(summed == SLOTS - 1, 0, summed + 1)
 
         if due:
@@ -195,12 +238,8 @@ def resident_forward(
                         o_channel = gl.minimum(o_channel, channel + D - 1)
                         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
                 else:
-                    o_vector = first % channel_length + o_vectors
-                    if SHORT:
-                        o_channel = first // channel_length + quotient(o_vector, magic_channel)
-                    else:
-                        o_channel = first // channel_length + (o_vector >= channel_length)
-                    o_channel = channel + gl.minimum(o_channel, D - 1)
+                    o_channel = channel
+                    o_channel += channels_of_vectors(first, o_vectors, channel_length, magic_channel, D, SHORT)
                     b_gain, b_offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
                     b_gain *= rstd
                     b_z = gl.fma(b_x - unit_mean, b_gain[:, :, None], b_offset[:, :, None])

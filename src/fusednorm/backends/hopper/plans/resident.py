@@ -24,7 +24,7 @@ from fusednorm.operands import (
     Sums,
     Wanted,
 )
-from fusednorm.problem import Problem
+from fusednorm.problem import Added, Problem
 
 
 class Resident(InWaves):
@@ -55,8 +55,9 @@ class ResidentForward(Resident, NarrowerForward):
         assert output is not None
         channel = channel_vectors(problem)
         in_channel = channel % config.vectors == 0
-        (behind,) = behind_layout(problem) or (output,)
-        samples = (layout.sample // self.vector for layout in (problem.layout, output, behind))
+        added = problem.added or Added()
+        around = added.pre_layout or output, added.post_layout or output
+        samples = (layout.sample // self.vector for layout in (problem.layout, output, *around))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
             magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
@@ -70,11 +71,11 @@ class ResidentForward(Resident, NarrowerForward):
         self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters, *saved, self.packets(), None)
+        self.launch(x, y, *parameters, *saved, self.packets(), None, None, None, None)
 
 
 class ResidentSumForward(SumForward, ResidentForward):
-    """The same with post_add behind the norm."""
+    """The same with sums around the norm."""
 
     def __call__(  # type: ignore[override]
         self,
@@ -85,12 +86,14 @@ class ResidentSumForward(SumForward, ResidentForward):
         sum_out: Tensor | None = None,
     ) -> Results:
         arguments = operands, sums, statistics, out, sum_out
-        found = self.runs(lambda: SumForward.__call__(self, *arguments), operands.input, sums.post_add, out)
+        tensors = operands.input, None if self.added.pre_layout is None else sums.pre_add, sums.post_add, out, sum_out
+        found = self.runs(lambda: SumForward.__call__(self, *arguments), *tensors)
         results: Results = self.other(*arguments) if found is None else found
         return results
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
-        self.launch(x, y, *parameters, *saved, self.packets(), around[3])
+        before, numbers, _, behind, total = around
+        self.launch(x, y, *parameters, *saved, self.packets(), before, numbers, behind, total)
 
 
 class ResidentBackward(Resident, NarrowerBackward):
