@@ -77,6 +77,7 @@ SUBJECTS = (
     Subject("triton.flat", norm_of("batch_norm", eps=1e-3, training=False), (3, 8, 5, 7)),
     Subject("triton.flat", norm_of("batch_norm", eps=1e-3, training=False), (3, 8, 5, 7), last=True),
     Subject("hopper.resident", norm_of("group_norm", 4, eps=1e-3), (3, 8, 64, 64)),
+    Subject("hopper.resident", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 8), modulated=False),
     Subject("hopper.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 32, 5, 7), last=True),
     Subject("hopper.columns", norm_of("layer_norm", 0, eps=1e-3), (3, 8, 5, 8)),
     Subject("hopper.columns", norm_of("rms_norm", 0, eps=1e-3), (3, 8, 5, 8), modulated=False),

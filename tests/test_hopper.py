@@ -67,6 +67,34 @@ def problem_of(
     return replace(forward_problem(norm, Operands(input, parameter, parameter, modulation)), device="cuda")
 
 
+def over_batch(
+    shape: tuple[int, ...],
+    activation: str | None = "relu",
+    dtype: torch.dtype = torch.bfloat16,
+    backward: bool = False,
+    modulated: bool = False,
+    training: bool = True,
+    **sums: tuple[int, ...],
+) -> Problem:
+    """A forward of batch_norm on a GPU, or its backward, with sums around it or without."""
+    with torch.device("meta"):
+        input, parameter = torch.empty(shape, dtype=dtype), torch.empty(shape[1])
+        scale = torch.empty(shape[:2]) if modulated else None
+        added = {name: torch.empty(size, dtype=dtype) for name, size in sums.items()}
+    norm = norm_of("batch_norm", activation=resolve(activation), training=training)
+    if backward:
+        gradient = BackwardOperands(input, input, parameter, parameter, parameter, parameter, scale)
+        problem = backward_problem(norm, gradient, "backward")
+        if added:
+            problem = sum_backward_problem(norm, gradient, "backward", added.get("post_add"), "pre_add" in added)
+        return replace(problem, device="cuda")
+    operands = Operands(input, parameter, parameter, scale)
+    problem = forward_problem(norm, operands)
+    if added:
+        problem = sum_forward_problem(norm, operands, Sums(**added), "pre_add" in added)
+    return replace(problem, device="cuda")
+
+
 def over_channels(
     shape: tuple[int, ...], dtype: torch.dtype = torch.bfloat16, backward: bool = False, last: bool = False, **of: Any
 ) -> Problem:
@@ -236,8 +264,37 @@ def test_a_slab_has_whole_groups_and_its_chunks_cover_it_once(
 @pytest.mark.parametrize("divisor", [1, 2, 3, 7, 32, 100, 511, 8125])
 def test_the_kernel_divides_by_a_product(divisor: int) -> None:
     for dividend in {*range(3 * divisor + 2), *(k * divisor - 1 for k in range(1, 200)), (1 << 31) // divisor - 1}:
-        if dividend * divisor < 1 << 31:
+        if dividend * divisor < 1 << 31 or config.divides(dividend, divisor):
             assert (2 * dividend * magic(divisor)) >> 32 == dividend // divisor
+
+
+def test_which_numbers_the_kernel_divides() -> None:
+    assert config.divides((1 << 31) - 1, 512)  # by shifting
+    assert config.divides(1 << 20, 392)
+    assert not config.divides(1 << 24, 1000)
+    assert all((2 * one * magic(392)) >> 32 == one // 392 for one in range((1 << 20) - 3000, 1 << 20))
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shape", [(32, 256, 56, 56), (16, 320, 128, 128), (300, 16, 4, 10), (3, 5, 8)])
+def test_channels_of_all_samples_are_spread_as_units(shape: tuple[int, ...], backward: bool) -> None:
+    """Each has the vectors of its planes, whether tiles divide them or not; and the partials of all samples are those
+    of one."""
+    problem = over_batch(shape, backward=backward)
+    default = resident_for(problem, PROCESSORS)
+    assert default is not None
+    plan: Any = (ResidentBackward if backward else ResidentForward)(problem, default, PROCESSORS)
+    vectors = problem.view.numel // shape[1] // 8
+    assert (plan.place.vectors, plan.units) == (vectors, shape[1])
+    assert plan.place.parts == -(-vectors // plan.place.chunk)
+    assert plan.walk[-1] == magic(shape[1])
+    constants = plan.launch.constants
+    assert constants["ACROSS"]
+    if backward:
+        assert plan.partials.total == shape[1] * -(-vectors // default.vectors)
+        assert constants["FULL"] is (vectors % default.vectors == 0)
+    else:
+        assert constants["IN_CHANNEL"]
 
 
 @pytest.mark.parametrize(
@@ -312,6 +369,13 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
         (problem_of((16, 128, 128, 160), 128, backward=True), "hopper.resident"),
         (problem_of((30, 64, 144, 144), 64, backward=True), "triton.rows"),
+        (over_batch((32, 256, 56, 56)), "hopper.resident"),
+        (over_batch((32, 256, 56, 56), backward=True), "hopper.resident"),
+        (over_batch((32, 256, 56, 56), modulated=True), "triton.tiles"),
+        (over_batch((32, 256, 56, 56), backward=True, training=False), "triton.tiles"),
+        (over_batch((8, 256, 56, 56)), "triton.tiles"),
+        (over_batch((33, 256, 55, 55)), "triton.tiles"),
+        (over_batch((6, 48, 304, 300), "silu", torch.float16), "hopper.resident"),
         (over_channels((2, 96, 8, 8)), "hopper.columns"),
         (over_channels((2, 96, 7, 12), torch.float32, backward=True), "hopper.columns"),
         (over_channels((2, 96, 7, 7)), "triton.columns"),
@@ -350,8 +414,22 @@ LARGE = (8, 128, 256, 256)
         (before_activation(LARGE, backward=True), ResidentSumBackward),
         (before_activation(LARGE, backward=True, activation="silu"), TilesSumBackward),
         (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), ResidentSumBackward),
+        (over_batch(LARGE, pre_add=LARGE), ResidentSumForward),
+        (over_batch(LARGE, post_add=LARGE, backward=True), ResidentSumBackward),
     ],
-    ids=["before", "numbers", "product", "bias", "gradient", "behind", "backward", "rounded", "single"],
+    ids=[
+        "before",
+        "numbers",
+        "product",
+        "bias",
+        "gradient",
+        "behind",
+        "backward",
+        "rounded",
+        "single",
+        "batch",
+        "batch, backward",
+    ],
 )
 def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type) -> None:
     """By the instance that reads once where it can: a sum before the norm, its gradient, and what is behind the norm,
@@ -374,6 +452,9 @@ def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type
         (problem_of((8, 256, 100, 76), backward=True), "divides a channel"),
         (replace(problem_of((8, 128, 256, 256), backward=True), direction="backward_gamma_beta"), "gamma_beta"),
         (problem_of((1, 1 << 17, 8, 8), 1 << 16), "too many groups"),
+        (over_batch((32, 256, 56, 56), modulated=True), "scale and shift"),
+        (over_batch((32, 256, 56, 56), backward=True, training=False), "are given"),
+        (over_batch((400, 4, 300, 304)), "too long"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -542,6 +623,15 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
         (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
+        (over_batch((32, 256, 56, 56), None), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION[:2], "sm_90"),
+        (
+            over_batch((32, 256, 56, 56), pre_add=(32, 256), post_add=(32, 256, 56, 56)),
+            ResidentConfig(512, 4, 2, 2, 0, 4),
+            NO_MODULATION[:2],
+            "sm_90",
+        ),
+        (over_batch((32, 256, 56, 56), "silu", backward=True), SMALL, (5, 6), "sm_90"),
+        (over_batch((32, 256, 64, 64), backward=True, post_add=(32, 256, 64, 64)), SMALL, (5, 6), "sm_100"),
         (summed((8, 128, 256, 256)), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION, "sm_90"),
         (
             summed((8, 256, 100, 76), keeps_sum=False, pre_add=(8, 256)),
@@ -569,6 +659,10 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "uneven backward",
         "data alone",
         "gradient of a sum",
+        "across samples",
+        "across samples, with sums",
+        "across samples, backward",
+        "across samples, behind, backward",
         "sum",
         "sum with numbers",
         "sum with a product, and behind",

@@ -13,8 +13,10 @@ from fusednorm.backends.hopper.config.resident import (
     ResidentConfig,
     channel_vectors,
     configs,
+    divides,
     resident_for,
     spread,
+    unit_vectors,
     vector_of,
 )
 from fusednorm.backends.hopper.config.rows import RowsConfig, rows_for
@@ -91,11 +93,24 @@ def _other_order(problem: Problem, order: str) -> str | None:
     return None if problem.layout.order == order and problem.view.spatial > 1 else f"needs {order}"
 
 
-def _of_units(problem: Problem) -> str | None:
-    """Why the statistics are not means and deviations of single units, or None."""
-    if problem.norm.per_batch or problem.norm.per_position:
+def _of_units(problem: Problem, across: bool = False) -> str | None:
+    """Why the statistics are not means and deviations of groups of a sample, or of channels ``across`` samples, or
+    None."""
+    if (problem.norm.per_batch and not across) or problem.norm.per_position:
         return "the statistics are not those of single units"
     return None if problem.norm.has_mean else "takes norms with a mean"
+
+
+def _across(problem: Problem) -> str | None:
+    """Why hopper.resident does not take channels of all samples, where they are the units, or None."""
+    if not problem.norm.per_batch:
+        return None
+    if not problem.norm.training:
+        return "the statistics are given"
+    if problem.modulated:
+        return "takes no scale and shift of the samples that share a statistic"
+    # The kernels look beyond the end of a unit, by less than a unit.
+    return None if divides(2 * unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
 
 
 def _elsewhere(problem: Problem) -> str | None:
@@ -123,17 +138,17 @@ def _unadded(problem: Problem) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ResidentInstance:
-    """Norms of channels_first whose units fit the chip, forward and backward: a unit stays in the shared memory of its
-    blocks until they have its statistics."""
+    """Norms of channels_first whose units, groups of a sample or channels of all samples, fit the chip, forward and
+    backward: a unit stays in the shared memory of its blocks until they have its statistics."""
 
     name: str = "hopper.resident"
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem)
+        reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem, True)
         if reason is not None:
             return reason
-        reason = _unadded(problem)
+        reason = _across(problem) or _unadded(problem)
         if reason is not None:
             return reason
         for layout in filter(None, problem.layouts):
@@ -328,7 +343,7 @@ def choose(problem: Problem) -> Instance | None:
     assert place is not None
     if problem.backward:
         return RESIDENT if place.parts <= MOST_PARTS_BACKWARD and not _dear(problem) else None
-    ragged = channel_vectors(problem) % config.vectors != 0
+    ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
     return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
 
 

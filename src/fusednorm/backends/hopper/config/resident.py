@@ -96,6 +96,16 @@ class Spread(Waves):
         return self.parts >= MANY_PARTS and self.lag > 0
 
 
+def magic(divisor: int) -> int:
+    """ceil(2^31 / divisor), by which the kernels divide (``kernels/chunks.py``)."""
+    return -(-(1 << 31) // divisor)
+
+
+def divides(most: int, divisor: int) -> bool:
+    """Whether that division is exact for all numbers up to ``most``."""
+    return most * (magic(divisor) * divisor - (1 << 31)) < 1 << 31
+
+
 def vector_of(problem: Problem) -> int:
     """The elements of a vector."""
     return VECTOR_BYTES // DTYPE_BYTES[problem.dtype]
@@ -113,10 +123,10 @@ def channel_vectors(problem: Problem) -> int:
 
 def spread(problem: Problem, config: ResidentConfig, processors: int) -> Spread | None:
     """The spread of a problem's units, or None where a configuration does not suit them: tiles of a backward divide
-    channels."""
-    if problem.backward and channel_vectors(problem) % config.vectors:
+    channels, where these are not the units."""
+    if problem.backward and not problem.norm.per_batch and channel_vectors(problem) % config.vectors:
         return None
-    vectors, units = unit_vectors(problem), problem.view.samples * problem.view.groups
+    vectors, units = unit_vectors(problem), problem.num_statistics
     chunk = config.vectors * config.tiles
     tensors = 2 if problem.backward else 1
     found = in_waves(units, -(-vectors // chunk), config, processors, tensors=tensors, least=0)

@@ -4,7 +4,21 @@ Sizes and strides come in vectors of 16 bytes, so that the compiler knows how wi
 ``magic_channel`` are ceil(2^31 / n): the upper 32 bits of 2 i magic are i // n.
 """
 
+from typing import Any, NamedTuple
+
 from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+
+class Places(NamedTuple):
+    """Where the ``units`` lie, each of ``length`` vectors. A unit is one of the ``groups`` of a sample, which lie one
+    behind the other; or, ACROSS samples, one of ``groups`` channels, of which each sample has ``channel`` vectors."""
+
+    units: Any
+    length: Any
+    groups: Any
+    magic_groups: Any
+    channel: Any
+    magic_channel: Any
 
 
 @gluon.jit
@@ -14,27 +28,48 @@ def quotient(dividend, magic):
 
 
 @gluon.jit
-def begin_copy(
-    p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
-    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr,
-):  # fmt: skip
-    """Begin to copy tile PLACE of a chunk, if there is such a chunk; the caller counts it (``commit_group``)."""
-    if chunk_unit < units:
-        first = (chunk_part * TILES + PLACE) * TILE
-        sample = quotient(chunk_unit, magic_groups)
-        begin = sample.to(gl.int64) * x_sample + (chunk_unit - sample * groups).to(gl.int64) * length + first
-        p_words = p_x + begin * 4 + o_words
-        if EVEN:
-            async_copy.async_copy_global_to_shared(p_slot, p_words)
-        else:
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < (length - first) * 4)
+def words_of_tile(p_words, places, unit, first, step, o_vectors, o_words, ACROSS: gl.constexpr):
+    """Pointers to the words of the tile that begins at vector ``first`` of a unit, in a tensor whose samples are
+    ``step`` vectors apart."""
+    if ACROSS:
+        o_sample = quotient(first + o_vectors, places.magic_channel)
+        begin = unit.to(gl.int64) * places.channel + first
+        o_begin = begin + o_sample.to(gl.int64) * (step - places.channel)
+        return p_words + o_begin[:, :, None] * 4 + o_words
+    else:
+        sample = quotient(unit, places.magic_groups)
+        begin = sample.to(gl.int64) * step + (unit - sample * places.groups).to(gl.int64) * places.length + first
+        return p_words + begin * 4 + o_words
 
 
 @gluon.jit
-def load_words(p_words, begin, first, length, o_words, EVEN: gl.constexpr):
-    """The words of a tile of a unit, from vector ``first`` of it on; the unit begins at vector ``begin``."""
-    p_words += (begin + first) * 4 + o_words
+def begin_copy(
+    p_slot, p_x, places, chunk_unit, chunk_part, step, o_vectors, o_words,
+    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, EVEN: gl.constexpr, ACROSS: gl.constexpr,
+):  # fmt: skip
+    """Begin to copy tile PLACE of a chunk, if there is such a chunk; the caller counts it (``commit_group``)."""
+    if chunk_unit < places.units:
+        first = (chunk_part * TILES + PLACE) * TILE
+        p_words = words_of_tile(p_x, places, chunk_unit, first, step, o_vectors, o_words, ACROSS)
+        if EVEN:
+            async_copy.async_copy_global_to_shared(p_slot, p_words)
+        else:
+            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=o_words < (places.length - first) * 4)
+
+
+@gluon.jit
+def load_words(p_words, first, length, o_words, EVEN: gl.constexpr):
+    """The words of a tile that begins at vector ``first`` of ``length`` that are there."""
     return gl.load(p_words) if EVEN else gl.load(p_words, mask=o_words < (length - first) * 4, other=0)
+
+
+@gluon.jit
+def store_words(p_words, b_words, first, length, o_words, EVEN: gl.constexpr):
+    """Store them."""
+    if EVEN:
+        gl.store(p_words, b_words)
+    else:
+        gl.store(p_words, b_words, mask=o_words < (length - first) * 4)
 
 
 @gluon.jit
@@ -47,6 +82,24 @@ def channels_of_vectors(first, o_vectors, channel_length, magic_channel, D, SHOR
     else:
         o_channel = first // channel_length + (o_vector >= channel_length)
     return gl.minimum(o_channel, D - 1)
+
+
+@gluon.jit
+def numbers_of_tile(
+    p_numbers, places, unit, first, D, o_vectors,
+    TILE: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr, ACROSS: gl.constexpr,
+):  # fmt: skip
+    """Numbers for each sample and channel: those of a tile's vectors, or the one that all of them have."""
+    unit = gl.minimum(unit, places.units - 1)
+    if ACROSS:
+        o_sample = quotient(gl.minimum(first + o_vectors, places.length - 1), places.magic_channel)
+        return gl.load(p_numbers + o_sample * places.groups + unit).to(gl.float32)[:, :, None]
+    elif IN_CHANNEL:
+        o_channel = gl.minimum(quotient(first // TILE, places.magic_channel), D - 1)
+        return gl.load(p_numbers + unit * D + o_channel).to(gl.float32)
+    else:
+        o_channel = channels_of_vectors(first, o_vectors, places.channel, places.magic_channel, D, SHORT)
+        return gl.load(p_numbers + unit * D + o_channel).to(gl.float32)[:, :, None]
 
 
 @gluon.jit

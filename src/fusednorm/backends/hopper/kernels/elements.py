@@ -24,12 +24,18 @@ def columns_layout(lanes, each, warps):
 
 
 @gluon.jit
-def offsets_of_words(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr):
-    """The places of a tile's words in memory, counted from its first one."""
-    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None, None]
-    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :, None]
+def offsets_of_vectors(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr):
+    """The places of a tile's vectors in memory (repeats, threads), counted from its first one."""
+    o_repeat = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, layout)))[:, None]
+    o_thread = gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, layout)))[None, :]
+    return o_repeat * THREADS + o_thread
+
+
+@gluon.jit
+def offsets_of_words(o_vectors, layout: gl.constexpr):
+    """The places of a tile's words in memory (repeats, threads, words)."""
     o_word = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(1, layout)))[None, None, :]
-    return (o_repeat * THREADS + o_thread) * 4 + o_word
+    return o_vectors[:, :, None] * 4 + o_word
 
 
 @gluon.jit

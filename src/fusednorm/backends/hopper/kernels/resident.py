@@ -1,8 +1,9 @@
 """Units of channels_first, read once: a unit stays in shared memory until all of its blocks have its statistics.
 
-A unit is K contiguous elements, D channels of S positions. A tile is TILE of them, and a chunk is TILES tiles of one
-unit. Block b takes the chunks b, b + blocks, b + 2 blocks and so on, counted through all units: its chunk in wave w is
-b + w blocks. All blocks run at the same time, which the launch guarantees. In each wave a block
+A unit is K elements: D channels of S positions, which lie one behind the other, or ACROSS samples one channel of each
+of them. A tile is TILE of them, and a chunk is TILES tiles of one unit. Block b takes the chunks b, b + blocks,
+b + 2 blocks and so on, counted through all units: its chunk in wave w is b + w blocks. All blocks run at the same time,
+which the launch guarantees. In each wave a block
 
 1. reads the chunk of wave w from shared memory, where copies that began AHEAD waves and more before have put it, and
    publishes its mean and M2;
@@ -23,14 +24,19 @@ around the mean of all. So no cancellation occurs anywhere, however large the me
 """
 
 from fusednorm.backends.hopper.kernels.chunks import (
+    Places,
     affine,
     begin_copy,
     channels_of_vectors,
     following,
     load_words,
+    numbers_of_tile,
     quotient,
+    store_words,
+    words_of_tile,
 )
 from fusednorm.backends.hopper.kernels.elements import (
+    offsets_of_vectors,
     offsets_of_words,
     product_sum_of,
     sum_of,
@@ -57,8 +63,8 @@ def resident_forward(
     magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
-    TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
-    LEAD: gl.constexpr,
+    ACROSS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr,
+    AHEAD: gl.constexpr, LEAD: gl.constexpr,
 ):  # fmt: skip
     """Statistics and results, of z + post_add where ``p_behind`` is there, and of a sum where ``p_before`` or
     ``p_numbers`` is: x + number, x + pre_add, or x + number pre_add, by numbers of channels. ``p_total`` gets the sum.
@@ -66,7 +72,8 @@ def resident_forward(
     ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel. EVEN: chunks divide units.
     IN_CHANNEL: tiles divide channels, and ``magic_channel`` is that of the tiles of a channel; elsewhere it is that of
     the vectors of a channel, where channels are SHORT, which means shorter than a tile. PARTS is the next power of 2
-    from the chunks of a unit on. LEAD: the block of a unit's first chunk leads.
+    from the chunks of a unit on. LEAD: the block of a unit's first chunk leads. ACROSS: a unit is a channel of all
+    samples, and ``magic_channel`` is that of the vectors of one of them.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
@@ -92,9 +99,10 @@ def resident_forward(
     SHARED: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [2, 1, 0])
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
 
-    o_words = offsets_of_words(WORDS, REPEATS, THREADS)
-    o_vectors = gl.arange(0, REPEATS, gl.SliceLayout(1, gl.SliceLayout(2, VALUES)))[:, None] * THREADS
-    o_vectors += gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, VALUES)))[None, :]
+    places = Places(units, length, groups, magic_groups, channel_length, magic_channel)
+    o_placed = offsets_of_vectors(WORDS, REPEATS, THREADS)
+    o_words = offsets_of_words(o_placed, WORDS)
+    o_vectors = offsets_of_vectors(VALUES, REPEATS, THREADS)
     o_part = gl.arange(0, PARTS, LANES)
     c_part = gl.minimum(gl.maximum(length - o_part * (TILES * TILE), 0), TILES * TILE) * VECTOR
     c_part = gl.where(o_part < parts, c_part, 0).to(gl.float32)
@@ -108,8 +116,8 @@ def resident_forward(
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
             begin_copy(
-                slots.index(wave * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
-                magic_groups, o_words, place, TILES, TILE, EVEN,
+                slots.index(wave * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed, o_words,
+                place, TILES, TILE, EVEN, ACROSS,
             )  # fmt: skip
             async_copy.commit_group()
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
@@ -133,38 +141,37 @@ def resident_forward(
         first_packet, second_packet = peek(p_pair)
 
         if wave < waves:
-            if ADDS:
-                sample = quotient(summed_unit, magic_groups)
-                group = summed_unit - sample * groups
-                end = gl.where(summed_unit < units, length, 0)
-                total_begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
+            end = gl.where(summed_unit < units, length, 0)
             if p_before is not None:  # on its way while copies are awaited
-                before_begin = sample.to(gl.int64) * before_sample + group.to(gl.int64) * length
-                b_before = load_words(p_before, before_begin, summed_part * (TILES * TILE), end, o_words, False)
+                first = summed_part * (TILES * TILE)
+                p_words = words_of_tile(p_before, places, summed_unit, first, before_sample, o_placed, o_words, ACROSS)
+                b_before = load_words(p_words, first, end, o_words, False)
             for place in gl.static_range(TILES):
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
                 if ADDS:
                     first = (summed_part * TILES + place) * TILE
+                    if p_numbers is not None:
+                        b_number = numbers_of_tile(
+                            p_numbers, places, summed_unit, first, D, o_vectors, TILE, IN_CHANNEL, SHORT, ACROSS
+                        )
                     if p_before is not None:
                         b_added = values_of(b_before, VALUES, DTYPE)
                         if place < TILES - 1:
-                            b_before = load_words(p_before, before_begin, first + TILE, end, o_words, False)
-                    if p_numbers is not None:
-                        p_number = p_numbers + gl.minimum(sample, units // groups - 1).to(gl.int64) * (groups * D)
-                        if IN_CHANNEL:
-                            o_channel = gl.minimum(quotient(summed_part * TILES + place, magic_channel), D - 1)
-                            b_number = gl.load(p_number + group * D + o_channel).to(gl.float32)
-                        else:
-                            o_channel = channels_of_vectors(first, o_vectors, channel_length, magic_channel, D, SHORT)
-                            b_number = gl.load(p_number + group * D + o_channel).to(gl.float32)[:, :, None]
-                        b_x = b_x + b_number if p_before is None else gl.fma(b_number, b_added, b_x)
+                            p_words = words_of_tile(
+                                p_before, places, summed_unit, first + TILE, before_sample, o_placed, o_words, ACROSS
+                            )
+                            b_before = load_words(p_words, first + TILE, end, o_words, False)
+                        b_x = b_x + b_added if p_numbers is None else gl.fma(b_number, b_added, b_x)
                     else:
-                        b_x += b_added
+                        b_x += b_number
                     b_sum = words_of(b_x, WORDS, DTYPE)
                     slots.index(summed * TILES + place).store(b_sum)
                     if p_total is not None:
-                        gl.store(p_total + (total_begin + first) * 4 + o_words, b_sum, mask=o_words < (end - first) * 4)
+                        p_words = words_of_tile(
+                            p_total, places, summed_unit, first, y_sample, o_placed, o_words, ACROSS
+                        )
+                        store_words(p_words, b_sum, first, end, o_words, False)
                     b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
                     b_mean = sum_of(b_x) * (1.0 / EACH)
@@ -205,12 +212,12 @@ def resident_forward(
             group = stored_unit - sample * groups
             channel = group * D
             modulated = sample.to(gl.int64) * (groups * D)
-            begin = sample.to(gl.int64) * y_sample + group.to(gl.int64) * length
             if p_behind is not None:  # on its way while the unit's numbers are awaited
-                behind_begin = sample.to(gl.int64) * behind_sample + group.to(gl.int64) * length
-                b_behind = load_words(p_behind, behind_begin, stored_part * (TILES * TILE), length, o_words, EVEN)
+                first = stored_part * (TILES * TILE)
+                p_words = words_of_tile(p_behind, places, stored_unit, first, behind_sample, o_placed, o_words, ACROSS)
+                b_behind = load_words(p_words, first, length, o_words, EVEN)
             if IN_CHANNEL:
-                o_channel = channel + quotient(stored_part * TILES, magic_channel)
+                o_channel = channel if ACROSS else channel + quotient(stored_part * TILES, magic_channel)
                 gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
             if LEAD:
                 unit_mean, rstd = settle(first_packet, second_packet, p_pair)
@@ -233,7 +240,7 @@ def resident_forward(
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 if IN_CHANNEL:
                     b_z = gl.fma(b_x - unit_mean, gain * rstd, offset)
-                    if place < TILES - 1:
+                    if place < TILES - 1 and not ACROSS:
                         o_channel = channel + quotient(stored_part * TILES + place + 1, magic_channel)
                         o_channel = gl.minimum(o_channel, channel + D - 1)
                         gain, offset = affine(p_weight, p_bias, p_scale, p_shift, o_channel, modulated + o_channel)
@@ -246,24 +253,24 @@ def resident_forward(
                 if p_behind is not None:
                     b_z += values_of(b_behind, VALUES, DTYPE)
                     if place < TILES - 1:
-                        b_behind = load_words(p_behind, behind_begin, first + TILE, length, o_words, EVEN)
+                        p_words = words_of_tile(
+                            p_behind, places, stored_unit, first + TILE, behind_sample, o_placed, o_words, ACROSS
+                        )
+                        b_behind = load_words(p_words, first + TILE, length, o_words, EVEN)
                 b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
                 begin_copy(
-                    slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups, x_sample,
-                    magic_groups, o_words, place, TILES, TILE, EVEN,
+                    slots.index(copied * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed,
+                    o_words, place, TILES, TILE, EVEN, ACROSS,
                 )  # fmt: skip
                 async_copy.commit_group()
-                p_words = p_y + (begin + first) * 4 + o_words
-                if EVEN:
-                    gl.store(p_words, b_y)
-                else:
-                    gl.store(p_words, b_y, mask=o_words < (length - first) * 4)
+                p_words = words_of_tile(p_y, places, stored_unit, first, y_sample, o_placed, o_words, ACROSS)
+                store_words(p_words, b_y, first, length, o_words, EVEN)
         if LAG > 0:
             if lagging < 0:
                 for place in gl.static_range(TILES):
                     begin_copy(
-                        slots.index(copied * TILES + place), p_x, copied_unit, copied_part, units, length, groups,
-                        x_sample, magic_groups, o_words, place, TILES, TILE, EVEN,
+                        slots.index(copied * TILES + place), p_x, places, copied_unit, copied_part, x_sample, o_placed,
+                        o_words, place, TILES, TILE, EVEN, ACROSS,
                     )  # fmt: skip
                     async_copy.commit_group()
         if lagging >= 0:

@@ -1,17 +1,27 @@
 """The backward of units of channels_first that stay on the chip: input and grad_output are read once.
 
 Waves, chunks and packets are those of ``resident.py``; a chunk has its tiles twice, of the input and of grad_output. A
-wave sums dz and dz xhat of each tile, which lies in one channel: p and q, which another launch makes the parameters'
-gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of the unit,
-and stores dx = rstd (A dz - (P + xhat Q) / K). Where the input is a sum, it adds the gradient that this has from
-elsewhere.
+wave sums dz and dz xhat of each tile, which has elements of one channel: p and q, which another launch makes the
+parameters' gradients of. The block publishes the sums of A p and A q over its chunk. Two waves later it has P and Q of
+the unit, and stores dx = rstd (A dz - (P + xhat Q) / K). Where the input is a sum, it adds the gradient that this has
+from elsewhere.
 
 Behind the norm there may be post_add. Then dz is its gradient: a wave stores the dz of its tiles in memory, and in
 shared memory in the place of grad_output, from where dx is made of it two waves later.
 """
 
-from fusednorm.backends.hopper.kernels.chunks import affine, begin_copy, following, load_words, quotient
+from fusednorm.backends.hopper.kernels.chunks import (
+    Places,
+    affine,
+    begin_copy,
+    following,
+    load_words,
+    quotient,
+    store_words,
+    words_of_tile,
+)
 from fusednorm.backends.hopper.kernels.elements import (
+    offsets_of_vectors,
     offsets_of_words,
     product_sum_of,
     sum_of,
@@ -31,18 +41,17 @@ def add_pairs(first, second, first_of_more, second_of_more):
 
 @gluon.jit
 def begin_copies(
-    p_slot, p_grad_slot, p_x, p_dy, chunk_unit, chunk_part, units, length, groups, x_sample, dy_sample, magic_groups,
-    o_words, PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr,
+    p_slot, p_grad_slot, p_x, p_dy, places, chunk_unit, chunk_part, x_sample, dy_sample, o_vectors, o_words,
+    PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy tile PLACE of a chunk from the input and from grad_output, which count as one copy."""
-    if (chunk_part * TILES + PLACE) * TILE < length:
+    if (chunk_part * TILES + PLACE) * TILE < places.length:
         begin_copy(
-            p_slot, p_x, chunk_unit, chunk_part, units, length, groups, x_sample, magic_groups, o_words,
-            PLACE, TILES, TILE, True,
-        )  # fmt: skip
+            p_slot, p_x, places, chunk_unit, chunk_part, x_sample, o_vectors, o_words, PLACE, TILES, TILE, FULL, ACROSS
+        )
         begin_copy(
-            p_grad_slot, p_dy, chunk_unit, chunk_part, units, length, groups, dy_sample, magic_groups, o_words,
-            PLACE, TILES, TILE, True,
+            p_grad_slot, p_dy, places, chunk_unit, chunk_part, dy_sample, o_vectors, o_words, PLACE, TILES, TILE, FULL,
+            ACROSS,
         )  # fmt: skip
     async_copy.commit_group()
 
@@ -50,24 +59,30 @@ def begin_copies(
 @gluon.jit(
     do_not_specialize=[
         "length", "D", "groups", "x_sample", "dy_sample", "dx_sample", "behind_sample", "units", "parts", "waves",
-        "step_unit", "step_part", "magic_groups", "magic_channel", "channel_tiles", "total", "inverse_count",
+        "step_unit", "step_part", "magic_groups", "channel_length", "magic_channel", "channel_tiles", "total",
+        "inverse_count",
     ]
 )  # fmt: skip
 def resident_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_packets,
     p_grad_sum, p_behind, p_grad_behind,
     length, D, groups, x_sample, dy_sample, dx_sample, behind_sample, units, parts, waves, step_unit, step_part,
-    magic_groups: gl.uint32, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
+    magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, channel_tiles, total, inverse_count: gl.float32,
     activation_parameter: gl.float64,
-    DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr,
-    PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr, LEAD: gl.constexpr, TOLD: gl.constexpr,
+    DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
+    TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
+    LEAD: gl.constexpr, TOLD: gl.constexpr,
 ):  # fmt: skip
     """p and q of each tile, and grad_input.
 
-    ``length`` and TILE are the vectors of a unit and a tile; ``channel_tiles`` are the tiles of a channel, which tiles
-    divide. p of tile t of channel c is partial t of (n, c), and q lies ``total`` behind it. EVEN: chunks divide units.
-    LEAD: the block of a unit's first chunk leads. TOLD: what lies behind is the output, which tells the activation's
-    derivative, in the place of post_add.
+    ``length``, TILE and ``channel_length`` are the vectors of a unit, a tile and a channel; ``channel_tiles`` are the
+    tiles of a channel, which tiles divide, and ``magic_channel`` is theirs. p of tile t of channel c is partial t of
+    (n, c), and q lies ``total`` behind it. EVEN: chunks divide units. FULL: tiles do. LEAD: the block of a unit's
+    first chunk leads. TOLD: what lies behind is the output, which tells the activation's derivative, in the place of
+    post_add.
+
+    ACROSS: a unit is a channel of all samples, ``channel_tiles`` are its tiles, and ``magic_channel`` is that of the
+    vectors of one sample.
     """
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_dy = p_dy.to(gl.pointer_type(gl.int32), bitcast=True)
@@ -92,7 +107,10 @@ def resident_backward(
     slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
     grad_slots = gl.allocate_shared_memory(gl.int32, [SLOTS * TILES, REPEATS, THREADS, 4], SHARED)
 
-    o_words = offsets_of_words(WORDS, REPEATS, THREADS)
+    places = Places(units, length, groups, magic_groups, channel_length, magic_channel)
+    o_vectors = offsets_of_vectors(WORDS, REPEATS, THREADS)
+    o_words = offsets_of_words(o_vectors, WORDS)
+    o_summed = offsets_of_vectors(VALUES, REPEATS, THREADS)
     o_part = gl.arange(0, PARTS, LANES)
     m_part = o_part < parts
     o_part = gl.where(m_part, o_part, 0)
@@ -106,8 +124,8 @@ def resident_backward(
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
             begin_copies(
-                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, copied_unit,
-                copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words, place, TILES, TILE,
+                slots.index(wave * TILES + place), grad_slots.index(wave * TILES + place), p_x, p_dy, places,
+                copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE, FULL, ACROSS,
             )  # fmt: skip
         copied_unit, copied_part = following(copied_unit, copied_part, parts, step_unit, step_part)
     summed, stored, copied = gl.to_tensor(0), gl.to_tensor(0), gl.to_tensor((AHEAD + 1) % SLOTS)
@@ -127,16 +145,17 @@ def resident_backward(
             chunk_p, chunk_q = gl.to_tensor(0.0), gl.to_tensor(0.0)
             for place in gl.static_range(TILES):
                 tile = summed_part * TILES + place
-                held = (summed_unit < units) & (tile * TILE < length)
+                first = tile * TILE
+                held = (summed_unit < units) & (first < length)
                 sample = quotient(summed_unit, magic_groups)
                 if p_behind is not None:
-                    begin = (summed_unit - sample * groups).to(gl.int64) * length
-                    end = gl.where(held, length, 0)
-                    behind_begin = sample.to(gl.int64) * behind_sample + begin
-                    b_behind = load_words(p_behind, behind_begin, tile * TILE, end, o_words, False)
+                    p_words = words_of_tile(
+                        p_behind, places, summed_unit, first, behind_sample, o_vectors, o_words, ACROSS
+                    )
+                    b_behind = load_words(p_words, first, gl.where(held, length, 0), o_words, False)
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 if held:
-                    within = quotient(tile, magic_channel)
+                    within = 0 if ACROSS else quotient(tile, magic_channel)
                     channel = (summed_unit - sample * groups) * D + within
                     o_sample = sample * (groups * D) + channel
                     gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, o_sample)
@@ -151,10 +170,15 @@ def resident_backward(
                         b_dz = b_dy * DERIVATIVE(b_z, alpha)
                         b_kept = words_of(b_dz, WORDS, DTYPE)
                         grad_slots.index(summed * TILES + place).store(b_kept)
-                        p_kept = p_grad_behind + (sample.to(gl.int64) * dx_sample + begin + tile * TILE) * 4
-                        gl.store(p_kept + o_words, b_kept)
+                        p_words = words_of_tile(
+                            p_grad_behind, places, summed_unit, first, dx_sample, o_vectors, o_words, ACROSS
+                        )
+                        store_words(p_words, b_kept, first, length, o_words, FULL)
                     else:
                         b_dz = b_dy * DERIVATIVE(gl.fma(b_centred, gain * rstd, offset), alpha)
+                    if not FULL:
+                        b_there = (o_summed < length - first)[:, :, None]
+                        b_dz, b_centred = gl.where(b_there, b_dz, 0.0), gl.where(b_there, b_centred, 0.0)
                     b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
                     p, q = gl.reduce((sum_of(b_dz), b_q), 0, add_pairs)
                     q *= rstd
@@ -171,9 +195,8 @@ def resident_backward(
         if due:
             sample = quotient(stored_unit, magic_groups)
             group = stored_unit - sample * groups
-            begin = sample.to(gl.int64) * dx_sample + group.to(gl.int64) * length
             mean, rstd = gl.load(p_mean + stored_unit), gl.load(p_rstd + stored_unit)
-            within = gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
+            within = 0 if ACROSS else gl.minimum(quotient(stored_part * TILES, magic_channel), D - 1)
             channel = group * D + within
             gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
             if LEAD:
@@ -188,9 +211,12 @@ def resident_backward(
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 b_dy = values_of(grad_slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
                 if p_grad_sum is not None:
-                    more_begin = sample.to(gl.int64) * x_sample + group.to(gl.int64) * length
-                    b_more = load_words(p_grad_sum, more_begin, first, length, o_words, False)
-                gain *= rstd
+                    p_words = words_of_tile(
+                        p_grad_sum, places, stored_unit, first, x_sample, o_vectors, o_words, ACROSS
+                    )
+                    b_more = load_words(p_words, first, length, o_words, False)
+                if place == 0 or not ACROSS:
+                    gain *= rstd
                 b_centred = b_x - mean
                 if p_behind is not None:
                     b_dz = b_dy
@@ -200,26 +226,23 @@ def resident_backward(
                 if p_grad_sum is not None:
                     b_dx += values_of(b_more, VALUES, DTYPE)
                 b_dx = words_of(b_dx, WORDS, DTYPE)
-                if place < TILES - 1:
+                if place < TILES - 1 and not ACROSS:
                     within = gl.minimum(quotient(stored_part * TILES + place + 1, magic_channel), D - 1)
                     channel = group * D + within
                     gain, offset = affine(p_weight, p_bias, p_scale, p_shift, channel, sample * (groups * D) + channel)
                 begin_copies(
-                    slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy,
-                    copied_unit, copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words,
-                    place, TILES, TILE,
+                    slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy, places,
+                    copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE, FULL, ACROSS,
                 )  # fmt: skip
-                if EVEN:
-                    gl.store(p_dx + (begin + first) * 4 + o_words, b_dx)
-                else:
-                    gl.store(p_dx + (begin + first) * 4 + o_words, b_dx, mask=o_words < (length - first) * 4)
+                p_words = words_of_tile(p_dx, places, stored_unit, first, dx_sample, o_vectors, o_words, ACROSS)
+                store_words(p_words, b_dx, first, length, o_words, EVEN)
         if LAG > 0:
             if lagging < 0:
                 for place in gl.static_range(TILES):
                     begin_copies(
                         slots.index(copied * TILES + place), grad_slots.index(copied * TILES + place), p_x, p_dy,
-                        copied_unit, copied_part, units, length, groups, x_sample, dy_sample, magic_groups, o_words,
-                        place, TILES, TILE,
+                        places, copied_unit, copied_part, x_sample, dy_sample, o_vectors, o_words, place, TILES, TILE,
+                        FULL, ACROSS,
                     )  # fmt: skip
         if lagging >= 0:
             stored_unit, stored_part = following(stored_unit, stored_part, parts, step_unit, step_part)

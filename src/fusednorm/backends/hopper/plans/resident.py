@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, spread, vector_of
+from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, magic, spread, vector_of
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of
-from fusednorm.backends.hopper.plans.waves import InWaves, magic
+from fusednorm.backends.hopper.plans.waves import InWaves
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape, behind_layout
@@ -35,14 +36,15 @@ class Resident(InWaves):
     def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
         place = spread(problem, config, processors)
         assert place is not None
-        units = problem.view.samples * problem.view.groups
         # A pair for each chunk, and for each unit, whose leader publishes it.
-        super().__init__(problem, config, place, problem.view.groups, place.waves * place.blocks + units)
-        self.place, self.vector = place, vector_of(problem)
+        pairs = place.waves * place.blocks + problem.num_statistics
+        super().__init__(problem, config, place, problem.view.groups, pairs)
+        self.place, self.vector, self.across = place, vector_of(problem), problem.norm.per_batch
 
     @property
     def constants(self) -> dict[str, Any]:
-        return {"EVEN": self.place.even, "LEAD": self.place.leads, **super().constants}
+        place = self.place
+        return {"EVEN": place.even, "LEAD": place.leads, "ACROSS": self.across, **super().constants}
 
 
 class ResidentForward(Resident, NarrowerForward):
@@ -54,19 +56,19 @@ class ResidentForward(Resident, NarrowerForward):
         view, output = problem.view, problem.output_layout
         assert output is not None
         channel = channel_vectors(problem)
-        in_channel = channel % config.vectors == 0
+        within = channel % config.vectors == 0
         added = problem.added or Added()
         around = added.pre_layout or output, added.post_layout or output
         samples = (layout.sample // self.vector for layout in (problem.layout, output, *around))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
-            magic(channel // config.vectors if in_channel else channel), 1.0 / problem.reduced, self.eps,
-            self.activation_parameter,
+            magic(channel // config.vectors if within and not self.across else channel), 1.0 / problem.reduced,
+            self.eps, self.activation_parameter,
         )  # fmt: skip
         value, _ = activation(name_of(problem), problem.dtype)
         constants = {
-            "VALUE": value, **self.alpha, "IN_CHANNEL": in_channel,
-            "SHORT": not in_channel and channel < config.vectors, **self.constants,
+            "VALUE": value, **self.alpha, "IN_CHANNEL": within or self.across,
+            "SHORT": not within and channel < config.vectors, **self.constants,
         }  # fmt: skip
         self.launch = self.launch_of(resident.resident_forward, scalars, constants)
 
@@ -105,18 +107,23 @@ class ResidentBackward(Resident, NarrowerBackward):
         Resident.__init__(self, problem, config, processors)
         view, output, grad = problem.view, problem.output_layout, problem.grad_layout
         assert output is not None and grad is not None
-        tiles = channel_vectors(problem) // config.vectors
+        channel = channel_vectors(problem)
+        tiles = channel // config.vectors
+        if self.across:  # the partials of a channel are those of one sample
+            view, tiles = replace(view, samples=1), -(-self.place.vectors // config.vectors)
         self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
         samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
         scalars = (
-            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, magic(tiles), tiles,
-            self.partials.total, 1.0 / problem.reduced, self.activation_parameter,
+            self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
+            magic(channel if self.across else tiles), tiles, self.partials.total, 1.0 / problem.reduced,
+            self.activation_parameter,
         )  # fmt: skip
         _, derivative = activation(name_of(problem), problem.dtype)
         told = used is not None and used.told
-        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants, "TOLD": told}
+        full = self.place.vectors % config.vectors == 0
+        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants, "FULL": full, "TOLD": told}
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fusednorm.backends.hopper.config.resident import ResidentConfig, Waves
+from fusednorm.backends.hopper.config.resident import ResidentConfig, Waves, magic
 from fusednorm.backends.hopper.plans.base import Narrower, T
 from fusednorm.backends.triton.launch import Launch
 from fusednorm.backends.triton.plans.base import Plan
@@ -17,19 +17,15 @@ from fusednorm.private.triton_names import REGISTERS, TOO_MANY_BLOCKS
 from fusednorm.problem import Problem
 
 
-def magic(divisor: int) -> int:
-    """ceil(2^31 / divisor), by which the kernels divide."""
-    return -(-(1 << 31) // divisor)
-
-
 class InWaves(Narrower, Plan):
-    """A plan of ``units``, ``each`` of a sample, in waves. A call whose blocks cannot all run at the same time, since
-    other programs share the GPU, runs on the other instance too."""
+    """A plan of ``units`` in waves, ``each`` of them to a sample or, where samples share statistics, to all of them. A
+    call whose blocks cannot all run at the same time, since other programs share the GPU, runs on the other instance
+    too."""
 
     def __init__(self, problem: Problem, config: ResidentConfig, place: Waves, each: int, pairs: int) -> None:
         Narrower.__init__(self, problem)
         self.config, self.chunks, self.each, self.refused = config, place, each, False
-        self.units, self.pairs = problem.view.samples * each, 2 * pairs
+        self.units, self.pairs = each * (1 if problem.norm.per_batch else problem.view.samples), 2 * pairs
 
     def packets(self) -> Tensor:
         """Packets that nobody has written."""
