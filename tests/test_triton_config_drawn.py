@@ -13,6 +13,7 @@ import torch
 from fusednorm.backends.hopper import instances as hopper_instances
 from fusednorm.backends.triton import instances as triton_instances
 from fusednorm.backends.triton.runs import power_of_two
+from fusednorm.choice import default
 from fusednorm.norm import Family, norm_of
 from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problem import Direction, Problem
@@ -145,3 +146,26 @@ def test_numbers_of_problems_that_had_others(
     found = choices(instances, problem)
     assert found
     assert not any(refused(config) for _, config in found), found
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("direction", ["forward", "backward", "backward_data", "backward_gamma_beta", "inference"])
+def test_empty_and_tiny_tensors_have_an_instance(
+    family: Family, direction: Direction, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And each instance says whether it takes them, for Hopper too."""
+    for instances in (hopper_instances, triton_instances):
+        monkeypatch.setattr(instances, "unavailable", lambda: None)
+    rows = family in ("layer_norm", "rms_norm")
+    if direction == "inference" and family != "batch_norm":
+        return
+    shapes: list[tuple[int, ...]] = [(0, 5), (3, 0), (2, 0, 4), (1, 1), (2, 4, 0), (0, 4, 3, 3), (2, 4, 0, 3)]
+    shapes += [(0,), (1,)] if rows else [(1, 1, 1), (1, 1, 2, 2, 1), (2, 1, 1, 1)]
+    for shape in shapes:
+        for dtype in DTYPES:
+            for last in (False, True):
+                problem = problem_of(family, 1 if rows or shape[1] else 0, shape, dtype, last, direction=direction)
+                for instance in (*hopper_instances.INSTANCES, *triton_instances.INSTANCES):
+                    instance.supports(problem)
+                chosen = default(problem)
+                assert chosen.supports(problem) is None, (shape, dtype, last)

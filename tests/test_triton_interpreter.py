@@ -388,6 +388,15 @@ for name, family, shape, channel_dim in (
         if not torch.allclose(getattr(got, part), getattr(right, part), rtol=1e-4, atol=1e-4, equal_nan=True):
             infinite.append((name, family, shape, part))
 
+# Where dz is 0, the gradient of a point's scale is, however large weight xhat is.
+x, weight, zeros = 1e20 * torch.randn(5, 7), torch.full((7,), 1e30), torch.zeros(5, 7)
+norm = norm_of("batch_norm", activation="sigmoid", training=False)
+given = BackwardOperands(torch.ones_like(x), x, torch.zeros(7), torch.ones(7), weight, torch.zeros(7), zeros, zeros)
+problem = backward_problem(norm, given)
+got = choice.named(problem, "triton.tiles").plan(problem)(given, (True,) * 5)
+if not torch.equal(got.scale, zeros):
+    infinite.append("points")
+
 faults_found = {"spread": spread_faults, "kernels": found, "eps": eps_ignored, "given eps": given_eps_ignored}
 faults_found |= {"leaks": leaks, "strided": strided, "imprecise": imprecise, "given": given_faults}
 print(json.dumps({**faults_found, "infinite": infinite}))

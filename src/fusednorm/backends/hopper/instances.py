@@ -148,13 +148,16 @@ class ResidentInstance:
         reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem, True)
         if reason is not None:
             return reason
-        reason = _across(problem) or _unadded(problem)
+        reason = _unadded(problem)
         if reason is not None:
             return reason
         for layout in filter(None, problem.layouts):
             packed = view.channels == 1 or layout.channel == view.spatial
             if not packed or not _vectors(problem, view.spatial) or not _vectors(problem, layout.sample):
                 return "a channel is no whole number of vectors of 16 bytes in packed memory"
+        reason = _across(problem)
+        if reason is not None:
+            return reason
         if view.samples * view.groups * view.groups >= 1 << 31:
             return "too many groups"
         reason = _elsewhere(problem)

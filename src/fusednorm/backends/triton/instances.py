@@ -571,7 +571,7 @@ def _for_rows(problem: Problem) -> Instance:
     fewest = 3 * PROCESSORS // 2 if short and length > MOST_WHOLE else 2 * PROCESSORS
     if short and LONGEST_HELD < length <= MOST_WHOLE and not problem.norm.has_mean:
         fewest = PROCESSORS  # (183, 28672) in fp16 with silu takes 9.5 us in steps, and 12.8 in registers
-    if short and length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
+    if short and 0 < length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
         fewest = max(fewest, FEW // length)
     stepped = wide and (waves or (length > least and count >= fewest))
     if PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD and short and STEPPED_ROW < length <= 2 * STEPPED_ROW:

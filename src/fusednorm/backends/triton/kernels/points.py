@@ -116,7 +116,7 @@ def points_reduce(
         gain, offset, factor = affine_of_points(parameters, o_dense, mask, weight, bias, dtype)
         dz, xhat = gradient_of(b_dy, b_x, None, mean, rstd, gain * rstd, offset, alpha, DERIVATIVE)
         if p_grad_scale is not None:
-            b_scale = dz * (weight * xhat + bias)
+            b_scale = tl.fma(weight, dz * xhat, bias * dz)  # where dz is 0, it is 0, however large the weight is
             tl.store(p_grad_scale + o_dense, b_scale.to(p_grad_scale.dtype.element_ty), mask)
         if p_grad_shift is not None:
             tl.store(p_grad_shift + o_dense, dz.to(p_grad_shift.dtype.element_ty), mask)
