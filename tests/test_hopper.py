@@ -365,6 +365,8 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((4, 256, 128, 128), dtype=torch.float32, activation=None, backward=True), "hopper.resident"),
         (problem_of((1, 512, 256, 256), backward=True), "hopper.resident"),
         (problem_of((1, 256, 512, 512), backward=True), "triton.tiles"),
+        (problem_of((1, 256, 512, 512), activation="relu", backward=True), "hopper.resident"),
+        (over_batch((128, 64, 112, 112), backward=True), "hopper.resident"),
         (problem_of((1, 128, 20, 256, 256)), "hopper.resident"),
         (problem_of((8, 256, 100, 76), backward=True), "triton.tiles"),
         (problem_of((16, 128, 128, 160), 128, backward=True), "hopper.resident"),

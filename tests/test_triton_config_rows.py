@@ -13,13 +13,14 @@ from fusednorm import choice
 from fusednorm.activations import resolve
 from fusednorm.backends.triton import instances
 from fusednorm.backends.triton.config.held import held_for
-from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, StepsConfig, WholeConfig
+from fusednorm.backends.triton.config.kinds import ColumnsBackwardConfig, RowsBackwardConfig, StepsConfig, WholeConfig
 from fusednorm.backends.triton.config.rows import (
     by_columns,
     columns_backward_for,
     holding_rows_pays,
     rows_backward_for,
     rows_forward_for,
+    rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.units import held_units
 from fusednorm.backends.triton.config.whole import whole_forward_for
@@ -557,3 +558,27 @@ def test_many_short_rows_leave_no_partials_of_each(
 def test_a_program_of_few_narrow_rows_has_eight_elements_a_thread() -> None:
     for shape, rows in (((3000, 30), 8), ((9728, 3), 64), ((19474, 13), 32), ((700, 64), 8)):
         assert rows_backward_for(problems_of("layer_norm", 1, shape, dtype=torch.float16)[1]).rows == rows
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "behind", "expected"),
+    [
+        ((16384, 768), torch.bfloat16, False, RowsBackwardConfig(1, 1, 528, stages=4)),
+        ((16384, 3072), torch.bfloat16, False, RowsBackwardConfig(1, 8, 264, stages=4)),
+        ((8192, 8192), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=3)),
+        ((8192, 8192), torch.bfloat16, True, RowsBackwardConfig(1, 16, 132, stages=1)),
+        ((4096, 12288), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=1)),
+        ((8192, 2048), torch.float32, False, RowsBackwardConfig(1, 2, 264, stages=4)),
+        ((4096, 4096), torch.float32, False, RowsBackwardConfig(1, 16, 132, stages=3)),
+        ((512, 768), torch.bfloat16, False, RowsBackwardConfig(2, 2, 528, stages=1)),
+    ],
+)
+def test_a_gradient_of_the_sum_is_loaded_ahead_too(
+    shape: tuple[int, int], dtype: torch.dtype, behind: bool, expected: RowsBackwardConfig
+) -> None:
+    """But not with one step in flight, which is slower than none."""
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    operands = BackwardOperands(x, x, None, torch.empty(shape[0], 1, device="meta"), x[0])
+    norm = norm_of("rms_norm", 1, activation=resolve("relu") if behind else None)
+    problem = sum_backward_problem(norm, operands, "backward", x if behind else None, grad_sum=True)
+    assert rows_sum_backward_for(problem) == expected

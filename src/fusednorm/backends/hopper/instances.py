@@ -33,8 +33,9 @@ LEAST_BYTES = 30 << 20
 #: Operations of an activation that take a part of the time of a second read of 16-bit elements, those of a sigmoid, and
 #: that take about all of it, more than those of silu.
 BUSY, DEAR = 14, 17
-#: Chunks of a unit in a backward that is faster in one read. With silu, 1x256x512x512, 512 chunks, took 178 us, and in
-#: two reads 176; 1x512x256x256, 256 chunks, 86 and 92; 32x512x64x64, 8 chunks, 152 and 183.
+#: Chunks of a unit in a backward that is faster in one read where the activation takes its part of the time. With silu,
+#: 1x256x512x512, 512 chunks, took 170 us, and in two reads 167, with relu 132 and 163; 1x512x256x256, 256 chunks, with
+#: silu 84 and 88; 32x512x64x64, 8 chunks, 152 and 170.
 MOST_PARTS_BACKWARD = 256
 #: Elements of a row beyond which Triton's backward reads twice, and rows to a multiprocessor among which the first and
 #: the last turn are short: 1000 x 16384 in bf16 took 53 us, and 55 in two reads, 500 x 12288 32 and 24.
@@ -345,7 +346,8 @@ def choose(problem: Problem) -> Instance | None:
     place = spread(problem, config, processors())
     assert place is not None
     if problem.backward:
-        return RESIDENT if place.parts <= MOST_PARTS_BACKWARD and not _dear(problem) else None
+        many = place.parts > MOST_PARTS_BACKWARD and _busy(problem)
+        return None if many or _dear(problem) else RESIDENT
     ragged = not problem.norm.per_batch and channel_vectors(problem) % config.vectors != 0
     return None if (_busy(problem) and ragged) or (_dear(problem) and not place.even) else RESIDENT
 
