@@ -564,7 +564,8 @@ def test_a_program_of_few_narrow_rows_has_eight_elements_a_thread() -> None:
     ("shape", "dtype", "behind", "expected"),
     [
         ((16384, 768), torch.bfloat16, False, RowsBackwardConfig(1, 1, 528, stages=4)),
-        ((16384, 3072), torch.bfloat16, False, RowsBackwardConfig(1, 8, 264, stages=4)),
+        ((16384, 3072), torch.bfloat16, False, RowsBackwardConfig(1, 8, 132, stages=4)),
+        ((8192, 2560), torch.bfloat16, False, RowsBackwardConfig(1, 8, 264, stages=4)),
         ((8192, 8192), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=3)),
         ((8192, 8192), torch.bfloat16, True, RowsBackwardConfig(1, 16, 132, stages=1)),
         ((4096, 12288), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=1)),

@@ -381,7 +381,11 @@ def rows_sum_backward_for(problem: Problem) -> RowsBackwardConfig:
     # rms_norm of (4096, 12288) in bf16 takes 107 us, and 116 loaded twice; others are not measured.
     reload = config.reload or (block > 8192 and (has_mean or size != 2))
     stages = 1 if config.stages == 1 else _sum_stages(problem, config.rows, block, 4)
-    return replace(config, warps=warps, stages=stages, reload=reload)
+    programs = config.programs
+    if size == 2 and block == 4096 and 8 * problem.view.channels > 5 * block and warps == 8:
+        # Half as many sums: layer_norm of (4096, 4096) in bf16 takes 38 us so, and 43, of (16384, 3072) 105 and 111.
+        programs = min(programs, PROCESSORS)
+    return replace(config, warps=warps, programs=programs, stages=stages, reload=reload)
 
 
 def rows_gated_backward_for(problem: Problem) -> RowsBackwardConfig:
