@@ -20,6 +20,7 @@ from fusednorm.backends.triton.config.rows import (
     holding_rows_pays,
     rows_backward_for,
     rows_forward_for,
+    rows_gated_backward_for,
     rows_sum_backward_for,
 )
 from fusednorm.backends.triton.config.units import held_units
@@ -583,3 +584,23 @@ def test_a_gradient_of_the_sum_is_loaded_ahead_too(
     norm = norm_of("rms_norm", 1, activation=resolve("relu") if behind else None)
     problem = sum_backward_problem(norm, operands, "backward", x if behind else None, grad_sum=True)
     assert rows_sum_backward_for(problem) == expected
+
+
+@pytest.mark.parametrize(
+    ("channels", "dtype", "warps", "programs", "stages"),
+    [
+        (768, torch.bfloat16, 4, 528, 3),
+        (1152, torch.bfloat16, 4, 264, 3),
+        (3072, torch.bfloat16, 8, 132, 3),
+        (8192, torch.bfloat16, 16, 132, 1),
+        (2048, torch.float32, 8, 264, 3),
+    ],
+)
+def test_programs_that_make_the_gradients_of_a_product(
+    channels: int, dtype: torch.dtype, warps: int, programs: int, stages: int
+) -> None:
+    """Two steps in flight where they fit, and threads of 16 elements where 8 warps have the registers for them."""
+    x, gate = (torch.empty(4, size, channels, dtype=dtype, device="meta") for size in (4096, 1))
+    operands = BackwardOperands(x, x, None, torch.empty(4, 4096, 1, device="meta"), x[0, 0])
+    problem = sum_backward_problem(norm_of("rms_norm", 1), operands, "backward", None, True, Gated(gate, x, True))
+    assert rows_gated_backward_for(problem) == RowsBackwardConfig(1, warps, programs, stages=stages)
