@@ -465,3 +465,17 @@ def test_torchs_backward_that_writes_out_of_bounds_is_not_run(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert (Eager().refusal(workload, asked) is not None) is refused
     assert Compiled().refusal(workload, asked) is None
+
+
+def test_a_compiled_backward_from_a_cache_runs_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that was compiled where it ran once on its saved tensors."""
+    import torch._functorch.config as config
+
+    monkeypatch.setattr(config, "donated_buffer", True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    workload = Workload("group_norm", (2, 8, 6, 6), 4, activation="silu")
+    inputs = draw(workload, "normal")
+    for asked in ("forward_backward", "backward", "backward"):
+        call = Compiled().prepare(workload, inputs, asked).call
+        call()
+        call()

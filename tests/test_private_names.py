@@ -838,16 +838,15 @@ def test_a_fold_along_the_last_dimension_is_one_of_the_folds() -> None:
 # --- torch: what else ---
 
 
-def test_buffers_are_kept_while_a_backward_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffers_are_kept_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._functorch.config as config
 
-    before = config.donated_buffer
-    with torch_names.kept_buffers():
-        assert config.donated_buffer is False
-    assert config.donated_buffer is before
-    monkeypatch.setitem(sys.modules, "torch._functorch.config", None)
-    with torch_names.kept_buffers():
-        pass
+    monkeypatch.setattr(config, "donated_buffer", True)
+    torch_names.keep_buffers()
+    assert config.donated_buffer is False
+    with monkeypatch.context() as without:  # other tests' fixtures look for it
+        without.setitem(sys.modules, "torch._functorch.config", None)
+        torch_names.keep_buffers()
 
 
 def test_choices_of_configurations_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:

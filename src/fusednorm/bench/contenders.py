@@ -23,7 +23,7 @@ from fusednorm.bench.judging import Asked, Results
 from fusednorm.bench.workloads import EPS, Inputs, Workload
 from fusednorm.choice import forced
 from fusednorm.machine.timing import Call
-from fusednorm.private.torch_names import kept_buffers
+from fusednorm.private.torch_names import keep_buffers
 from fusednorm.problems import forward_problem
 from fusednorm.tolerance import OURS, PEER, Allowance
 
@@ -233,8 +233,8 @@ class Compiled(Eager):
             self._compiled = workload, torch.compile(torch_norm(workload), fullgraph=True, dynamic=False)
         function = self._compiled[1]
         if asked != "forward":
-            with kept_buffers():
-                function(inputs.requiring_grad())
+            keep_buffers()
+            function(inputs.requiring_grad())
         return prepared_torch(function, inputs, asked)
 
 

@@ -433,18 +433,18 @@ DDP_REFUSAL = (
 # --- what else torch brings ---
 
 
-def kept_buffers() -> AbstractContextManager[Any]:
-    """A context in which torch.compile makes backwards that can run again on the same saved tensors.
+def keep_buffers() -> None:
+    """From now on torch.compile makes backwards that can run again on the same saved tensors.
 
-    ``torch._functorch.config.donated_buffer`` since 2.8. Without: nothing to switch off.
+    ``torch._functorch.config.donated_buffer`` since 2.8. Without: nothing to switch off. A backward that runs reads it
+    too: one that was compiled while it was off, and comes from a cache, is refused where it is on.
     """
     try:
         import torch._functorch.config as config
-
-        patched: AbstractContextManager[Any] = config.patch(donated_buffer=False)
-    except (ImportError, AttributeError):
-        return nullcontext()
-    return patched
+    except ImportError:
+        return
+    if hasattr(config, "donated_buffer"):
+        config.donated_buffer = False
 
 
 def watch_operators(seen: Callable[[Any, Sequence[Any], Any], None]) -> AbstractContextManager[Any]:
