@@ -30,12 +30,12 @@ import fusednorm
 from fusednorm import choice, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import in_tiles, in_vectors, repeat, tile
-from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, choose
+from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, Segments, choose
 from fusednorm.backends.cpu.plans.rows import FewRowsBackward, PlaneRowsBackward
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
-from fusednorm.operands import Operands
+from fusednorm.operands import BackwardOperands, Operands
 from fusednorm.problems import backward_problem, forward_problem
 
 NAN, INF = float("nan"), float("inf")
@@ -558,6 +558,25 @@ def test_few_long_rows(shape: tuple[int, ...], groups: int, dtype: str, activati
     assert isinstance(plan, FewRowsBackward) == few
     if few:
         assert faults(workload, inputs, run(workload, inputs)) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "segments"),
+    [
+        ((500, 4096), torch.bfloat16, 16),
+        ((216, 65536), torch.float32, 16),
+        ((60, 16384), torch.float16, 15),
+        ((20, 8192), torch.bfloat16, 5),
+        ((2000, 1024), torch.bfloat16, 61),
+        ((4000, 3072), torch.bfloat16, 63),
+    ],
+)
+def test_segments_of_rows_leave_few_sums(shape: tuple[int, int], dtype: torch.dtype, segments: int) -> None:
+    """Of 32 rows, where there are 16 of them, since each leaves two rows of float64; of four rows at least."""
+    x, statistic = torch.empty(shape, dtype=dtype, device="meta"), torch.empty(shape[0], 1, device="meta")
+    operands = BackwardOperands(x, x, statistic, statistic, x[0], x[0])
+    problem = replace(backward_problem(norm_of("layer_norm", 1), operands), device="cpu")
+    assert -(-shape[0] // Segments().size(problem)) == segments
 
 
 @pytest.mark.parametrize(("shape", "groups"), [((33, 24), 4), ((5, 300), 3)])

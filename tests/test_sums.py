@@ -886,3 +886,20 @@ def test_the_backward_of_relu_keeps_no_shortcut(monkeypatch: pytest.MonkeyPatch)
         for one in (y, expected())
     )
     torch.testing.assert_close(found, wanted)
+
+
+def test_a_profiler_sees_what_runs_without_it() -> None:
+    """The call by the family's name and one backward, no sums of torch's."""
+    x, h, weight = (torch.randn(shape, requires_grad=True) for shape in ((5, 64), (5, 64), (64,)))
+
+    def call() -> None:
+        y, s = fusednorm.rms_norm(x, (64,), weight, pre_add=h, return_sum=True)
+        torch.autograd.grad((y, s), (x, h, weight), (torch.ones_like(y), torch.ones_like(s)))
+
+    call()
+    with torch.autograd.profiler.profile() as profile:
+        call()
+    names = [event.name for event in profile.function_events]
+    assert names.count("fusednorm::rms_norm") == 1
+    assert any("SummedNormalizationBackward" in name for name in names)
+    assert not any(name in ("aten::add", "aten::add_") for name in names)

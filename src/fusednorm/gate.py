@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from fusednorm.operands import BackwardOperands, Operands
-from fusednorm.private.torch_names import is_batched, is_zerotensor, undisturbed
+from fusednorm.private.torch_names import is_batched, is_zerotensor, undisturbed, unseen
 
 
 def batched(operands: Operands | BackwardOperands) -> bool:
@@ -64,17 +64,18 @@ def all_plain(operands: Operands | BackwardOperands) -> bool:
     )
 
 
-def straight(operands: Operands | BackwardOperands) -> bool:
-    """True where input, weight, bias, scale and shift may go straight to the backend."""
-    return all_plain(operands) and undisturbed(operands.input)
+def straight(operands: Operands | BackwardOperands, profiled: bool = False) -> bool:
+    """True where input, weight, bias, scale and shift may go straight to the backend; while a profiler records, where
+    ``profiled`` says so."""
+    return all_plain(operands) and (unseen if profiled else undisturbed)(operands.input)
 
 
-def straight_forward(operands: Operands) -> bool:
+def straight_forward(operands: Operands, profiled: bool = False) -> bool:
     mean, var = operands.mean, operands.var
-    return straight(operands) and (mean is None or (plain(mean) and var is not None and plain(var)))
+    return straight(operands, profiled) and (mean is None or (plain(mean) and var is not None and plain(var)))
 
 
-def straight_backward(operands: BackwardOperands) -> bool:
+def straight_backward(operands: BackwardOperands, profiled: bool = False) -> bool:
     mean, rstd = operands.mean, operands.rstd
     plain_statistics = plain(rstd) and (mean is None or plain(mean))
-    return plain_statistics and readable(operands.grad_output) and straight(operands)
+    return plain_statistics and readable(operands.grad_output) and straight(operands, profiled)

@@ -5,6 +5,7 @@
 s is rounded to the input's dtype, has its memory order, and is a tensor of its own.
 
 Where the norm's instance fuses the sums, an eager call is one kernel forward and one backward, and z is never rounded.
+A profiler sees that kernel, and on a CPU a record of the call, by the family's name.
 Any other call is composed of torch's sums and of the norm's own call, so that whatever watches or transforms torch's
 operators sees sums that it knows: compilers, exporters, torch.func, checkpoints, second derivatives. Composed, z is
 rounded to the input's dtype before ``post_add`` meets it, and so is their sum before the activation, but under
@@ -14,11 +15,13 @@ torch.compile, which fuses the two.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function as recorded
 
 from fusednorm import dispatch
 from fusednorm.activations import Activation
@@ -41,13 +44,21 @@ from fusednorm.operands import (
     Sums,
     Wanted,
 )
-from fusednorm.private.torch_names import is_batched, saved_tensors_hooks, short_apply, transformed, watched
+from fusednorm.private.torch_names import (
+    is_batched,
+    profiled,
+    saved_tensors_hooks,
+    short_apply,
+    transformed,
+    watched,
+)
 from fusednorm.problem import gate_shape, spread_shape
 from fusednorm.strides import output_order, reordered
 
 #: Bytes from which on the sums of planes repay the several launches of a norm's backward. Not measured on a GPU.
 LEAST_SUMMED = 1 << 21
 
+_UNRECORDED: AbstractContextManager[Any] = nullcontext()
 _is_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
@@ -77,15 +88,16 @@ def fused(norm: Norm, operands: Operands, sums: Sums, wants_statistics: bool = F
     plan = dispatch.sum_forward_plan(norm, operands, sums, keeps_sum)
     if plan is None:
         return None
-    if differentiable:
-        return _differentiable(norm, operands, sums, plan)
-    return plan(operands, sums, wants_statistics)
+    with recorded(f"fusednorm::{norm.family}") if profiled() else _UNRECORDED:
+        if differentiable:
+            return _differentiable(norm, operands, sums, plan)
+        return plan(operands, sums, wants_statistics)
 
 
 def straight(operands: Operands, sums: Sums) -> bool:
     """Whether a call may go past torch's dispatcher, as in :mod:`fusednorm.gate`; where hooks see what is saved it may
     not, since they would see other tensors under a mode."""
-    if _is_compiling() or saved_tensors_hooks(False) is not None or not straight_forward(operands):
+    if _is_compiling() or saved_tensors_hooks(False) is not None or not straight_forward(operands, profiled=True):
         return False
     added = [each for each in (sums.pre_add, sums.pre_gate, sums.post_add) if each is not None]
     return not transformed() and not batched(operands) and all(plain(each) and not is_batched(each) for each in added)
@@ -328,7 +340,7 @@ def _backward(
     if _is_compiling():  # compiled autograd traces the Function's backward
         straight = False
     else:
-        straight = not _grad_enabled() and straight_backward(o) and not batched(o)
+        straight = not _grad_enabled() and straight_backward(o, profiled=True) and not batched(o)
     straight = straight and all(each is None or (readable(each) and not is_batched(each)) for each in added)
     if straight:
         results = _fused_backward(norm, o, wanted, behind, grad_sum, gated)

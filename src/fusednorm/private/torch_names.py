@@ -65,6 +65,11 @@ _forward_ad = _module_or(forward_ad, "_current_level", 0)
 _profiler = _module_or(profiler, "_is_profiler_enabled", True)
 
 
+def profiled() -> bool:
+    """True while a profiler records."""
+    return bool(_profiler._is_profiler_enabled)
+
+
 def unseen(tensor: Tensor) -> bool:
     """True where no mode, transform or trace waits for a dispatcher call; each test costs 40 to 70 ns."""
     return (

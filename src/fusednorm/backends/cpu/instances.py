@@ -93,6 +93,7 @@ FEW_COSTLY_ROWS, FEW_SHORT_ROWS, LONGEST_ROW = 8, 8, 24576
 BLOCKS_SUMMED = 8  # blocks of short groups at least whose sums for the parameters' gradients make a segment
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
+FEWEST_SEGMENTS = 16  # of rows, so that so many threads have one
 ROW_PIECE = 4096  # elements of a row that a backward of few rows sums at a time
 NO_BLOCKS = "the statistics run over the samples, and planes do not make rows of several channels"
 CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from its statistics to its output
@@ -140,7 +141,8 @@ def slabs_for(problem: Problem) -> Slabs:
 @dataclass(frozen=True, slots=True)
 class Segments:
     """The gradients of the parameters are summed over so many segments of rows at most, of so many rows at least; of
-    fewer long rows, but each segment leaves two rows of float64."""
+    fewer long rows where there would be less than FEWEST_SEGMENTS. Each segment leaves two rows of float64: on two
+    threads layer_norm of (500, 4096) in bf16 takes 0.98 ms in 64 segments, and 0.58 in 16, in fp32 1.02 and 0.77."""
 
     count: int = 64
     rows: int = 32
@@ -150,7 +152,8 @@ class Segments:
         rows, summed = summed_rows(problem)
         # Segments of few long rows are short, so that each thread has some.
         elements = FEWEST_ELEMENTS * (4 if problem.view.channels <= LONG_ROW else 1)
-        least = max(min(self.rows, 4), min(self.rows, elements // max(1, problem.view.channels)))
+        least = max(4, elements // max(1, problem.view.channels), rows // FEWEST_SEGMENTS)
+        least = min(self.rows, least)
         segments = max(1, summed // max(least, -(-rows // self.count)))
         return max(1, -(-summed // segments))
 
