@@ -218,6 +218,18 @@ def test_channels_of_a_larger_image_of_channels_last() -> None:
         assert torch.equal(fusednorm.group_norm(part, 4, activation="silu"), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_large_batch_norm_moves_running_statistics(dtype: torch.dtype) -> None:
+    x = torch.randn(40, 256, 64, 56, device="cuda").mul_(3).add_(2).to(dtype)
+    assert fusednorm.explain(fusednorm.batch_norm, x, None, None, training=True).instance == NAME
+    ours, theirs = (module(256).cuda() for module in (fusednorm.nn.BatchNorm2d, torch.nn.BatchNorm2d))
+    for _ in range(3):
+        ours(x)
+        theirs(x.float())
+    torch.testing.assert_close(ours.running_mean, theirs.running_mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ours.running_var, theirs.running_var, rtol=1e-5, atol=0)
+
+
 # --- sums around the norm ---
 
 
