@@ -471,11 +471,11 @@ def test_a_compiled_backward_from_a_cache_runs_again_and_again(tmp_path: Path, m
     """Also one that was compiled where it ran once on its saved tensors."""
     import torch._functorch.config as config
 
-    monkeypatch.setattr(config, "donated_buffer", True)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     workload = Workload("group_norm", (2, 8, 6, 6), 4, activation="silu")
     inputs = draw(workload, "normal")
-    for asked in ("forward_backward", "backward", "backward"):
-        call = Compiled().prepare(workload, inputs, asked).call
-        call()
-        call()
+    with config.patch(donated_buffer=True):  # restores what was there before, which monkeypatch does not
+        for asked in ("forward_backward", "backward", "backward"):
+            call = Compiled().prepare(workload, inputs, asked).call
+            call()
+            call()

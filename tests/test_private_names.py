@@ -841,9 +841,9 @@ def test_a_fold_along_the_last_dimension_is_one_of_the_folds() -> None:
 def test_buffers_are_kept_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch._functorch.config as config
 
-    monkeypatch.setattr(config, "donated_buffer", True)
-    torch_names.keep_buffers()
-    assert config.donated_buffer is False
+    with config.patch(donated_buffer=True):  # restores what was there before, which monkeypatch does not
+        torch_names.keep_buffers()
+        assert config.donated_buffer is False
     with monkeypatch.context() as without:  # other tests' fixtures look for it
         without.setitem(sys.modules, "torch._functorch.config", None)
         torch_names.keep_buffers()
