@@ -110,8 +110,8 @@ def _across(problem: Problem) -> str | None:
         return "the statistics are given"
     if problem.modulated:
         return "takes no scale and shift of the samples that share a statistic"
-    # The kernels look beyond the end of a unit, by less than a unit.
-    return None if divides(2 * unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
+    # Beyond a unit's end, where a division may be wrong, the kernels load and store nothing.
+    return None if divides(unit_vectors(problem), channel_vectors(problem)) else "a unit is too long"
 
 
 def _elsewhere(problem: Problem) -> str | None:

@@ -59,13 +59,13 @@ def begin_copy(
 
 @gluon.jit
 def load_words(p_words, first, length, o_words, EVEN: gl.constexpr):
-    """The words of a tile that begins at vector ``first`` of ``length`` that are there."""
+    """The words of a tile from vector ``first`` of a unit on, 0 beyond its ``length``; EVEN: there are none beyond."""
     return gl.load(p_words) if EVEN else gl.load(p_words, mask=o_words < (length - first) * 4, other=0)
 
 
 @gluon.jit
 def store_words(p_words, b_words, first, length, o_words, EVEN: gl.constexpr):
-    """Store them."""
+    """Store the words of such a tile."""
     if EVEN:
         gl.store(p_words, b_words)
     else:
