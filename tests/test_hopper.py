@@ -297,6 +297,49 @@ def test_channels_of_all_samples_are_spread_as_units(shape: tuple[int, ...], bac
         assert constants["IN_CHANNEL"]
 
 
+def arguments(plan: Any, *tensors: Any) -> dict[str, Any]:
+    """The arguments of a plan's kernel by their names."""
+    return dict(zip(plan.launch.kernel.arg_names, (*tensors, *plan.launch.scalars), strict=False))
+
+
+def test_the_kernel_of_a_forward_gets_what_is_around_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pre_add and post_add of larger batches, each with the distance between its own samples."""
+    with torch.device("meta"):
+        x = torch.empty(8, 256, 64, 64, dtype=torch.bfloat16)
+        before, behind = (torch.empty(8, size, 64, 64, dtype=torch.bfloat16)[:, :256] for size in (264, 272))
+        weight, gate, total = torch.empty(256), torch.empty(8, 256), torch.empty_like(x)
+    sums = Sums(pre_add=before, pre_gate=gate, post_add=behind)
+    norm = norm_of("group_norm", 32, activation=resolve("relu"))
+    problem = replace(sum_forward_problem(norm, Operands(x, weight, weight), sums, True), device="cuda")
+    default = resident_for(problem, PROCESSORS)
+    assert default is not None
+    plan = ResidentSumForward(problem, default, PROCESSORS)
+    monkeypatch.setattr(plan, "packets", lambda: None)
+    launched: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(Launch, "__call__", lambda launch, *tensors: launched.append(tensors))
+    nothing = None, None, None
+    plan.add(x, x, (weight, weight, None, None), nothing, nothing, (before, gate, None, behind, total))
+    found = arguments(plan, *launched[0])
+    assert [found[f"p_{name}"] is one for name, one in
+            (("before", before), ("numbers", gate), ("behind", behind), ("total", total))] == [True] * 4  # fmt: skip
+    samples = [found[f"{name}_sample"] for name in ("x", "y", "before", "behind")]
+    assert samples == [channels * 64 * 64 // 8 for channels in (256, 256, 264, 272)]
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_kernel_divides_by_planes_where_units_are_channels_of_all_samples(backward: bool) -> None:
+    """Elsewhere by the tiles of a channel, where they divide it."""
+    make: Any = ResidentBackward if backward else ResidentForward
+    tensors = [None] * 14
+    for problem, divisor in (
+        (over_batch((32, 256, 64, 64), backward=backward), 512),
+        (over_batch((32, 256, 56, 56), backward=backward), 392),
+        (problem_of((32, 256, 64, 128), backward=backward), 2),
+    ):
+        found = arguments(make(problem, ResidentConfig(512, 4, 1, 2, 0, 4), PROCESSORS), *tensors)
+        assert found["magic_channel"] == magic(divisor)
+
+
 @pytest.mark.parametrize(
     ("shape", "groups", "leads"),
     [((1, 128, 1024, 1024), 32, True), ((1, 512, 256, 256), 32, False), ((1, 32, 160, 240), 1, False)],

@@ -570,6 +570,7 @@ def test_a_program_of_few_narrow_rows_has_eight_elements_a_thread() -> None:
         ((8192, 8192), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=3)),
         ((8192, 8192), torch.bfloat16, True, RowsBackwardConfig(1, 16, 132, stages=1)),
         ((4096, 12288), torch.bfloat16, False, RowsBackwardConfig(1, 16, 132, stages=1)),
+        ((4096, 12288), torch.float32, False, RowsBackwardConfig(1, 16, 132, stages=1, reload=True)),
         ((8192, 2048), torch.float32, False, RowsBackwardConfig(1, 2, 264, stages=4)),
         ((4096, 4096), torch.float32, False, RowsBackwardConfig(1, 16, 132, stages=3)),
         ((512, 768), torch.bfloat16, False, RowsBackwardConfig(2, 2, 528, stages=1)),

@@ -146,7 +146,7 @@ class ResidentInstance:
 
     def supports(self, problem: Problem) -> str | None:
         view = problem.view
-        reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem, True)
+        reason = _unsupported(problem) or _other_order(problem, "channels_first") or _of_units(problem, across=True)
         if reason is not None:
             return reason
         reason = _unadded(problem)

@@ -23,7 +23,7 @@ class Places(NamedTuple):
 
 @gluon.jit
 def quotient(dividend, magic):
-    """dividend // n, where magic is ceil(2^31 / n) and dividend n is less than 2^31."""
+    """dividend // n, where magic is ceil(2^31 / n) and dividend n is less than 2^31, or ``config.divides`` says so."""
     return gl.umulhi((2 * dividend).to(gl.uint32), magic).to(gl.int32)
 
 
