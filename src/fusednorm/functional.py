@@ -13,9 +13,9 @@ too, and its memory order.
 On the CPU the sums are fused where what is added has the input's dtype and order of memory: by layer_norm and rms_norm
 over trailing dimensions, by norms of (N, C) and of channels_last images, by norms of contiguous images of more than a
 few dozen positions in training, and by evaluations that need no gradient. On a GPU they are fused on the same terms, by
-layer_norm and rms_norm over trailing dimensions with a scale and shift too; ``post_add`` by norms of images, and
-``pre_add`` by those whose units fit the registers of a program. torch's operators form all others
-(``fusednorm.explain`` says which); then z, and in eager mode z + post_add, are rounded to the input's dtype.
+norms of images of any size, and by layer_norm and rms_norm over trailing dimensions with a scale and shift too. torch's
+operators form all others (``fusednorm.explain`` says which); then z, and in eager mode z + post_add, are rounded to the
+input's dtype.
 """
 
 from __future__ import annotations
