@@ -145,6 +145,16 @@ def summed(
     return replace(sum_forward_problem(norm, operands, Sums(**added), keeps_sum), device="cuda")
 
 
+def of_numbers(shape: tuple[int, ...], **of: Any) -> Problem:
+    """A backward of a norm on a GPU, by default group_norm(32), that makes the gradient of a pre_add (N, C)."""
+    norm = of.pop("norm", norm_of("group_norm", 32, activation=resolve("silu")))
+    with torch.device("meta"):
+        input, parameter = torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape[1])
+        statistics = torch.empty(shape[0], 32)
+    gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
+    return replace(sum_backward_problem(norm, gradient, "backward", None, False, **of), device="cuda")
+
+
 def before_activation(
     shape: tuple[int, ...], backward: bool = False, dtype: torch.dtype = torch.bfloat16, activation: str = "relu"
 ) -> Problem:
@@ -668,6 +678,7 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         ),
         (problem_of((8, 128, 256, 256), activation=None, backward=True), SMALL, (3, 4, 5, 6, 9), "sm_100"),
         (summed((8, 128, 256, 256), backward=True), SMALL, (5, 6), "sm_90"),
+        (of_numbers((8, 256, 64, 64), grad_numbers=True), SMALL, (5, 6), "sm_90"),
         (over_batch((32, 256, 56, 56), None), ResidentConfig(512, 4, 2, 2, 0, 4), NO_MODULATION[:2], "sm_90"),
         (
             over_batch((32, 256, 56, 56), pre_add=(32, 256), post_add=(32, 256, 56, 56)),
@@ -704,6 +715,7 @@ NO_MODULATION, NO_PARAMETERS = (4, 5, 8), (2, 3, 4, 5, 6, 7, 8)
         "uneven backward",
         "data alone",
         "gradient of a sum",
+        "gradient of numbers",
         "across samples",
         "across samples, with sums",
         "across samples, backward",

@@ -252,6 +252,86 @@ print(json.dumps([faults, made]))
         assert kinds == ["TilesSumForward", "TilesSumBackward"], (form, shape)
 
 
+def test_gradients_of_numbers() -> None:
+    """The gradient of a pre_add (N, C) is made of the sums of dz and xhat over each tile, without those outside of the
+    tensor, in every memory order and kind of tile."""
+    found = interpreted(
+        PRELUDE
+        + """
+from fusednorm import sums
+from fusednorm.backends.triton import runs
+from fusednorm.backends.triton.config.kinds import PassConfig, TilesConfig
+from fusednorm.backends.triton.launch import Launch
+
+runs.REPEATED = 0, 0  # small tensors have rows of several positions too
+sums.LEAST_NUMBERED = 0
+launch, launched, faults, made = Launch.__call__, [], [], []
+
+
+def noting(self, *tensors):
+    launched.append(self.kernel.__name__)
+    launch(self, *tensors)
+
+
+Launch.__call__ = noting
+chosen = dict(passes_for=instances.passes_for)
+small = dict(
+    passes_for=lambda seen: TilesConfig(PassConfig(1, 32, 3 if seen.backward else 1, stages=2), PassConfig(2, 32, 2))
+)
+positions = dict(passes_for=lambda seen: TilesConfig(PassConfig(16, 2, 2, stages=2), PassConfig(16, 4, 2)))
+contiguous, numbers = torch.Tensor.contiguous, ("small_add",)
+for form, shape, dtype, activation, order, config, names in [
+    ("group_norm", (2, 6, 9, 13), single, "silu", contiguous, chosen, numbers),
+    ("group_norm", (2, 6, 11, 11), half, "silu", contiguous, small, numbers),
+    ("group_norm", (2, 6, 8, 16), single, None, contiguous, small, numbers),
+    ("group_norm", (3, 6, 11, 11), double, "tanh", contiguous, small, ("small_add", "post_add")),
+    ("group_norm", (3, 6, 5, 13), single, "silu", channels_last, chosen, numbers),
+    ("group_norm", (3, 6, 5, 13), single, "silu", channels_last, positions, ("small_add", "post_add")),
+    ("group_norm", (2, 12, 9, 4), half, "silu", channels_last, positions, numbers),
+    ("instance_norm", (2, 3, 9, 7), single, "gelu", contiguous, chosen, numbers),
+    ("instance_norm", (2, 3, 9, 7), single, None, channels_last, positions, numbers),
+    ("batch_norm", (3, 5, 9, 7), single, "relu", contiguous, chosen, numbers),
+]:
+    vars(instances).update(config)
+    one = replace(fused(case(form, shape, dtype, *names, activation=activation, order=order), order), returns_sum=False)
+    one.tensors["input"] += 1.0  # so that what lies outside of the tensor would be seen
+    launched.clear()
+    results, kinds = run("triton.tiles", one)
+    faults += [(form, shape, names, fault) for fault in one.faults(results)]
+    made.append([form, names[1:], kinds, launched.count("gradients_of_numbers")])
+
+launched.clear()
+one = case("group_norm", (2, 6, 9, 13), single, "small_add")
+run("triton.tiles", one)  # with a gradient of the sum, which belongs to the gradient of the numbers too
+with_sum = launched.count("gradients_of_numbers")
+sums.LEAST_NUMBERED = 1 << 20
+run("triton.tiles", replace(one, returns_sum=False))
+faults += [name for name in launched if name == "gradients_of_numbers"]
+
+sums.LEAST_NUMBERED = 0
+sizes = (2, 6, 9, 7), (2, 6), (6,), (2, 6)
+x, t, w, s = (drawn(*size, seed=seed).requires_grad_() for seed, size in enumerate(sizes))
+with fusednorm.use_instance("triton.tiles"):
+    y = fusednorm.group_norm(x, 3, w, scale=s, shift=t, activation="silu", pre_add=t)
+    (found,) = torch.autograd.grad(y.square().sum(), [t])
+wx, wt, ww, ws = (each.detach().double().requires_grad_() for each in (x, t, w, s))
+z = torch.nn.functional.group_norm(wx + wt[:, :, None, None], 3, ww) * (1 + ws[:, :, None, None]) + wt[:, :, None, None]
+(right,) = torch.autograd.grad(torch.nn.functional.silu(z).square().sum(), [wt])
+error = ((found - right).abs().max() / right.abs().max()).item()
+print(json.dumps([faults, made, with_sum, error]))
+"""
+    )
+    faults, made, with_sum, error = found
+    assert faults == []
+    for form, behind, kinds, launched in made:
+        one_kernel = form != "batch_norm"
+        backward = ["TilesSumBackward"] if one_kernel or behind else []
+        assert kinds == ["TilesSumForward", *backward], form
+        assert launched == int(one_kernel), form
+    assert with_sum == 0
+    assert error < 1e-6
+
+
 def test_held_units() -> None:
     """Sums before and behind the norms of units of any memory order in registers."""
     found = interpreted(

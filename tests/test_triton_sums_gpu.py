@@ -197,6 +197,38 @@ def test_pre_add_of_large_images(
         assert torch.equal(without_gradients(one), found["output"])
 
 
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("names", [("small_add",), ("small_add", "post_add")])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("form", "shape"),
+    [
+        ("group_norm", (4, 96, 128, 128)),
+        ("group_norm", (8, 96, 51, 51)),
+        ("group_norm", (24, 96, 160, 160)),  # by hopper.resident, where there is one
+        ("instance_norm", (2, 33, 250, 251)),
+    ],
+)
+def test_gradients_of_numbers(
+    form: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    names: tuple[str, ...],
+    last: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The backward makes the gradient of a pre_add (N, C), with the same bits every time."""
+    one = around_images(form, shape, dtype, channels_last if last else Tensor.contiguous, names)
+    one = replace(one, returns_sum=False)
+    made = plans_made(monkeypatch)
+    found = one.run()
+    assert one.faults(found) == []
+    kinds = [name for name in made if name != "NoneType"]
+    assert len(kinds) == 2
+    assert kinds[1] in ("TilesSumBackward", "ResidentSumBackward")
+    assert torch.equal(one.run()["grad_pre_add"], found["grad_pre_add"])
+
+
 @pytest.mark.parametrize("names", [("pre_add",), ("small_add", "pre_gate", "post_add")])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", [(8, 96, 56, 56), (2, 2048, 9, 9)])

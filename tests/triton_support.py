@@ -44,6 +44,7 @@ TARGETS = {
 }
 KERNELS = {
     "moments_of_planes", "moments_of_rows", "finalize", "apply", "reduce", "fold", "combine", "gradients",
+    "gradients_of_numbers",
     "whole_forward", "held_forward", "held_backward", "rows_forward", "rows_backward", "row_totals", "columns_backward",
     "positions_forward", "positions_backward", "whole_sum_forward", "rows_sum_backward", "rows_gated_backward",
     "held_sum_forward", "held_sum_backward", "sum_apply", "sum_reduce", "sum_gradients", "sum_moments_of_planes",
@@ -344,6 +345,10 @@ def _run_sums(case: Case, norm: Norm, operands: Operands, made: list[Operation])
     gated = None if sums.pre_gate is None or case.instance is not ROWS else Gated(sums.pre_gate, added, True)
     problem = sum_backward_problem(norm, gradient, "backward", post_add, sums.pre_add is not None, gated)
     _plan(case.instance, problem)(gradient, (True,) * 5, post_add, results.sum, gated)
+    if "small_add" in case.sums and case.instance is TILES and case.family != "batch_norm":
+        problem = sum_backward_problem(norm, gradient, "backward", post_add, False, grad_numbers=True)
+        made.append([])
+        _plan(case.instance, problem)(gradient, (True,) * 5, post_add, None)
 
 
 def _run_ranks(case: Case, norm: Norm, operands: Operands, compute: torch.dtype, made: list[Operation]) -> None:

@@ -188,6 +188,7 @@ def sum_backward_plan(
     behind: Tensor | None,
     grad_sum: bool,
     gated: Gated | None = None,
+    grad_numbers: bool = False,
 ) -> SumBackwardPlan | None:
     """The plan of a backward whose input is s, as :func:`fusednorm.problems.sum_backward_problem` says it."""
     input, direction, product = operands.input, backward_direction(wanted), None
@@ -195,13 +196,14 @@ def sum_backward_plan(
         product = _described(gated.pre_gate), _described(gated.pre_add), gated.wants_pre_add
     key = (
         "sums", direction, norm, _described(input), operands.grad_output.stride(), input.device,
-        *_parameter_dtypes(operands), _described(behind), grad_sum, product, selection(),
+        *_parameter_dtypes(operands), _described(behind), grad_sum, product, grad_numbers, selection(),
     )  # fmt: skip
     found: SumBackwardPlan | None
     try:
         found = _plans[key]
     except KeyError:
-        found = _sum_plan(key, sum_backward_problem(norm, operands, direction, behind, grad_sum, gated))
+        problem = sum_backward_problem(norm, operands, direction, behind, grad_sum, gated, grad_numbers)
+        found = _sum_plan(key, problem)
     return found
 
 

@@ -100,9 +100,10 @@ class SumBackwardPlan(Protocol):
 
         Where the problem has a gate, ``gated`` is given, and the plan makes gate · ds, the gradient of pre_add, and
         Σ pre_add · ds in the gate's shape and dtype, in an order of its own that is always the same. A plan makes each
-        of the two where it is wanted, and neither reads nor writes anything for the other. An instance that cannot do
-        so says so in ``supports``. No plan makes the gradient of a pre_add without a gate: it is ds, or the sum of ds
-        over positions.
+        of the two where it is wanted, and neither reads nor writes anything for the other. Where the problem says
+        ``grad_numbers``, the plan makes the gradient of a pre_add (N, C): the sum of ds over positions, without
+        ``grad_sum``, in the compute dtype. An instance that cannot do one of these says so in ``supports``. No plan
+        makes the gradient of a pre_add of the input's shape without a gate, since it is ds.
 
         grad_input and the gradient of post_add are written into ``out`` and ``post_out``, which have the problem's
         output strides, where these are given; that of pre_add has these strides too."""

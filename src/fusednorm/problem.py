@@ -246,7 +246,8 @@ class Added:
     why no kernel can add: shapes, dtypes or strides.
 
     A backward has a gate where the gradient of the gate or of pre_add is made, and has a pre_add where that of the gate
-    is; ``grad_pre_add`` says that the gradient of pre_add is made.
+    is; ``grad_pre_add`` says that the gradient of pre_add is made, ``grad_numbers`` that of a pre_add of a number for
+    each sample and channel, without a gate.
     """
 
     pre_layout: Layout | None = None
@@ -255,6 +256,7 @@ class Added:
     keeps_sum: bool = False
     grad_sum: bool = False
     grad_pre_add: bool = False
+    grad_numbers: bool = False
     obstacle: str | None = None
     names: tuple[str, ...] = ()
 
@@ -356,7 +358,8 @@ class Problem:
 
     @property
     def numbered(self) -> bool:
-        """Whether units that are no rows get a number for each channel: a gate, a pre_add of (N, C), or a bias."""
+        """Whether units that are no rows get a number for each channel: a gate, a pre_add of (N, C), or a bias; or give
+        its gradient."""
         added, view = self.added, self.view
         if added is None:
             return False
@@ -365,7 +368,7 @@ class Problem:
         else:
             rows = view.spatial == view.groups == 1 and not self.norm.per_batch
         numbers = "pre_add" in added.names and added.pre_layout is None
-        return not rows and (numbers or "pre_gate" in added.names or "pre_bias" in added.names)
+        return not rows and (numbers or added.grad_numbers or "pre_gate" in added.names or "pre_bias" in added.names)
 
     @property
     def gated_backward(self) -> bool:

@@ -175,10 +175,12 @@ def sum_backward_problem(
     behind: Tensor | None,
     grad_sum: bool,
     gated: Gated | None = None,
+    grad_numbers: bool = False,
 ) -> Problem:
     """The Problem of a backward whose input is s, with post_add, or the output in its place, ``behind`` a norm where an
-    activation meets their sum, where ``grad_sum`` says so with the gradient of s, in the strides of s, and with
-    ``gated`` where the gradients of a product before the norm are made."""
+    activation meets their sum, where ``grad_sum`` says so with the gradient of s, in the strides of s, with ``gated``
+    where the gradients of a product before the norm are made, and with ``grad_numbers`` where that of a pre_add (N, C)
+    is."""
     problem, input = backward_problem(norm, operands, direction), operands.input
     pre_add, pre_gate = (None, None) if gated is None else (gated.pre_add, gated.pre_gate)
     given = {"pre_add": pre_add, "pre_gate": pre_gate, "post_add": behind}
@@ -189,6 +191,7 @@ def sum_backward_problem(
         post_layout=_added_layout(problem, input, behind),
         grad_sum=grad_sum,
         grad_pre_add=gated is not None and gated.wants_pre_add,
+        grad_numbers=grad_numbers,
         obstacle=_obstacle(problem, input, pre_add=pre_add, post_add=behind) or unfit,
         names=tuple(name for name, tensor in given.items() if tensor is not None),
     )

@@ -57,6 +57,8 @@ from fusednorm.strides import output_order, reordered
 
 #: Bytes from which on the sums of planes repay the several launches of a norm's backward. Not measured on a GPU.
 LEAST_SUMMED = 1 << 21
+#: Bytes from which on a GPU's backward makes the gradient of a pre_add (N, C) too.
+LEAST_NUMBERED = 1 << 21
 
 _UNRECORDED: AbstractContextManager[Any] = nullcontext()
 _is_compiling = torch.compiler.is_dynamo_compiling
@@ -207,7 +209,8 @@ class SummedNormalization(torch.autograd.Function):
             wanted = (wants_s, *needs[4:8])
             operands = BackwardOperands(grad_output, s, mean, rstd, weight, bias, scale, shift)
             gated = None if pre_gate is None or not (needs[1] or needs[2]) else Gated(pre_gate, pre_add, needs[1])
-            arguments = (norm, operands, wanted, behind, needs[3], grad_sum, gated)
+            numbers = needs[1] and pre_gate is None and ctx.pre_shape != s.shape
+            arguments = (norm, operands, wanted, behind, needs[3], grad_sum, gated, numbers)
             if lost(ctx.tuned) and not _is_compiling():
                 with as_selected(Selection(None, ctx.tuned)):
                     found, around = _backward(*arguments)
@@ -218,8 +221,8 @@ class SummedNormalization(torch.autograd.Function):
             around.pre_add, around.pre_gate = _behind_sum(
                 norm, ds, pre_gate, pre_add, ctx.pre_shape, needs[1], needs[2]
             )
-            if around.pre_add is not None:
-                around.pre_add = around.pre_add.to(ctx.pre_dtype)
+        if around.pre_add is not None:
+            around.pre_add = around.pre_add.reshape(ctx.pre_shape).to(ctx.pre_dtype)
         return (
             ds if needs[0] else None,
             around.pre_add,
@@ -331,10 +334,12 @@ def _backward(
     wants_post: bool,
     grad_sum: Tensor | None,
     gated: Gated | None,
+    numbers: bool,
 ) -> tuple[Gradients, SumGradients]:
     """The gradients of s and of the parameters, and those of what is around the norm: that of post_add, and those of a
     product before the norm where one kernel makes them too. ``behind`` is post_add, or the output where that tells the
-    activation's derivative; without an activation it is None, and the gradient of post_add is grad_output."""
+    activation's derivative; without an activation it is None, and the gradient of post_add is grad_output. ``numbers``:
+    pre_add is a number for each sample and channel, and its gradient is wanted."""
     o = operands
     added = [behind, grad_sum] if gated is None else [behind, grad_sum, gated.pre_gate, gated.pre_add]
     if _is_compiling():  # compiled autograd traces the Function's backward
@@ -343,7 +348,7 @@ def _backward(
         straight = not _grad_enabled() and straight_backward(o, profiled=True) and not batched(o)
     straight = straight and all(each is None or (readable(each) and not is_batched(each)) for each in added)
     if straight:
-        results = _fused_backward(norm, o, wanted, behind, grad_sum, gated)
+        results = _fused_backward(norm, o, wanted, behind, grad_sum, gated, numbers)
         if results is not None:
             if behind is None and wants_post:
                 results[1].post_add = o.grad_output
@@ -365,26 +370,29 @@ def _fused_backward(
     behind: Tensor | None,
     grad_sum: Tensor | None,
     gated: Gated | None,
+    numbers: bool,
 ) -> tuple[Gradients, SumGradients] | None:
     """:func:`_backward` by one instance, that makes as much of it as it can; None where that is no more than the norm's
     own backward."""
     s, native = operands.input, operands
     fits = grad_sum is not None and wanted[0] and grad_sum.stride() == s.stride()
-    # What one plan may take beside what is behind, the most first: the product, and the gradient of s.
-    attempts: list[tuple[Gated | None, bool]] = [] if gated is None else [(gated, grad_sum is not None)]
+    # What one plan may take beside what is behind, the most first: the product, the gradient of s, and the numbers.
+    attempts: list[tuple[Gated | None, bool, bool]] = [] if gated is None else [(gated, grad_sum is not None, False)]
+    if numbers and grad_sum is None and s.nbytes >= LEAST_NUMBERED:
+        attempts.append((None, False, True))
     if behind is not None or fits:
-        attempts.append((None, fits))
+        attempts.append((None, fits, False))
     if behind is not None and fits:
-        attempts.append((None, False))
+        attempts.append((None, False, False))
     if attempts and operands.grad_output.stride() != s.stride():
         native = replace(operands, grad_output=torch.empty_like(s).copy_(operands.grad_output))
     # With something behind the norm, or before it, every kernel makes the gradient of s too.
     asked: Wanted = (True, *wanted[1:])
-    for product, more in attempts:
-        plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product)
+    for product, more, sums_numbers in attempts:
+        plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product, sums_numbers)
         if plan is None and behind is not None and behind.stride() != s.stride():
             behind = torch.empty_like(s).copy_(behind)  # s is dense where the input and post_add were not
-            plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product)
+            plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product, sums_numbers)
         if plan is None:
             continue
         if more and not fits:

@@ -203,6 +203,8 @@ def _common(problem: Problem, adds: bool = False, quantizes: bool = False, gates
         return problem.added.obstacle or "adds nothing before or behind the norm"
     if problem.added is not None and "pre_bias" in problem.added.names:
         return "adds no bias before the norm"
+    if problem.added is not None and problem.added.grad_numbers:
+        return "sums no gradient of a number for each sample and channel"
     if problem.constant:
         return "each statistic covers one element, so dx is 0, which only the reference makes exact"
     if problem.device != "cpu":

@@ -132,6 +132,8 @@ def _unadded(problem: Problem) -> str | None:
         return "makes no gradient of a gate"
     if "pre_bias" in added.names:
         return "adds no bias of a convolution"
+    if added.grad_numbers and problem.norm.per_batch:
+        return "sums no gradient of a number for each sample and channel over all samples"
     if added.obstacle is not None or added.post_layout is None or not problem.backward:
         return added.obstacle
     return None if stores_dz(problem) else "keeps dz as it is stored, and this activation's is rounded"

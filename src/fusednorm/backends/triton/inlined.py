@@ -99,6 +99,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     "row_results": ("p_y",),
     "row_sums": ("p_partials",),
     "row_gradients": ("p_dx", "p_partials", "p_grad_weight", "p_grad_bias"),
+    "gradients_of_numbers": ("p_grad_numbers",),
     "sum_gradients": ("p_dx", "p_grad_behind", "p_grad_weight", "p_grad_bias", "p_grad_scale", "p_grad_shift"),
 }
 _STATISTICS = ("p_mean", "p_rstd", "p_var")

@@ -129,23 +129,31 @@ def _elsewhere(problem: Problem) -> str | None:
     return unavailable()
 
 
-def _adding(problem: Problem, gates: bool = False, biases: bool = False) -> str | None:
+def _adding(problem: Problem, gates: bool = False, biases: bool = False, numbers: bool = False) -> str | None:
     """:func:`_common` of an instance that fuses the sums around the norm; ``gates`` where it makes their gradients,
-    ``biases`` where it adds one to the channels of planes."""
+    ``biases`` where it adds one to the channels of planes, ``numbers`` where it makes the gradient of a number for
+    each sample and channel."""
     if problem.added is None:
         return _common(problem)
     if "pre_bias" in problem.added.names and not (biases and problem.numbered):
         return "adds no bias before the norm"
     if problem.gated_backward and not gates:
         return "makes no gradient of a gate"
+    if problem.added.grad_numbers and not numbers:
+        return "sums no gradient of a number for each sample and channel"
     return problem.added.obstacle or _common(replace(problem, added=None))
 
 
-def _adding_numbers(problem: Problem) -> str | None:
+def _adding_numbers(problem: Problem, numbers: bool = False) -> str | None:
     """:func:`_adding` of an instance whose gates have a number for each sample and channel."""
     if problem.added is not None and "pre_gate" in problem.added.names and _are_rows(problem):
         return "has no gate of rows"
-    return _adding(problem, biases=True)
+    return _adding(problem, biases=True, numbers=numbers)
+
+
+def _of_planes(problem: Problem) -> bool:
+    """Whether the statistics are a sample's own, of planes."""
+    return problem.norm.training and not problem.norm.per_batch and problem.view.spatial > 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +165,7 @@ class TilesInstance:
     def supports(self, problem: Problem) -> str | None:
         if problem.norm.per_position:
             return SINGLE
-        return _unquantized(problem) or _adding_numbers(problem)
+        return _unquantized(problem) or _adding_numbers(problem, numbers=_of_planes(problem))
 
     def configs(self, problem: Problem) -> Sequence[TilesConfig]:
         sample = of_points(problem)

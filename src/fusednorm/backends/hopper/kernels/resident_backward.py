@@ -40,6 +40,11 @@ def add_pairs(first, second, first_of_more, second_of_more):
 
 
 @gluon.jit
+def add_triples(first, second, third, first_of_more, second_of_more, third_of_more):
+    return first + first_of_more, second + second_of_more, third + third_of_more
+
+
+@gluon.jit
 def begin_copies(
     p_slot, p_grad_slot, p_x, p_dy, places, chunk_unit, chunk_part, x_sample, dy_sample, o_vectors, o_words,
     PLACE: gl.constexpr, TILES: gl.constexpr, TILE: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
@@ -71,7 +76,7 @@ def resident_backward(
     activation_parameter: gl.float64,
     DERIVATIVE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, ACROSS: gl.constexpr,
     TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
-    LEAD: gl.constexpr, TOLD: gl.constexpr,
+    LEAD: gl.constexpr, TOLD: gl.constexpr, NUMBERS: gl.constexpr,
 ):  # fmt: skip
     """p and q of each tile, and grad_input.
 
@@ -79,7 +84,7 @@ def resident_backward(
     tiles of a channel, which tiles divide, and ``magic_channel`` is theirs. p of tile t of channel c is partial t of
     (n, c), and q lies ``total`` behind it. EVEN: chunks divide units. FULL: tiles do. LEAD: the block of a unit's
     first chunk leads. TOLD: what lies behind is the output, which tells the activation's derivative, in the place of
-    post_add.
+    post_add. NUMBERS: the sum of xhat of a tile lies ``total`` behind q.
 
     ACROSS: a unit is a channel of all samples, ``channel_tiles`` are its tiles, and ``magic_channel`` is that of the
     vectors of one sample.
@@ -180,12 +185,17 @@ def resident_backward(
                         b_there = (o_summed < length - first)[:, :, None]
                         b_dz, b_centred = gl.where(b_there, b_dz, 0.0), gl.where(b_there, b_centred, 0.0)
                     b_q = product_sum_of(b_dz, b_centred, EACH_THREAD)
-                    p, q = gl.reduce((sum_of(b_dz), b_q), 0, add_pairs)
+                    if NUMBERS:
+                        p, q, r = gl.reduce((sum_of(b_dz), b_q, sum_of(b_centred)), 0, add_triples)
+                    else:
+                        p, q = gl.reduce((sum_of(b_dz), b_q), 0, add_pairs)
                     q *= rstd
                     if p_partials is not None:
                         o_partial = o_sample.to(gl.int64) * channel_tiles + tile - within * channel_tiles
                         gl.store(p_partials + o_partial, p)
                         gl.store(p_partials + total + o_partial, q)
+                        if NUMBERS:
+                            gl.store(p_partials + 2 * total + o_partial, rstd * r)
                     chunk_p += gain * p
                     chunk_q += gain * q
             publish(p_packets + (wave * blocks + block) * 2, chunk_p, chunk_q)

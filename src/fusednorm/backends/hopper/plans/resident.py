@@ -14,7 +14,13 @@ from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForwa
 from fusednorm.backends.hopper.plans.waves import InWaves
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
-from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape, behind_layout
+from fusednorm.backends.triton.plans.tiles import (
+    Combination,
+    NumbersGradient,
+    ParameterSums,
+    PartialsShape,
+    behind_layout,
+)
 from fusednorm.operands import (
     BackwardOperands,
     Gated,
@@ -111,7 +117,13 @@ class ResidentBackward(Resident, NarrowerBackward):
         tiles = channel // config.vectors
         if self.across:  # the partials of a channel are those of one sample
             view, tiles = replace(view, samples=1), -(-self.place.vectors // config.vectors)
-        self.partials = PartialsShape(view, tiles, 0, last=False, per_batch=False)
+        #: The launch that makes the gradient of numbers before the norm, and the units that it needs P and Q of.
+        self.of_numbers: NumbersGradient | None = None
+        numbers = problem.added is not None and problem.added.grad_numbers
+        self.numbered = problem.num_statistics if numbers else 0
+        self.partials = PartialsShape(view, tiles, self.numbered, last=False, per_batch=False)
+        if numbers:
+            self.of_numbers = NumbersGradient(self, self.partials)
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
         samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
@@ -123,30 +135,44 @@ class ResidentBackward(Resident, NarrowerBackward):
         _, derivative = activation(name_of(problem), problem.dtype)
         told = used is not None and used.told
         full = self.place.vectors % config.vectors == 0
-        constants = {"DERIVATIVE": derivative, **self.alpha, **self.constants, "FULL": full, "TOLD": told}
+        constants = {
+            "DERIVATIVE": derivative, **self.alpha, **self.constants, "FULL": full, "TOLD": told, "NUMBERS": numbers,
+        }  # fmt: skip
         self.launch = self.launch_of(resident_backward.resident_backward, scalars, constants)
         self.combinations: dict[tuple[bool, bool], Combination] = {}
 
     def combination(self, parameters: bool, modulation: bool) -> Combination:
         """The launch that makes the gradients of weight and bias, of scale and shift, or of all four."""
         sums = ParameterSums(self.partials, parameters, modulation)
-        made = Combination(self, self.partials, 0, self.problem.reduced, sums)
+        made = Combination(self, self.partials, self.numbered, self.problem.reduced, sums)
         return self.combinations.setdefault((parameters, modulation), made)
 
     def run(self, data: Tensors, dx: Tensor | None, saved: Tensors, parameters: Tensors, grads: Tensors) -> None:
         wanted = (grads[0] is not None or grads[1] is not None, grads[2] is not None or grads[3] is not None)
-        partials = self.workspace(2 * self.partials.total) if any(wanted) else None
+        partials = totals = None
+        if self.of_numbers is not None:
+            partials, totals = self.workspace(3 * self.partials.total), self.workspace(2 * self.numbered)
+        elif any(wanted):
+            partials = self.workspace(2 * self.partials.total)
         grad_output, input, *around = data
-        behind, grad_sum, grad_behind = around or (None, None, None)
+        behind, grad_sum, grad_behind = around[:3] or (None, None, None)
         added = grad_sum, behind, grad_behind
         self.launch(grad_output, input, dx, *parameters, *saved, partials, self.packets(), *added)
         if partials is not None:
             combine = self.combinations.get(wanted) or self.combination(*wanted)
-            combine(partials, parameters, None, grads)
+            combine(partials, parameters, totals, grads)
+            if self.of_numbers is not None:
+                self.of_numbers(partials, totals, parameters, saved, data)
 
 
 class ResidentSumBackward(SumBackward, ResidentBackward):
-    """The same where the input is a sum, which has a gradient from elsewhere, and where post_add is behind the norm."""
+    """The same where the input is a sum, which has a gradient from elsewhere, or numbers of which the gradient is made,
+    and where post_add is behind the norm."""
+
+    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
+        super().__init__(problem, config, processors)
+        if self.of_numbers is not None:
+            self.numbers = self.of_numbers.shape
 
     def __call__(  # type: ignore[override]
         self,

@@ -203,16 +203,16 @@ def sum_reduce(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    """:func:`reduce_tiles` with post_add."""
+    """:func:`reduce_tiles` with sums around the norm."""
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
         AddedGradients(p_behind, p_grad_behind, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
         blocks, chunks, total, tiles, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        DEPTH, STAGES,
+        DEPTH, STAGES, NUMBERS,
     )  # fmt: skip
 
 

@@ -50,10 +50,10 @@ def behind_tile(
 
 @triton.jit
 def sum_rows(
-    p, q, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
-    mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr,
+    p, q, r, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
+    mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
-    """p and q of lanes with a tile that begins ``row`` positions behind the pointers."""
+    """p, q and, with NUMBERS, r of lanes with a tile that begins ``row`` positions behind the pointers."""
     wide = wide_of(row)
     b_dy = tl.load(p_grad + wide * dy_steps.spatial, mask, 0.0)
     b_x = tl.load(p_in + wide * x_steps.spatial, mask, 0.0)
@@ -61,7 +61,9 @@ def sum_rows(
     dz, xhat = gradient_of(b_dy, b_x, b_behind, mean, inverse, gain, offset, alpha, DERIVATIVE)
     if p_dz is not None:
         tl.store(p_dz + wide * dx_steps.spatial, dz.to(b_dy.dtype), mask)
-    return p + dz, tl.fma(dz, xhat, q)
+    if NUMBERS:
+        r += tl.where(mask, xhat, 0.0)
+    return p + dz, tl.fma(dz, xhat, q), r
 
 
 @triton.jit
@@ -72,10 +74,10 @@ def reduce_tiles(
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr,
+    STAGES: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     """p = sum dz and q = sum dz xhat of each channel over one chunk, in steps of DEPTH times BLOCK_S positions. dz is
-    stored where it is wanted, as the gradient of post_add, with the strides of dx."""
+    stored where it is wanted, as the gradient of post_add, with the strides of dx. NUMBERS: and r = sum xhat."""
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
@@ -118,6 +120,7 @@ def reduce_tiles(
     alpha = alpha_of(activation_parameter, ALPHA, dtype)
     p = tl.zeros((BLOCK_S, BLOCK_C) if LAST else (BLOCK_C, BLOCK_S), dtype)
     q = tl.zeros_like(p)
+    r = tl.zeros_like(p)
     head, whole = 0, 0
     if LAST:
         head, whole = whole_steps(first, low, high, C, S, tiles, BLOCK_S * DEPTH, EVEN, REPEAT, ACROSS)
@@ -125,9 +128,9 @@ def reduce_tiles(
         for tile in tl.range(head, whole, num_stages=STAGES):
             for u in tl.static_range(DEPTH):
                 row = (tile * DEPTH + u) * BLOCK_S
-                p, q = sum_rows(
-                    p, q, p_grad, p_in, p_behind, p_dz, m_row, row, dy_steps, x_steps, behind_steps, dx_steps,
-                    mean, inverse, gain, offset, alpha, DERIVATIVE,
+                p, q, r = sum_rows(
+                    p, q, r, p_grad, p_in, p_behind, p_dz, m_row, row, dy_steps, x_steps, behind_steps, dx_steps,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS,
                 )  # fmt: skip
     if not (LAST and EVEN):
         for index in tl.range(0, tiles - (whole - head), num_stages=STAGES):
@@ -137,9 +140,9 @@ def reduce_tiles(
                 mask = mask_of_tile(
                     o_lane, o_s + row, first, low, high, C, S, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, LAST
                 )
-                p, q = sum_rows(
-                    p, q, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
-                    mean, inverse, gain, offset, alpha, DERIVATIVE,
+                p, q, r = sum_rows(
+                    p, q, r, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS,
                 )  # fmt: skip
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
@@ -153,6 +156,11 @@ def reduce_tiles(
     o_partial = offsets_of_partials(wide, chunk, o_lane, C * REPEAT, chunks, LAST)
     tl.store(p_partials + o_partial, sum_p, m_c)
     tl.store(p_partials + total + o_partial, sum_q, m_c)
+    if NUMBERS:
+        sum_r = tl.sum(r, 0 if LAST else 1)
+        if WINDOW > 1 or ACROSS:
+            sum_r += tl.sum(tl.where(m_end, xhat, 0.0), 0 if ACROSS else 1)
+        tl.store(p_partials + 2 * total + o_partial, sum_r, m_c)
 
 
 @triton.jit(
@@ -176,7 +184,7 @@ def reduce(
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, 1, 1, 1, blocks, chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
-        DEPTH, STAGES,
+        DEPTH, STAGES, False,
     )  # fmt: skip
 
 
@@ -312,6 +320,38 @@ def parameter_program(
         rest = pid - channel_programs
         n = (rest // blocks).to(tl.int64)
         modulation_gradients(partials, parameters, grads, n, rest % blocks, LAST, BLOCK_M, BLOCK_K)
+
+
+@triton.jit(do_not_specialize=["S", "blocks"], do_not_specialize_on_alignment=["chunks"])
+def gradients_of_numbers(
+    p_partials, p_totals, p_weight, p_scale, p_rstd, p_grad_numbers, G, D, C, S, blocks, total, chunks,
+    OVERLAP: tl.constexpr, LAST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """The gradient of a number that is added before the norm to a channel of a sample, for BLOCK_C channels of one
+    sample: the sum of dx over the positions is rstd (A p - (S P + Q r) / K), with p = sum dz and r = sum xhat, which
+    lies twice ``total`` behind p."""
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+    dtype: tl.constexpr = p_partials.dtype.element_ty
+    n, groups = (tl.program_id(0) // blocks).to(tl.int64), Groups(G, D, C)
+    o_c = tl.program_id(0) % blocks * BLOCK_C + tl.arange(0, BLOCK_C)
+    m_c = o_c < C
+    p = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    r = tl.zeros((BLOCK_N, BLOCK_C), dtype)
+    for start in range(0, chunks, BLOCK_N):
+        k = start + tl.arange(0, BLOCK_N)
+        mask = (k < chunks)[:, None] & m_c[None, :]
+        o_partial = offsets_of_partials(n, k[:, None], o_c[None, :], C, chunks, LAST)
+        p += tl.load(p_partials + o_partial, mask, 0.0)
+        r += tl.load(p_partials + 2 * total + o_partial, mask, 0.0)
+    sum_p, sum_r = tl.reduce((p, r), 0, add_pair)
+    gain, _ = affine(Parameters(p_weight, None, p_scale, None), n * C + o_c, o_c, m_c, dtype)
+    o_unit = units_of(groups, n, o_c, False)
+    mean_p, mean_q = tl.load(p_totals + 2 * o_unit, m_c, 0.0), tl.load(p_totals + 2 * o_unit + 1, m_c, 0.0)
+    through = tl.fma(mean_q, sum_r, S.to(dtype) * mean_p)
+    rstd = tl.load(p_rstd + o_unit, m_c, 0.0)
+    tl.store(p_grad_numbers + n * C + o_c, rstd * tl.fma(gain, sum_p, -through), m_c)
 
 
 @triton.jit(

@@ -86,7 +86,11 @@ class SumForward(ForwardPlan):
 class SumBackward(BackwardPlan):
     """A :class:`~fusednorm.instance.SumBackwardPlan`. To the data that it runs on belong, behind grad_output and the
     input, post_add, the gradient of the sum, and the tensor for the gradient of post_add, and where there is a gate
-    that gate, pre_add, and the tensors for the gradients of pre_add and of the gate; each None where there is none."""
+    that gate, pre_add, and the tensors for the gradients of pre_add and of the gate; each None where there is none.
+    Where the gradient of a pre_add of numbers is made, the tensor for it is the last one."""
+
+    #: The shape of the gradient of a pre_add of a number for each sample and channel, where it is made.
+    numbers: tuple[int, int] | None = None
 
     def __call__(  # type: ignore[override]
         self,
@@ -113,13 +117,16 @@ class SumBackward(BackwardPlan):
         ]
         around = SumGradients(post_add=grad_post_add)
         product = () if gated is None else self.product(gated, around)
+        if self.numbers is not None:
+            around.pre_add = self.allocate(self.numbers, packed_strides(self.numbers), self.compute)
+            product = (around.pre_add,)
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)
             saved = None if self.rms else contiguous_in(o.mean, self.compute), contiguous_in(o.rstd, self.compute)
             data = o.grad_output, o.input, behind, grad_sum, grad_post_add, *product
             self.run(data, grad_input, saved, parameters, grads)
         else:
-            for grad in (*grads, around.pre_gate):
+            for grad in (*grads, around.pre_add, around.pre_gate):
                 if grad is not None:
                     grad.zero_()
         return Gradients(grad_input, *grads), around

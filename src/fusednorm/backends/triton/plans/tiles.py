@@ -39,6 +39,9 @@ MERGE_BLOCK, MERGE_PROGRAMS, MERGE_RUN = 4096, 264, 8
 MOST_SUMMED, FOLDED = 2048, 512
 #: Elements of a program that makes the gradients of a sample's scale and shift, where chunks leave that many.
 MODULATED = 1024
+#: Elements of a program that makes the gradients of numbers before the norm, and the partials of one that it takes at a
+#: time at most.
+NUMBERED, NUMBERED_CHUNKS = 1024, 512
 #: Programs that the parameters' gradients take about at most.
 SUM_PROGRAMS = 1024
 #: Rows of channels_last that a thread sums in one step, at most: loads that are in flight together.
@@ -309,6 +312,7 @@ class TilesBackward(BackwardPlan):
     def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
         super().__init__(made_for)
         view, shared = problem.view, shares_parameters(made_for, problem)
+        numbers = problem.added is not None and problem.added.grad_numbers
         self.stores_dz = stores_dz(problem)
         reduction = Pass(problem, view, config.reduction, summed_layouts(problem), reads=True)
         output = Pass(problem, view, config.output, gradient_layouts(problem))
@@ -329,12 +333,15 @@ class TilesBackward(BackwardPlan):
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, "SHARED": shared, **reduction.order,
                 **reduction.tile, **reduction.window, **reduction.repeats, **reduction.depth, **reduction.staged,
+                **({} if problem.added is None else {"NUMBERS": numbers}),
             },
             reduction.warps,
         )  # fmt: skip
+        #: The launch that makes the gradient of numbers before the norm.
+        self.of_numbers = NumbersGradient(self, partials) if numbers else None
         within = view.group_channels % config.output.channels == 0 and reduction.repeat == output.repeat == 1
         few = partials.count <= merged(problem) and partials.summed <= MOST_SUMMED
-        self.merges = self.may_merge and self.totals and within and not shared and few
+        self.merges = self.may_merge and self.totals and within and not shared and few and not numbers
         self.arguments = (
             *_sizes(view), *output.steps, output.blocks, output.chunks,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
@@ -372,11 +379,13 @@ class TilesBackward(BackwardPlan):
         partials = totals = None
         (first, around_first), (second, around_second) = self.operands(data, saved)
         if self.totals or wanted[0] or wanted[1]:
-            partials = self.workspace(2 * self.partials.total)
+            partials = self.workspace((2 if self.of_numbers is None else 3) * self.partials.total)
             self.reduce(*first, *parameters, *around_first, partials)
             if not self.merges:
                 totals = self.workspace(2 * self.units) if self.totals else None
                 combine(partials, parameters, totals, grads)
+            if self.of_numbers is not None:
+                self.of_numbers(partials, totals, parameters, saved, data)
         if dx is not None:
             merging = partials if self.merges else None
             gradients(*second, dx, *parameters, *around_second, totals, merging, *grads)
@@ -389,12 +398,43 @@ class TilesBackward(BackwardPlan):
 class TilesSumBackward(TilesBackward, SumBackward):
     """The same with sums around the norm."""
 
+    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
+        super().__init__(made_for, problem, config)
+        if self.of_numbers is not None:
+            self.numbers = self.of_numbers.shape
+
     def operands(self, data: Tensors, saved: Tensors) -> tuple[tuple[Tensors, Tensors], tuple[Tensors, Tensors]]:
-        grad_output, input, post_add, grad_sum, dz = data
+        grad_output, input, post_add, grad_sum, dz = data[:5]
         given = grad_output, input
         if self.stores_dz:
             return (given, (*saved, post_add, dz)), ((dz, input), (*saved, None, grad_sum, None))
         return (given, (*saved, post_add, None)), (given, (*saved, post_add, grad_sum, dz))
+
+
+class NumbersGradient:
+    """The launch that makes the gradient of a number for each sample and channel before the norm, of p, of the sums of
+    xhat behind q, and of P / K and Q / K."""
+
+    def __init__(self, plan: BackwardPlan, partials: PartialsShape) -> None:
+        view = partials.view
+        chunks = min(power_of_two(partials.chunks), NUMBERED_CHUNKS)
+        channels = min(power_of_two(view.channels), max(8, NUMBERED // chunks))
+        blocks = -(-view.channels // channels)
+        self.shape = view.samples, view.channels
+        self.launch = prepared(
+            backward_kernels.gradients_of_numbers,
+            view.samples * blocks,
+            (*_sizes(view), blocks, partials.total, partials.chunks),
+            {**plan.overlap, "LAST": partials.order["LAST"], "BLOCK_C": channels, "BLOCK_N": chunks},
+            max(1, channels * chunks // (32 * 8)),
+            follows=True,
+        )
+
+    def __call__(
+        self, partials: Tensor, totals: Tensor | None, parameters: Tensors, saved: Tensors, data: Tensors
+    ) -> None:
+        weight, _, scale, _ = parameters
+        self.launch(partials, totals, weight, scale, saved[1], data[-1])
 
 
 class ParameterSums:
