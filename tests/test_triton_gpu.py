@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cpu_support import ACTIVATIONS, DTYPES, backward, faults, forward, run
+from torch import Tensor
 
 import fusednorm
 from fusednorm.bench.operations import problem_of_workload
@@ -85,6 +86,42 @@ def test_hard_data(init: Init, dtype: str, layout: LayoutName) -> None:
     for family, groups in (("group_norm", 4), ("batch_norm", 0), ("layer_norm", 1)):
         shape = (16, 512) if family == "layer_norm" else (2, 16, 60, 60)
         check(Workload(family, shape, groups, dtype=dtype, layout=layout), init)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("last", [False, True])
+def test_units_of_equal_numbers(last: bool, dtype: torch.dtype) -> None:
+    """The mean of equal numbers of 16 bits is that number, by every instance, so that x - mean is 0."""
+    norms: list[tuple[Callable[[Tensor], Tensor], tuple[int, ...]]] = [
+        (lambda x: fusednorm.group_norm(x, 8), (2, 24, 9, 40)),
+        (lambda x: fusednorm.group_norm(x, 32), (2, 320, 24, 40)),
+        (lambda x: fusednorm.group_norm(x, 8), (1, 64, 7, 7)),
+        (fusednorm.instance_norm, (3, 24, 31, 40)),
+        (lambda x: fusednorm.batch_norm(x, None, None, training=True), (6, 24, 9, 40)),
+        (lambda x: fusednorm.batch_norm(x, None, None, training=True), (1, 2, 6, 63)),
+        (lambda x: fusednorm.layer_norm(x, (48,), channel_dim=1), (2, 48, 9, 40)),
+        (lambda x: fusednorm.layer_norm(x, (1400,)), (20, 1400)),
+        (lambda x: fusednorm.layer_norm(x, (3000,)), (300, 3000)),
+    ]
+    names = {"triton.whole", "triton.held", "triton.rows", "triton.columns", "triton.tiles"}
+    names |= {"hopper.resident", "hopper.slabs", "hopper.columns"}
+    ran = set()
+    for norm, shape in norms:
+        x = torch.full(shape, -1000.0, device="cuda", dtype=dtype)
+        if last and len(shape) == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        for name in names:
+            try:
+                with fusednorm.use_instance(name):
+                    y = norm(x)
+            except RuntimeError:  # this one does not take it
+                continue
+            ran.add(name)
+            assert not y.any(), (name, shape)
+    of_hopper = {name for name in names if name.startswith("hopper")}
+    other = {"hopper.resident", "hopper.columns", "triton.columns"} if last else {"hopper.slabs"}
+    hopper = torch.cuda.get_device_capability() >= (9, 0)
+    assert ran == names - other - (set() if hopper else of_hopper)
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

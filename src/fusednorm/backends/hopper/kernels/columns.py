@@ -8,7 +8,7 @@ from shared memory what it copied there itself: a vector of some channels of eac
 
 from fusednorm.backends.hopper.kernels.chunks import affine
 from fusednorm.backends.hopper.kernels.elements import columns_layout, values_of, words_of
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
@@ -116,7 +116,7 @@ def columns_forward(
             if not EVEN:
                 b_x = gl.where((rows_of(step, VALUES, ROWS) < K)[:, None, None], b_x, 0.0)
             total += b_x
-        mean = gl.sum(total, 0) * inverse_count
+        mean = mean_of(gl.sum(total, 0), gl.to_tensor(K).to(gl.float32))
     if CORRECTED:  # distances are counted in 2**64 where the mean is larger: their squares would else be infinite
         large = gl.abs(mean) > 2.0**64
         unit, inverse = gl.where(large, 2.0**64, 1.0), gl.where(large, 2.0**-64, 1.0)

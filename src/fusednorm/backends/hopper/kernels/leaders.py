@@ -10,7 +10,7 @@ The numbers of chunk k of statistic s are pair ``s parts + k`` of the packets, t
 import triton
 
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of
 from fusednorm.private.gluon_names import gl, gluon
 
 
@@ -31,13 +31,14 @@ def read_all(p_packets, o_statistic, o_part, parts):
 
 @gluon.jit
 def lead_moments(
-    p_packets, p_finals, p_mean, p_rstd, p_var, first, count, share, shares, parts, length, each, inverse_count,
+    p_packets, p_finals, p_mean, p_rstd, p_var, first, count, share, shares, parts, length, each, elements,
     epsilon, CHUNK: gl.constexpr, PARTS: gl.constexpr, LED: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Merge the means and M2 of the chunks of this block's share of ``count`` statistics from ``first`` on; publish
     and store the mean and the inverse deviation.
 
-    There are ``length`` vectors or positions, CHUNK to a chunk, of ``each`` elements of a statistic.
+    There are ``length`` vectors or positions, CHUNK to a chunk, of ``each`` elements of a statistic, which has so many
+    ``elements``.
     """
     o_part = gl.arange(0, PARTS, gl.SliceLayout(0, LAYOUT))
     c_part = (gl.minimum(gl.maximum(length - o_part * CHUNK, 0), CHUNK) * each).to(gl.float32)[None, :]
@@ -46,9 +47,9 @@ def lead_moments(
         m_led = o_led < count
         o_led = first + gl.minimum(o_led, count - 1)
         b_mean, b_m2 = read_all(p_packets, o_led, o_part, parts)
-        mean = gl.sum(b_mean * c_part, 1) * inverse_count
+        mean = mean_of(gl.sum(b_mean * c_part, 1), elements)
         b_distance = b_mean - mean[:, None]
-        variance = gl.sum(gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0), 1) * inverse_count
+        variance = gl.sum(gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0), 1) / elements
         rstd = inverse_deviation(variance, epsilon)
         publish(p_finals + o_led * 2, mean, rstd, m_led)
         if p_mean is not None:

@@ -4,6 +4,12 @@ from fusednorm.private.gluon_names import gl, gluon
 
 
 @gluon.jit
+def mean_of(total, count):
+    """The mean of ``count`` numbers, of which the quotient is rounded once, as in Triton's ``moments.mean_of``."""
+    return gl.div_rn(total, count)
+
+
+@gluon.jit
 def merge(mean, m2, count, mean_of_more, m2_of_more, more):
     """Mean, M2 and count of two sets of elements together, each of which may be empty."""
     total = count + more

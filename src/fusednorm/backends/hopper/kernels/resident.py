@@ -46,21 +46,21 @@ from fusednorm.backends.hopper.kernels.elements import (
 )
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
-from fusednorm.backends.hopper.kernels.moments import inverse_deviation, merge
+from fusednorm.backends.hopper.kernels.moments import inverse_deviation, mean_of, merge
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
 @gluon.jit(
     do_not_specialize=[
         "length", "D", "groups", "x_sample", "y_sample", "before_sample", "behind_sample", "units", "parts", "waves",
-        "step_unit", "step_part", "magic_groups", "channel_length", "magic_channel", "inverse_count",
+        "step_unit", "step_part", "magic_groups", "channel_length", "magic_channel", "elements",
     ]
 )  # fmt: skip
 def resident_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
     p_before, p_numbers, p_behind, p_total,
     length, D, groups, x_sample, y_sample, before_sample, behind_sample, units, parts, waves, step_unit, step_part,
-    magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    magic_groups: gl.uint32, channel_length, magic_channel: gl.uint32, elements: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, IN_CHANNEL: gl.constexpr, SHORT: gl.constexpr,
     ACROSS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr, LAG: gl.constexpr,
@@ -133,7 +133,7 @@ def resident_forward(
             if due & (stored_part == 0):
                 lead_moments(
                     p_packets, p_finals, p_mean, p_rstd, p_var, due_unit, 1, 0, 1, parts, length, VECTOR,
-                    inverse_count, epsilon, TILES * TILE, PARTS, 1, OF_LEADERS,
+                    elements, epsilon, TILES * TILE, PARTS, 1, OF_LEADERS,
                 )  # fmt: skip
             p_pair = p_finals + due_unit * 2
         else:
@@ -187,7 +187,7 @@ def resident_forward(
                     left = length - (summed_part * TILES + place) * TILE
                     b_held = (o_vectors < left)[:, :, None]
                     b_count = gl.sum((o_vectors < left).to(gl.float32), 0) * VECTOR
-                    b_mean = sum_of(gl.where(b_held, b_x, 0.0)) / gl.maximum(b_count, 1.0)
+                    b_mean = mean_of(sum_of(gl.where(b_held, b_x, 0.0)), gl.maximum(b_count, 1.0))
                     b_x = gl.where(b_held, b_x - b_mean[None, :, None], 0.0)
                     b_m2 = product_sum_of(b_x, b_x, EACH_THREAD)
                     if place == 0:
@@ -200,7 +200,7 @@ def resident_forward(
                 chunk_m2 = gl.sum(m2 + distance * distance * (TILES * EACH), 0)
             else:
                 vectors = gl.minimum(gl.maximum(length - summed_part * (TILES * TILE), 1), TILES * TILE)
-                chunk_mean = gl.sum(mean * count, 0) / (vectors * VECTOR).to(gl.float32)
+                chunk_mean = mean_of(gl.sum(mean * count, 0), (vectors * VECTOR).to(gl.float32))
                 distance = mean - chunk_mean
                 chunk_m2 = gl.sum(m2 + distance * distance * count, 0)
             publish(p_packets + (wave * blocks + block) * 2, chunk_mean, chunk_m2)
@@ -223,10 +223,10 @@ def resident_forward(
                 unit_mean, rstd = settle(first_packet, second_packet, p_pair)
             else:
                 b_mean, b_m2 = settle(first_packet, second_packet, p_pair)
-                unit_mean = gl.sum(b_mean * c_part, 0) * inverse_count
+                unit_mean = mean_of(gl.sum(b_mean * c_part, 0), elements)
                 b_distance = b_mean - unit_mean
                 b_m2 = gl.where(c_part > 0.0, b_m2 + b_distance * b_distance * c_part, 0.0)
-                variance = gl.sum(b_m2, 0) * inverse_count
+                variance = gl.sum(b_m2, 0) / elements
                 rstd = inverse_deviation(variance, epsilon)
                 if stored_part == 0:
                     if p_mean is not None:

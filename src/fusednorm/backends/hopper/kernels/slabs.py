@@ -16,7 +16,7 @@ from fusednorm.backends.hopper.kernels.chunks import affine, following, quotient
 from fusednorm.backends.hopper.kernels.elements import tile_layout, values_of, words_of
 from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
-from fusednorm.backends.hopper.kernels.moments import merge
+from fusednorm.backends.hopper.kernels.moments import mean_of, merge
 from fusednorm.backends.hopper.kernels.slab_tiles import (
     begin_copy,
     elements_of,
@@ -29,10 +29,10 @@ from fusednorm.private.gluon_names import async_copy, gl, gluon
 
 
 @gluon.jit
-def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, share):
-    """Mean and M2 of groups of those of their pieces, which have the same count; ``share`` is that of a piece."""
+def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, pieces):
+    """Mean and M2 of groups of those of their ``pieces``, which have the same count."""
     m_piece = o_group[:, None] == o_of_piece[None, :]
-    mean = gl.sum(gl.where(m_piece, b_mean[None, :], 0.0), 1) * share
+    mean = mean_of(gl.sum(gl.where(m_piece, b_mean[None, :], 0.0), 1), pieces)
     b_distance = b_mean[None, :] - mean[:, None]
     return mean, gl.sum(gl.where(m_piece, b_m2[None, :] + b_distance * b_distance * b_count, 0.0), 1)
 
@@ -40,13 +40,13 @@ def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, share):
 @gluon.jit(
     do_not_specialize=[
         "positions", "D", "channels", "x_sample", "x_row", "y_sample", "y_row", "held", "held_groups", "bands",
-        "slabs", "parts", "waves", "step_slab", "step_part", "magic_bands", "inverse_count",
+        "slabs", "parts", "waves", "step_slab", "step_part", "magic_bands", "elements",
     ]
 )  # fmt: skip
 def slabs_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
     positions, D, channels, x_sample, x_row, y_sample, y_row, held, held_groups, bands, slabs, parts,
-    waves, step_slab, step_part, magic_bands: gl.uint32, inverse_count: gl.float32, eps: gl.float64,
+    waves, step_slab, step_part, magic_bands: gl.uint32, elements: gl.float32, eps: gl.float64,
     activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
     LANES: gl.constexpr, GROUPS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr,
@@ -93,7 +93,7 @@ def slabs_forward(
     o_final = gl.minimum(o_final, held_groups - 1)
     o_group = gl.arange(0, GROUPS, gl.SliceLayout(1, OF_GROUPS))
     o_of_piece = gl.arange(0, ALL_PIECES, gl.SliceLayout(0, OF_GROUPS)) * SPAN // D
-    piece_share = SPAN / D.to(gl.float32)
+    pieces = (D // SPAN).to(gl.float32)
     p_finals = p_packets + slabs * held_groups * parts * 2
 
     block, blocks = gl.program_id(0), gl.num_programs(0)
@@ -123,7 +123,7 @@ def slabs_forward(
             leaders = gl.minimum(parts, blocks - block + stored_part)
             lead_moments(
                 p_packets, p_finals, p_mean, p_rstd, p_var, due_slab * held_groups, held_groups, stored_part, leaders,
-                parts, positions, D, inverse_count, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
+                parts, positions, D, elements, epsilon, TILES * ROWS, PARTS, LED, OF_LEADERS,
             )  # fmt: skip
         first_packet, second_packet = peek(p_final)
 
@@ -147,7 +147,7 @@ def slabs_forward(
                     b_count = gl.convert_layout(b_count, gl.SliceLayout(1, OF_THREADS), assert_trivial=True)[:, None]
                     b_held = b_held[:, :, None]
                     b_sum = pieces_of(gl.sum(gl.where(b_held, b_x, 0.0), 0), OF_THREADS, PIECES)
-                    b_mean = b_sum / gl.maximum(b_count, 1.0)
+                    b_mean = mean_of(b_sum, gl.maximum(b_count, 1.0))
                     b_x = gl.where(b_held, b_x - elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :], 0.0)
                     b_m2 = pieces_of(products_of_repeats(b_x, b_x, ELEMENTS), OF_THREADS, PIECES)
                     if place == 0:
@@ -165,12 +165,12 @@ def slabs_forward(
                 rows = gl.minimum(gl.maximum(positions - summed_part * (TILES * ROWS), 1), TILES * ROWS)
                 piece_count = (rows * SPAN).to(gl.float32)
                 b_count = gl.reshape(gl.broadcast(count, mean)[0], [SIDE, ALL_PIECES])
-                piece_mean = gl.sum(b_mean * b_count, 0) / piece_count
+                piece_mean = mean_of(gl.sum(b_mean * b_count, 0), piece_count)
                 b_distance = b_mean - piece_mean[None, :]
                 piece_m2 = gl.sum(b_m2 + b_distance * b_distance * b_count, 0)
             piece_mean = gl.convert_layout(piece_mean, gl.SliceLayout(0, OF_GROUPS))
             piece_m2 = gl.convert_layout(piece_m2, gl.SliceLayout(0, OF_GROUPS))
-            chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, piece_share)
+            chunk_mean, chunk_m2 = merge_pieces(piece_mean, piece_m2, piece_count, o_group, o_of_piece, pieces)
             p_pair = p_packets + ((summed_slab * held_groups + o_group) * parts + summed_part) * 2
             publish(p_pair, chunk_mean, chunk_m2, (o_group < held_groups) & (summed_slab < slabs))
             summed_slab, summed_part = following(summed_slab, summed_part, parts, step_slab, step_part)

@@ -68,7 +68,7 @@ class ResidentForward(Resident, NarrowerForward):
         samples = (layout.sample // self.vector for layout in (problem.layout, output, *around))
         scalars = (
             self.place.vectors, view.group_channels, view.groups, *samples, *self.walk, channel,
-            magic(channel // config.vectors if within and not self.across else channel), 1.0 / problem.reduced,
+            magic(channel // config.vectors if within and not self.across else channel), float(problem.reduced),
             self.eps, self.activation_parameter,
         )  # fmt: skip
         value, _ = activation(name_of(problem), problem.dtype)

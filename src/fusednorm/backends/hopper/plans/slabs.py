@@ -36,7 +36,7 @@ class SlabsForward(InWaves, NarrowerForward):
         steps = problem.layout.sample, problem.layout.spatial, output.sample, output.spatial
         scalars = (
             view.spatial, view.group_channels, view.channels, *(step // vector for step in steps), place.held, groups,
-            place.bands, *self.walk, 1.0 / problem.reduced, self.eps, self.activation_parameter,
+            place.bands, *self.walk, float(problem.reduced), self.eps, self.activation_parameter,
         )  # fmt: skip
         value, _ = activation(name_of(problem), problem.dtype)
         led = config.warps * 32 * READ // power_of_two(place.parts)

@@ -28,6 +28,7 @@ from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
     corrected,
     inverse_deviation,
+    mean_of,
     saved_statistics,
     unit_of,
 )
@@ -216,7 +217,7 @@ def held_units_forward(
         variance = total(b_x * b_x) / count
         mean = tl.zeros_like(variance)
     else:
-        mean = total(b_x) / count
+        mean = mean_of(total(b_x), count)
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
         if p_x.dtype.element_ty.primitive_bitwidth > 16:  # as in held_moments
             unit, inverse = unit_of(mean)

@@ -49,6 +49,16 @@ def unit_of(mean):
 
 
 @triton.jit
+def mean_of(total, count):
+    """The mean of ``count`` numbers. Their quotient is rounded once, so that the mean of equal numbers of 16 bits is
+    that number: ``/`` of float32 is off by two roundings, and (x - mean) rstd of a constant -1000 was 0.025, not 0."""
+    if total.dtype == tl.float64:
+        return total / count
+    else:
+        return tl.div_rn(total, tl.zeros_like(total) + count)
+
+
+@triton.jit
 def corrected(centre, unit, total, squares, count):
     """mean and M2 from the sums of deviations, and of their squares, about a mean that was rounded.
 
@@ -69,7 +79,7 @@ def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.
     total = tl.sum(b_x, 1)
     if b_end is not None:
         total += tl.sum(b_end, 1)
-    mean = total / count
+    mean = mean_of(total, count)
     deviation = deviation_from(b_x, mean, mask, MASKED)
     if WIDE:
         unit, inverse = unit_of(mean)
