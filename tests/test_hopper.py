@@ -30,7 +30,7 @@ from fusednorm.backends.hopper.plans.resident import (  # noqa: E402
     ResidentSumForward,
 )
 from fusednorm.backends.hopper.plans.rows import RowsBackward  # noqa: E402
-from fusednorm.backends.hopper.plans.slabs import SlabsForward  # noqa: E402
+from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward  # noqa: E402
 from fusednorm.backends.hopper.plans.waves import magic  # noqa: E402
 from fusednorm.backends.triton import instances as triton_instances  # noqa: E402
 from fusednorm.backends.triton.launch import Launch  # noqa: E402
@@ -126,17 +126,20 @@ def summed(
     backward: bool = False,
     activation: str = "silu",
     keeps_sum: bool = True,
+    last: bool = False,
     **sums: tuple[int, ...],
 ) -> Problem:
     """A forward of group_norm(32) on a GPU of a sum, by default of two tensors, or its backward with a gradient of the
     sum."""
+    form = torch.channels_last if last else torch.contiguous_format
     with torch.device("meta"):
         input, parameter, statistics = (
-            torch.empty(shape, dtype=torch.bfloat16),
+            torch.empty(shape, dtype=torch.bfloat16, memory_format=form),
             torch.empty(shape[1]),
             torch.empty(shape[0], 32),
         )
         added = {name: torch.empty(size, dtype=torch.bfloat16) for name, size in (sums or {"pre_add": shape}).items()}
+    added = {name: one.contiguous(memory_format=form) if one.dim() == 4 else one for name, one in added.items()}
     norm = norm_of("group_norm", 32, activation=resolve(activation))
     if backward:
         gradient = BackwardOperands(input, input, statistics, statistics, parameter, parameter)
@@ -471,6 +474,9 @@ LARGE = (8, 128, 256, 256)
         (before_activation((4, 256, 128, 128), True, torch.float32, "silu"), ResidentSumBackward),
         (over_batch(LARGE, pre_add=LARGE), ResidentSumForward),
         (over_batch(LARGE, post_add=LARGE, backward=True), ResidentSumBackward),
+        (summed(LARGE, last=True), SlabsSumForward),
+        (summed(LARGE, last=True, backward=True), TilesSumBackward),
+        (of_numbers(LARGE, grad_numbers=True), ResidentSumBackward),
     ],
     ids=[
         "before",
@@ -484,12 +490,17 @@ LARGE = (8, 128, 256, 256)
         "single",
         "batch",
         "batch, backward",
+        "slabs",
+        "slabs, backward",
+        "gradient of numbers",
     ],
 )
 def test_the_sums_around_a_large_norm_are_fused(problem: Problem, expected: type) -> None:
     """By the instance that reads once where it can: a sum before the norm, its gradient, and what is behind the norm,
     where dz is not rounded."""
-    assert choose(replace(problem, added=None)).name == "hopper.resident"
+    last = problem.layout.order == "channels_last"
+    alone = "triton.tiles" if problem.backward and last else "hopper.slabs" if last else "hopper.resident"
+    assert choose(replace(problem, added=None)).name == alone
     assert type(dispatch._sum_plan(("a large norm", problem), problem)) is expected
     assert choose(problem, alone=False).name == "triton.tiles"
 
@@ -529,7 +540,8 @@ def test_an_unsupported_problem_is_told_why(problem: Problem, words: str) -> Non
         (replace(problem_of((2, 64, 8, 8), last=True), device="cpu"), "runs on cuda"),
         (problem_of((1, 512, 512, 512), last=True), "does not fit"),
         (problem_of((2, 64, 8, 8), last=True, backward=True), "forward"),
-        (replace(problem_of((2, 64, 8, 8), last=True), added=summed((2, 64, 8, 8)).added), "adds nothing"),
+        (replace(problem_of((2, 64, 8, 8), last=True), added=summed((2, 64, 8, 8)).added), "not neighbours"),
+        (summed((2, 64, 8, 8), last=True, pre_add=(2, 64, 8, 8), pre_bias=(64,)), "adds no bias"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -800,8 +812,11 @@ def test_rows_compile(problem: Problem, drop: tuple[int, ...], target: str) -> N
         (problem_of((9, 320, 31, 33), dtype=torch.float16, activation="gelu", modulated=True, last=True), (), "sm_90"),
         (problem_of((3, 128, 31, 33), 64, torch.float32, None, last=True), NO_PARAMETERS, "sm_100"),
         (problem_of((9, 64, 64, 64), 64, last=True), NO_MODULATION, "sm_90"),
+        (summed(LARGE, last=True), NO_MODULATION, "sm_90"),
+        (summed((8, 128, 96, 100), keeps_sum=False, last=True, pre_add=(8, 128)), NO_MODULATION, "sm_90"),
+        (summed(LARGE, last=True, pre_add=LARGE, pre_gate=LARGE[:2], post_add=LARGE), (), "sm_100"),
     ],
-    ids=["even", "uneven", "two lanes to a group", "as many groups as there may be"],
+    ids=["even", "uneven", "two lanes to a group", "as many groups as there may be", "sum", "numbers", "product"],
 )
 def test_slabs_compile(problem: Problem, drop: tuple[int, ...], target: str) -> None:
     """Copies and stores are 16 bytes wide, and a block takes the shared memory that its configuration says."""
@@ -809,9 +824,11 @@ def test_slabs_compile(problem: Problem, drop: tuple[int, ...], target: str) -> 
     assert chosen is not None
     place = slabs.spread(problem, chosen, PROCESSORS)
     assert place is not None
-    data, fp32 = torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
-    tensors = [*[data] * 2, *[fp32] * 7, torch.empty(16, dtype=torch.int64)]
-    found = compiled_launch(SlabsForward(problem, chosen, PROCESSORS).launch, tensors, target, drop)
+    added, data, fp32 = problem.added or Added(), torch.empty(16, dtype=getattr(torch, problem.dtype)), torch.empty(16)
+    tensors = [*[data] * 2, *[fp32] * 7, torch.empty(16, dtype=torch.int64), data, fp32, data, data]
+    there = added.pre_layout is not None, problem.numbered, added.post_layout is not None, added.keeps_sum
+    absent = (place for place, one in enumerate(there, 10) if not one)
+    found = compiled_launch(SlabsForward(problem, chosen, PROCESSORS).launch, tensors, target, (*drop, *absent))
     text = found.asm["ptx"]
     assert "cp.async.cg.shared.global" in text
     assert "st.global.v4.b32" in text

@@ -18,6 +18,7 @@ from fusednorm.backends.hopper.instances import INSTANCES, RESIDENT, SLABS, unav
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import Init, Inputs, Workload, draw
 from fusednorm.operands import Operands
+from fusednorm.problem import Problem
 
 pytestmark = [
     pytest.mark.gpu,
@@ -249,40 +250,55 @@ def plain_norm(t: dict[str, Tensor], groups: int, x: Tensor) -> Tensor:
 
 @pytest.fixture
 def reads_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """hopper.resident runs whatever it can, of any size."""
+    """hopper.resident and hopper.slabs run whatever they can, of any size."""
     default = instances.choose
-    monkeypatch.setattr(
-        instances, "choose", lambda problem: RESIDENT if RESIDENT.supports(problem) is None else default(problem)
-    )
+
+    def able(problem: Problem) -> Any:
+        return next((one for one in (RESIDENT, SLABS) if one.supports(problem) is None), None) or default(problem)
+
+    monkeypatch.setattr(instances, "choose", able)
 
 
 @pytest.mark.parametrize(
     "added", [("pre_add",), ("numbers",), ("pre_add", "pre_gate"), ("pre_add", "post_add")], ids=str
 )
 @pytest.mark.parametrize(
-    ("shape", "groups", "dtype"),
+    ("shape", "groups", "dtype", "last"),
     [
-        ((13, 64, 192, 128), 16, torch.bfloat16),
-        ((9, 48, 100, 76), 3, torch.float16),
-        ((70, 640, 4, 10), 32, torch.float32),
-        ((3, 16, 512, 512), 2, torch.bfloat16),
-        ((300, 96, 28, 30), 12, torch.float32),
-        ((32, 24, 56, 56), 0, torch.bfloat16),
-        ((300, 16, 4, 10), 0, torch.float16),
-        ((5, 16, 64, 128), 0, torch.float32),
+        ((13, 64, 192, 128), 16, torch.bfloat16, False),
+        ((9, 48, 100, 76), 3, torch.float16, False),
+        ((70, 640, 4, 10), 32, torch.float32, False),
+        ((3, 16, 512, 512), 2, torch.bfloat16, False),
+        ((300, 96, 28, 30), 12, torch.float32, False),
+        ((32, 24, 56, 56), 0, torch.bfloat16, False),
+        ((300, 16, 4, 10), 0, torch.float16, False),
+        ((5, 16, 64, 128), 0, torch.float32, False),
+        ((8, 128, 96, 128), 32, torch.bfloat16, True),
+        ((7, 320, 31, 33), 32, torch.float16, True),
+        ((5, 64, 67, 61), 8, torch.float32, True),
+        ((3, 48, 200, 211), 6, torch.bfloat16, True),
     ],
     ids=str,
 )
 @pytest.mark.usefixtures("reads_once")
 def test_a_sum_before_a_large_norm_is_made_in_the_one_read(
-    shape: tuple[int, ...], groups: int, dtype: torch.dtype, added: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    shape: tuple[int, ...],
+    groups: int,
+    dtype: torch.dtype,
+    last: bool,
+    added: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Chunks that fill units and others, tiles within channels, across two, and across many."""
+    """Chunks that fill units and others, tiles within channels, across two, and across many; slabs of whole lanes and
+    of others."""
     sizes = {"x": shape, "pre_add": shape, "numbers": shape[:2], "pre_gate": shape[:2], "post_add": shape}
     sizes = {name: size for name, size in sizes.items() if name == "x" or name in added}
     sizes |= {"weight": shape[1:2], "bias": shape[1:2]}
-    t = {name: (torch.randn(size, device="cuda") + 1).to(dtype).requires_grad_() for name, size in sizes.items()}
-    grads = [torch.randn(shape, device="cuda").to(dtype) for _ in range(2)]
+    form = torch.channels_last if last else torch.contiguous_format
+    t = {name: (torch.randn(size, device="cuda") + 1).to(dtype) for name, size in sizes.items()}
+    t = {name: (one.contiguous(memory_format=form) if one.dim() == 4 else one) for name, one in t.items()}
+    t = {name: one.requires_grad_() for name, one in t.items()}
+    grads = [torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=form) for _ in range(2)]
     made = plans_made(monkeypatch)
 
     def ours(t: dict[str, Tensor], return_sum: bool) -> Any:
@@ -300,7 +316,7 @@ def test_a_sum_before_a_large_norm_is_made_in_the_one_read(
 
     outputs = ours(t, True)
     found = [*(one.detach() for one in outputs), *torch.autograd.grad(outputs, list(t.values()), grads)]
-    assert made[0] == "ResidentSumForward"
+    assert made[0] == ("SlabsSumForward" if last else "ResidentSumForward")
     with torch.no_grad():
         assert torch.equal(ours(t, False), outputs[0])  # nothing keeps the sum
     assert all(torch.equal(one, other) for one, other in zip(ours(t, True), outputs, strict=True))

@@ -124,7 +124,7 @@ def _vectors(problem: Problem, count: int) -> bool:
 
 
 def _unadded(problem: Problem) -> str | None:
-    """What is around a norm that hopper.resident does not add, or None."""
+    """What is around a norm that units on the chip do not add, or None."""
     added = problem.added
     if added is None:
         return None
@@ -196,8 +196,9 @@ class SlabsInstance:
             return reason
         if problem.backward:
             return "runs the forward"
-        if problem.added is not None:
-            return "adds nothing around the norm"
+        reason = _unadded(problem)
+        if reason is not None:
+            return reason
         for layout in filter(None, problem.layouts):
             if view.channels > 1 and layout.channel != 1:
                 return "channels are not neighbours"
@@ -213,11 +214,11 @@ class SlabsInstance:
         return slabs_configs(problem, processors())
 
     def plan(self, problem: Problem, config: SlabsConfig | None = None) -> Plan:
-        from fusednorm.backends.hopper.plans.slabs import SlabsForward
+        from fusednorm.backends.hopper.plans.slabs import SlabsForward, SlabsSumForward
 
         chosen = config or slabs_for(problem, processors())
         assert chosen is not None
-        return SlabsForward(problem, chosen, processors())
+        return (SlabsForward if problem.added is None else SlabsSumForward)(problem, chosen, processors())
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,23 @@ A piece is SPAN neighbouring channels, the most that divide a vector and a group
 channels at some positions of each tile.
 """
 
+from typing import Any, NamedTuple
+
 from fusednorm.backends.hopper.kernels.chunks import quotient
 from fusednorm.private.gluon_names import async_copy, gl, gluon
+
+
+class SlabPlaces(NamedTuple):
+    """Where the ``slabs`` lie: ``bands`` of them in a sample, each of ``held`` vectors of so many ``positions``. Of a
+    tile's words, which vectors a slab has, and their positions in the tile."""
+
+    slabs: Any
+    bands: Any
+    magic_bands: Any
+    held: Any
+    positions: Any
+    m_lane: Any
+    o_row: Any
 
 
 @gluon.jit
@@ -63,18 +78,38 @@ def rows_of(layout: gl.constexpr, REPEATS: gl.constexpr, THREADS: gl.constexpr, 
 
 
 @gluon.jit
+def words_of_rows(p_words, places, slab, first, sample_step, row_step, o_words):
+    """Pointers to the words of the tile that begins at position ``first`` of a slab, in a tensor whose samples and rows
+    are so many vectors apart."""
+    sample = quotient(slab, places.magic_bands)
+    begin = sample.to(gl.int64) * sample_step + first.to(gl.int64) * row_step
+    return p_words + (begin + (slab - sample * places.bands) * places.held) * 4 + o_words
+
+
+@gluon.jit
+def mask_of_rows(places, first, end, o_words):
+    """Which words of such a tile are those of the slab, at positions before ``end``."""
+    return (places.m_lane & (places.o_row < end - first))[:, :, None] & (o_words >= 0)
+
+
+@gluon.jit
 def begin_copy(
-    p_slot, p_x, slab, part, slabs, positions, x_sample, x_row, held, magic_bands, bands, o_words, m_lane, o_row,
+    p_slot, p_x, places, slab, part, sample_step, row_step, o_words,
     PLACE: gl.constexpr, TILES: gl.constexpr, ROWS: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy tile PLACE of a chunk, if there is such a chunk; the caller counts it."""
-    if slab < slabs:
+    if slab < places.slabs:
         first = (part * TILES + PLACE) * ROWS
-        sample = quotient(slab, magic_bands)
-        begin = sample.to(gl.int64) * x_sample + first.to(gl.int64) * x_row + (slab - sample * bands) * held
-        p_words = p_x + begin * 4 + o_words
+        p_words = words_of_rows(p_x, places, slab, first, sample_step, row_step, o_words)
         if EVEN and FULL:
             async_copy.async_copy_global_to_shared(p_slot, p_words)
         else:
-            m_words = (m_lane & (o_row < positions - first))[:, :, None]
-            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=m_words & (o_words >= 0))
+            mask = mask_of_rows(places, first, places.positions, o_words)
+            async_copy.async_copy_global_to_shared(p_slot, p_words, mask=mask)
+
+
+@gluon.jit
+def load_rows(p_words, places, slab, first, end, sample_step, row_step, o_words):
+    """The words of a tile, 0 where there are none."""
+    p_words = words_of_rows(p_words, places, slab, first, sample_step, row_step, o_words)
+    return gl.load(p_words, mask=mask_of_rows(places, first, end, o_words), other=0)

@@ -18,12 +18,16 @@ from fusednorm.backends.hopper.kernels.exchange import peek, publish, settle
 from fusednorm.backends.hopper.kernels.leaders import lead_moments, leaders_layout
 from fusednorm.backends.hopper.kernels.moments import mean_of, merge
 from fusednorm.backends.hopper.kernels.slab_tiles import (
+    SlabPlaces,
     begin_copy,
     elements_of,
+    load_rows,
+    mask_of_rows,
     offsets_of_rows,
     pieces_of,
     products_of_repeats,
     rows_of,
+    words_of_rows,
 )
 from fusednorm.private.gluon_names import async_copy, gl, gluon
 
@@ -39,20 +43,23 @@ def merge_pieces(b_mean, b_m2, b_count, o_group, o_of_piece, pieces):
 
 @gluon.jit(
     do_not_specialize=[
-        "positions", "D", "channels", "x_sample", "x_row", "y_sample", "y_row", "held", "held_groups", "bands",
-        "slabs", "parts", "waves", "step_slab", "step_part", "magic_bands", "elements",
+        "positions", "D", "channels", "x_sample", "x_row", "y_sample", "y_row", "before_sample", "before_row",
+        "behind_sample", "behind_row", "held", "held_groups", "bands", "slabs", "parts", "waves", "step_slab",
+        "step_part", "magic_bands", "elements",
     ]
 )  # fmt: skip
 def slabs_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_packets,
-    positions, D, channels, x_sample, x_row, y_sample, y_row, held, held_groups, bands, slabs, parts,
-    waves, step_slab, step_part, magic_bands: gl.uint32, elements: gl.float32, eps: gl.float64,
-    activation_parameter: gl.float64,
+    p_before, p_numbers, p_behind, p_total,
+    positions, D, channels, x_sample, x_row, y_sample, y_row, before_sample, before_row, behind_sample, behind_row,
+    held, held_groups, bands, slabs, parts, waves, step_slab, step_part, magic_bands: gl.uint32, elements: gl.float32,
+    eps: gl.float64, activation_parameter: gl.float64,
     VALUE: gl.constexpr, ALPHA: gl.constexpr, EVEN: gl.constexpr, FULL: gl.constexpr, SPAN: gl.constexpr,
     LANES: gl.constexpr, GROUPS: gl.constexpr, TILE: gl.constexpr, TILES: gl.constexpr, PARTS: gl.constexpr,
     LED: gl.constexpr, LAG: gl.constexpr, AHEAD: gl.constexpr,
 ):  # fmt: skip
-    """Statistics and results.
+    """Statistics and results, of z + post_add where ``p_behind`` is there, and of a sum where ``p_before`` or
+    ``p_numbers`` is: x + number, x + pre_add, or x + number pre_add, by numbers of channels. ``p_total`` gets the sum.
 
     A slab has ``held`` vectors of each position, which are ``held_groups`` groups; LANES and GROUPS are the next powers
     of 2 from there on. FULL: there are LANES vectors. EVEN: chunks divide slabs. Strides come in vectors. PARTS is the
@@ -61,6 +68,12 @@ def slabs_forward(
     DTYPE: gl.constexpr = p_x.dtype.element_ty
     p_x = p_x.to(gl.pointer_type(gl.int32), bitcast=True)
     p_y = p_y.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_before is not None:
+        p_before = p_before.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_total is not None:
+        p_total = p_total.to(gl.pointer_type(gl.int32), bitcast=True)
+    if p_behind is not None:
+        p_behind = p_behind.to(gl.pointer_type(gl.int32), bitcast=True)
     VECTOR: gl.constexpr = 128 // DTYPE.primitive_bitwidth  # elements
     PIECES: gl.constexpr = VECTOR // SPAN  # of a vector
     ALL_PIECES: gl.constexpr = LANES * PIECES
@@ -83,8 +96,11 @@ def slabs_forward(
 
     o_words = offsets_of_rows(x_row, WORDS, REPEATS, THREADS, LANES)
     o_stored = offsets_of_rows(y_row, WORDS, REPEATS, THREADS, LANES)
+    o_before = offsets_of_rows(before_row, WORDS, REPEATS, THREADS, LANES)
+    o_behind = offsets_of_rows(behind_row, WORDS, REPEATS, THREADS, LANES)
     o_row = rows_of(WORDS, REPEATS, THREADS, LANES)
     m_lane = (gl.arange(0, THREADS, gl.SliceLayout(0, gl.SliceLayout(2, WORDS))) % LANES < held)[None, :]
+    places = SlabPlaces(slabs, bands, magic_bands, held, positions, m_lane, o_row)
     o_summed = rows_of(VALUES, REPEATS, THREADS, LANES)
     o_lane = gl.arange(0, THREADS, gl.SliceLayout(1, ELEMENTS)) % LANES
     o_element = o_lane[:, None] * VECTOR + gl.arange(0, VECTOR, gl.SliceLayout(0, ELEMENTS))[None, :]
@@ -103,8 +119,8 @@ def slabs_forward(
     for wave in gl.static_range(AHEAD + 1):
         for place in gl.static_range(TILES):
             begin_copy(
-                slots.index(wave * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample, x_row,
-                held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+                slots.index(wave * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row, o_words,
+                place, TILES, ROWS, EVEN, FULL,
             )  # fmt: skip
             async_copy.commit_group()
         copied_slab, copied_part = following(copied_slab, copied_part, parts, step_slab, step_part)
@@ -128,9 +144,40 @@ def slabs_forward(
         first_packet, second_packet = peek(p_final)
 
         if wave < waves:
+            added_slab = gl.minimum(summed_slab, slabs - 1)
+            added_end = gl.where(summed_slab < slabs, positions, 0)
+            if p_numbers is not None:
+                of_sample = quotient(added_slab, magic_bands)
+                o_channel = (added_slab - of_sample * bands) * (held * VECTOR) + o_element
+                o_channel = gl.minimum(o_channel, channels - 1)
+                b_numbers = gl.load(p_numbers + of_sample.to(gl.int64) * channels + o_channel)
+                b_numbers = b_numbers.to(gl.float32)[None, :, :]
+            if p_before is not None:  # on its way while copies are awaited
+                b_before = load_rows(
+                    p_before, places, added_slab, summed_part * (TILES * ROWS), added_end, before_sample, before_row,
+                    o_before,
+                )  # fmt: skip
             for place in gl.static_range(TILES):
                 async_copy.wait_group((AHEAD + 1) * TILES - place - 1)
                 b_x = values_of(slots.index(summed * TILES + place).load(WORDS), VALUES, DTYPE)
+                if p_before is not None or p_numbers is not None:
+                    first = (summed_part * TILES + place) * ROWS
+                    if p_before is not None:
+                        b_added = values_of(b_before, VALUES, DTYPE)
+                        if place < TILES - 1:
+                            b_before = load_rows(
+                                p_before, places, added_slab, first + ROWS, added_end, before_sample, before_row,
+                                o_before,
+                            )  # fmt: skip
+                        b_x = b_x + b_added if p_numbers is None else gl.fma(b_numbers, b_added, b_x)
+                    else:
+                        b_x += b_numbers
+                    b_sum = words_of(b_x, WORDS, DTYPE)
+                    slots.index(summed * TILES + place).store(b_sum)
+                    if p_total is not None:
+                        p_words = words_of_rows(p_total, places, added_slab, first, y_sample, y_row, o_stored)
+                        gl.store(p_words, b_sum, mask=mask_of_rows(places, first, added_end, o_stored))
+                    b_x = values_of(b_sum, VALUES, DTYPE)
                 if EVEN:
                     b_mean = pieces_of(gl.sum(b_x, 0), OF_THREADS, PIECES) * (1.0 / EACH)
                     b_x -= elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
@@ -183,30 +230,40 @@ def slabs_forward(
             gain, offset = affine(
                 p_weight, p_bias, p_scale, p_shift, o_channel, sample.to(gl.int64) * channels + o_channel
             )
-            begin = sample.to(gl.int64) * y_sample + band * held
+            if p_behind is not None:  # on its way while the groups' numbers are awaited
+                b_behind = load_rows(
+                    p_behind, places, stored_slab, stored_part * (TILES * ROWS), positions, behind_sample, behind_row,
+                    o_behind,
+                )  # fmt: skip
             b_mean, b_rstd = settle(first_packet, second_packet, p_final)
             b_mean = elements_of(b_mean, ELEMENTS, VECTOR)[None, :, :]
             gain = (gain * elements_of(b_rstd, ELEMENTS, VECTOR))[None, :, :]
             for place in gl.static_range(TILES):
                 first = (stored_part * TILES + place) * ROWS
                 b_x = values_of(slots.index(stored * TILES + place).load(WORDS), VALUES, DTYPE)
-                b_y = words_of(VALUE(gl.fma(b_x - b_mean, gain, offset[None, :, :]), alpha), WORDS, DTYPE)
+                b_z = gl.fma(b_x - b_mean, gain, offset[None, :, :])
+                if p_behind is not None:
+                    b_z += values_of(b_behind, VALUES, DTYPE)
+                    if place < TILES - 1:
+                        b_behind = load_rows(
+                            p_behind, places, stored_slab, first + ROWS, positions, behind_sample, behind_row, o_behind
+                        )
+                b_y = words_of(VALUE(b_z, alpha), WORDS, DTYPE)
                 begin_copy(
-                    slots.index(copied * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample,
-                    x_row, held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+                    slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
+                    o_words, place, TILES, ROWS, EVEN, FULL,
                 )  # fmt: skip
                 async_copy.commit_group()
-                p_words = p_y + (begin + first.to(gl.int64) * y_row) * 4 + o_stored
+                p_words = words_of_rows(p_y, places, stored_slab, first, y_sample, y_row, o_stored)
                 if EVEN and FULL:
                     gl.store(p_words, b_y)
                 else:
-                    m_words = (m_lane & (o_row < positions - first))[:, :, None]
-                    gl.store(p_words, b_y, mask=m_words & (o_stored >= 0))
+                    gl.store(p_words, b_y, mask=mask_of_rows(places, first, positions, o_stored))
         if lagging < 0:
             for place in gl.static_range(TILES):
                 begin_copy(
-                    slots.index(copied * TILES + place), p_x, copied_slab, copied_part, slabs, positions, x_sample,
-                    x_row, held, magic_bands, bands, o_words, m_lane, o_row, place, TILES, ROWS, EVEN, FULL,
+                    slots.index(copied * TILES + place), p_x, places, copied_slab, copied_part, x_sample, x_row,
+                    o_words, place, TILES, ROWS, EVEN, FULL,
                 )  # fmt: skip
                 async_copy.commit_group()
         if lagging >= 0:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from fusednorm.backends.triton import instances as triton
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan
-from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted
+from fusednorm.backends.triton.plans.sums import SumForward
+from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Sums, Wanted
 from fusednorm.problem import Problem
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,22 @@ class NarrowerForward(Narrower, ForwardPlan):
         found = self.runs(lambda: ForwardPlan.__call__(self, *arguments), operands.input, out)
         results: Results = self.other(*arguments) if found is None else found
         return results
+
+
+def narrower_sum_forward(
+    self: Any,
+    operands: Operands,
+    sums: Sums,
+    statistics: bool = True,
+    out: Tensor | None = None,
+    sum_out: Tensor | None = None,
+) -> Results:
+    """The ``__call__`` of a narrower plan with sums around the norm."""
+    arguments = operands, sums, statistics, out, sum_out
+    tensors = operands.input, None if self.added.pre_layout is None else sums.pre_add, sums.post_add, out, sum_out
+    found = self.runs(lambda: SumForward.__call__(self, *arguments), *tensors)
+    results: Results = self.other(*arguments) if found is None else found
+    return results
 
 
 class NarrowerBackward(Narrower, BackwardPlan):

@@ -10,7 +10,7 @@ from torch import Tensor
 from fusednorm.backends.hopper.config.resident import ResidentConfig, channel_vectors, magic, spread, vector_of
 from fusednorm.backends.hopper.kernels import resident, resident_backward
 from fusednorm.backends.hopper.kernels.activations import activation
-from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of
+from fusednorm.backends.hopper.plans.base import NarrowerBackward, NarrowerForward, name_of, narrower_sum_forward
 from fusednorm.backends.hopper.plans.waves import InWaves
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
@@ -25,10 +25,7 @@ from fusednorm.operands import (
     BackwardOperands,
     Gated,
     Gradients,
-    Operands,
-    Results,
     SumGradients,
-    Sums,
     Wanted,
 )
 from fusednorm.problem import Added, Problem
@@ -85,19 +82,7 @@ class ResidentForward(Resident, NarrowerForward):
 class ResidentSumForward(SumForward, ResidentForward):
     """The same with sums around the norm."""
 
-    def __call__(  # type: ignore[override]
-        self,
-        operands: Operands,
-        sums: Sums,
-        statistics: bool = True,
-        out: Tensor | None = None,
-        sum_out: Tensor | None = None,
-    ) -> Results:
-        arguments = operands, sums, statistics, out, sum_out
-        tensors = operands.input, None if self.added.pre_layout is None else sums.pre_add, sums.post_add, out, sum_out
-        found = self.runs(lambda: SumForward.__call__(self, *arguments), *tensors)
-        results: Results = self.other(*arguments) if found is None else found
-        return results
+    __call__ = narrower_sum_forward  # type: ignore[assignment]
 
     def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
         before, numbers, _, behind, total = around

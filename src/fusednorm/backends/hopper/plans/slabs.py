@@ -8,11 +8,12 @@ from fusednorm.backends.hopper.config.resident import vector_of
 from fusednorm.backends.hopper.config.slabs import SlabsConfig, span, spread
 from fusednorm.backends.hopper.kernels.activations import activation
 from fusednorm.backends.hopper.kernels.slabs import slabs_forward
-from fusednorm.backends.hopper.plans.base import NarrowerForward, name_of
+from fusednorm.backends.hopper.plans.base import NarrowerForward, name_of, narrower_sum_forward
 from fusednorm.backends.hopper.plans.waves import InWaves
 from fusednorm.backends.triton.plans.base import ForwardPlan, Given, Saved, Tensors
+from fusednorm.backends.triton.plans.sums import SumForward
 from fusednorm.backends.triton.runs import power_of_two
-from fusednorm.problem import Problem
+from fusednorm.problem import Added, Problem
 
 #: Numbers that a thread of a leader reads at a time.
 READ = 4
@@ -33,7 +34,9 @@ class SlabsForward(InWaves, NarrowerForward):
         pairs = problem.num_statistics * (place.parts + 1)
         InWaves.__init__(self, problem, config, place, place.bands, pairs)
         groups = view.groups // place.bands
-        steps = problem.layout.sample, problem.layout.spatial, output.sample, output.spatial
+        added = problem.added or Added()
+        layouts = problem.layout, output, added.pre_layout or output, added.post_layout or output
+        steps = [step for layout in layouts for step in (layout.sample, layout.spatial)]
         scalars = (
             view.spatial, view.group_channels, view.channels, *(step // vector for step in steps), place.held, groups,
             place.bands, *self.walk, float(problem.reduced), self.eps, self.activation_parameter,
@@ -48,4 +51,14 @@ class SlabsForward(InWaves, NarrowerForward):
         self.launch = self.launch_of(slabs_forward, scalars, constants)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
-        self.launch(x, y, *parameters, *saved, self.packets())
+        self.launch(x, y, *parameters, *saved, self.packets(), None, None, None, None)
+
+
+class SlabsSumForward(SumForward, SlabsForward):
+    """The same with sums around the norm."""
+
+    __call__ = narrower_sum_forward  # type: ignore[assignment]
+
+    def add(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved, around: Tensors) -> None:
+        before, numbers, _, behind, total = around
+        self.launch(x, y, *parameters, *saved, self.packets(), before, numbers, behind, total)

@@ -51,9 +51,10 @@ def behind_tile(
 @triton.jit
 def sum_rows(
     p, q, r, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
-    mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr, NUMBERS: tl.constexpr,
+    mean, inverse, gain, offset, alpha, DERIVATIVE: tl.constexpr, NUMBERS: tl.constexpr, EVEN: tl.constexpr,
 ):  # fmt: skip
-    """p, q and, with NUMBERS, r of lanes with a tile that begins ``row`` positions behind the pointers."""
+    """p, q and, with NUMBERS, r of lanes with a tile that begins ``row`` positions behind the pointers. EVEN: there are
+    all positions of the tile; of lanes that there are not, nothing is stored."""
     wide = wide_of(row)
     b_dy = tl.load(p_grad + wide * dy_steps.spatial, mask, 0.0)
     b_x = tl.load(p_in + wide * x_steps.spatial, mask, 0.0)
@@ -62,7 +63,7 @@ def sum_rows(
     if p_dz is not None:
         tl.store(p_dz + wide * dx_steps.spatial, dz.to(b_dy.dtype), mask)
     if NUMBERS:
-        r += tl.where(mask, xhat, 0.0)
+        r += xhat if EVEN else tl.where(mask, xhat, 0.0)
     return p + dz, tl.fma(dz, xhat, q), r
 
 
@@ -130,7 +131,7 @@ def reduce_tiles(
                 row = (tile * DEPTH + u) * BLOCK_S
                 p, q, r = sum_rows(
                     p, q, r, p_grad, p_in, p_behind, p_dz, m_row, row, dy_steps, x_steps, behind_steps, dx_steps,
-                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS, True,
                 )  # fmt: skip
     if not (LAST and EVEN):
         for index in tl.range(0, tiles - (whole - head), num_stages=STAGES):
@@ -142,7 +143,7 @@ def reduce_tiles(
                 )
                 p, q, r = sum_rows(
                     p, q, r, p_grad, p_in, p_behind, p_dz, mask, row, dy_steps, x_steps, behind_steps, dx_steps,
-                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS,
+                    mean, inverse, gain, offset, alpha, DERIVATIVE, NUMBERS, EVEN,
                 )  # fmt: skip
     sum_p, sum_q = tl.reduce((p, q), 0 if LAST else 1, add_pair)
     if WINDOW > 1 or ACROSS:
