@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -13,13 +13,17 @@ from pathlib import Path
 import pytest
 import torch
 from cpu_support import activation_for, fresh_process, in_child, layout_for, needs_fork, run, same_bits
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import fusednorm
-from fusednorm import ops
+from fusednorm import dispatch, ops
 from fusednorm.backends.cpu import compiler, threads
+from fusednorm.backends.cpu.plans.rows import RowsForward
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands
 
 # More than a thread takes alone, in more units, pieces, slabs or rows than there are threads.
 WORKLOADS = {
@@ -421,3 +425,65 @@ def test_what_a_worker_keeps_is_its_own(dtype: torch.dtype) -> None:
         torch.set_num_threads(before)
     for result in results[1:]:
         assert all(torch.equal(one, other) for one, other in zip(result, results[0], strict=True))
+
+
+#: Calls whose workers convert weight and bias of rows for themselves: alone, of one of the two, behind what they keep.
+CONVERTING: dict[str, Callable[[dict[str, Tensor]], Sequence[Tensor]]] = {
+    "layer_norm": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"], t["b"])],
+    "layer_norm of float32": lambda t: [fusednorm.layer_norm(t["x"].float(), (1500,), t["w"], t["b"].double())],
+    "a weight alone": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"])],
+    "rms_norm": lambda t: [fusednorm.rms_norm(t["x"], (1500,), t["w"])],
+    "kept dz": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"], t["b"], activation="gelu")],
+    "a sum": lambda t: fusednorm.rms_norm(t["x"], (1500,), t["w"], pre_add=t["h"], return_sum=True),
+    "a sum that nobody keeps": lambda t: [fusednorm.rms_norm(t["x"], (1500,), t["w"], pre_add=t["h"])],
+    "group_norm": lambda t: [fusednorm.group_norm(t["x"], 3, t["w"], t["b"], activation="silu")],
+}
+
+
+@pytest.mark.parametrize("name", CONVERTING)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_each_worker_converts_the_parameters_of_rows(name: str, dtype: torch.dtype) -> None:
+    """With the same results as those of parameters that need no conversion, by any number of threads."""
+    t = {key: torch.randn(301, 1500).to(dtype) for key in ("x", "h")}
+    t |= {key: torch.randn(1500).to(dtype) for key in ("w", "b")}
+
+    def results(parameters: torch.dtype, count: int, wanted: str) -> list[Tensor]:
+        with_threads(count)
+        leaves = {key: one.to(parameters) if key in "wb" else one for key, one in t.items()}
+        leaves = {key: one.detach().requires_grad_(key in wanted) for key, one in leaves.items()}
+        outputs = CONVERTING[name](leaves)
+        if not wanted:
+            return list(outputs)
+        into = [leaves[key] for key in wanted]
+        found = torch.autograd.grad(outputs, into, [one.cos() for one in outputs], allow_unused=True)
+        return [one for one in (*outputs, *found) if one is not None]
+
+    for wanted in ("", "xh"):
+        expected = results(torch.float32, 1, wanted)
+        for count in (1, 2, 3):
+            found = results(dtype, count, wanted)
+            assert all(torch.equal(one, right) for one, right in zip(found, expected, strict=True)), (wanted, count)
+    expected = results(dtype, 1, "xwb")  # the gradients of parameters are rounded to their dtype
+    for count in (2, 3):
+        found = results(dtype, count, "xwb")
+        assert all(torch.equal(one, right) for one, right in zip(found, expected, strict=True)), count
+
+
+def test_converted_rows_are_quantized_by_their_own_scale() -> None:
+    x, weight = torch.randn(301, 1500).bfloat16(), torch.randn(1500).bfloat16()
+    with_threads(1)
+    expected = fusednorm.rms_norm(x, (1500,), weight.float(), 1e-6, out_dtype=torch.int8)
+    for count in (1, 2, 3):
+        with_threads(count)
+        found = fusednorm.rms_norm(x, (1500,), weight, 1e-6, out_dtype=torch.int8)
+        assert all(torch.equal(one, right) for one, right in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("parameters", [torch.bfloat16, torch.float32], ids=str)
+def test_which_rows_have_converted_parameters(parameters: torch.dtype) -> None:
+    """Those of another dtype than the computation's: by each worker, not in a loop before that of the rows."""
+    x, weight = torch.randn(301, 1500).bfloat16(), torch.randn(1500).to(parameters)
+    plan = dispatch.forward_plan(norm_of("rms_norm", 1, eps=1e-6), Operands(x, weight))
+    assert isinstance(plan, RowsForward)
+    assert [loop.prepare != 0 for loop in plan.program.loops] == [parameters != torch.float32]
+    assert (plan.room_per_thread > 0) == (parameters != torch.float32)

@@ -60,7 +60,10 @@ RUN = 49
 PARTS = 50
 #: Of rows made of planes: the elements of a plane, which share their weight and bias.
 PLANE = 51
-FIELDS = 52
+#: How far what each worker keeps, and the weight and bias that it has converted for itself, lie behind those of the
+#: worker before; 0 where all read the same weight and bias.
+WIDE_WORKER = 52
+FIELDS = 53
 #: Groups of rows that a backward takes together, and their elements at most where rows have several in float32.
 TOGETHER_ROWS, MOST_TOGETHER = 16, 160
 #: An activation, or a derivative, of more operations has an exponential.

@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import torch
@@ -32,7 +33,7 @@ SERIAL_BYTES = 1 << 17
 SHARES = 8  # shares per thread
 
 # Each thread of a team runs fusednorm_drive(frame). The head of a frame holds the next task, the next worker, the share
-# and the loop's address. A loop is its tasks and stages, then per stage the kernel and its factor.
+# and the loop's address. A loop is its tasks, stages and preparation, then per stage the kernel and its factor.
 # fusednorm_serial(frame, loops) runs several loops one after the other in one thread. ``loops`` is their number, then
 # per loop its address and its share. All numbers take eight bytes.
 DRIVER = """
@@ -45,8 +46,14 @@ entry:
   %share = load i64, ptr %p.share
   %loop = load ptr, ptr %p.loop
   %p.stages = getelementptr i64, ptr %loop, i64 1
+  %p.prepare = getelementptr i64, ptr %loop, i64 2
   %tasks = load i64, ptr %loop
   %stages = load i64, ptr %p.stages
+  %prepare = load ptr, ptr %p.prepare
+  %prepares = icmp ne ptr %prepare, null
+  br i1 %prepares, label %begin, label %claim
+begin:
+  call void %prepare(ptr %frame, i64 0, i64 0, i64 %worker)
   br label %claim
 claim:
   %start = atomicrmw add ptr %frame, i64 %share monotonic
@@ -60,8 +67,8 @@ work:
 stage:
   %i = phi i64 [ 0, %work ], [ %next, %stage ]
   %base = mul i64 %i, 2
-  %o.run = add i64 %base, 2
-  %o.factor = add i64 %base, 3
+  %o.run = add i64 %base, 3
+  %o.factor = add i64 %base, 4
   %p.run = getelementptr i64, ptr %loop, i64 %o.run
   %p.factor = getelementptr i64, ptr %loop, i64 %o.factor
   %run = load ptr, ptr %p.run
@@ -111,13 +118,15 @@ class Loop:
     """Kernels that run one after the other on each share of the tasks.
 
     Each stage is a kernel's address and how many of its own tasks one task of the loop is. With a ``share`` of 0 each
-    thread gets a few shares. ``work_bytes`` is what the whole loop touches.
+    thread gets a few shares. ``work_bytes`` is what the whole loop touches. ``prepare`` is the address of a kernel that
+    each worker runs before its first task, or 0.
     """
 
     stages: Sequence[tuple[int, int]]
     tasks: int
     work_bytes: int
     share: int = 0
+    prepare: int = 0
 
     @property
     def serial(self) -> bool:
@@ -131,7 +140,7 @@ class Program:
     def __init__(self, loops: Sequence[Loop]) -> None:
         self.loops = [loop for loop in loops if loop.tasks]
         self.arrays = [
-            np.array([loop.tasks, len(loop.stages), *(word for stage in loop.stages for word in stage)], np.int64)
+            np.array([loop.tasks, len(loop.stages), loop.prepare, *chain.from_iterable(loop.stages)], np.int64)
             for loop in self.loops
         ]
         self.addresses = [array.ctypes.data for array in self.arrays]

@@ -59,6 +59,8 @@ class Plan:
 
     module: str
     program: Program
+    #: Ones and zeros that kernels read for absent operands, kept alive.
+    constant_operands: list[Tensor]
 
     def __init__(
         self, problem: Problem, pieces: int = 1, piece: int | None = None, made_for: Problem | None = None
@@ -101,8 +103,8 @@ class Plan:
         parametric = activation.parameter != FORMULAS[activation.name].default
         return load(Kernel(module, function, self.problem.dtype, activation.name, parametric))
 
-    def loop(self, kernel: int, tasks: int, work_bytes: int) -> Loop:
-        return Loop(((kernel, 1),), tasks, work_bytes)
+    def loop(self, kernel: int, tasks: int, work_bytes: int, prepare: int = 0) -> Loop:
+        return Loop(((kernel, 1),), tasks, work_bytes, prepare=prepare)
 
     def reserve(self, **counts: int) -> None:
         """Reserve arrays of so many float64 elements in the workspace, under the names of kernels' arguments."""

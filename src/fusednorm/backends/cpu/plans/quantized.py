@@ -9,7 +9,7 @@ from fusednorm.backends.cpu.frame import writer
 from fusednorm.backends.cpu.geometry import summed_rows
 from fusednorm.backends.cpu.memory import empty_strided
 from fusednorm.backends.cpu.plans.base import CPU, FORWARD, FORWARD_PLACE, ForwardPlan
-from fusednorm.backends.cpu.plans.rows import widen_parameters
+from fusednorm.backends.cpu.plans.rows import widen_for_workers
 from fusednorm.backends.cpu.plans.sums import ADDED, ADDED_PLACE, TOTAL, TOTAL_PLACE, address, gate_numbers, place_sum
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.formats import LEAST_AMAX
@@ -33,15 +33,15 @@ class RowsQuantizedForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         problem, quantized = self.problem, self.quantized
-        widening, self.constant_operands = widen_parameters(self)
         if problem.added is not None:
             place_sum(self)
         if quantized.per_row:
             self.room_per_thread = -(-DTYPE_BYTES[problem.compute_dtype] * self.channels // 8) * 8
-            self.reserve(kept=0)  # behind all else
+        widening, prepare = widen_for_workers(self)
+        self.reserve(kept=0)  # behind all else
         before, by_row = "_before" if problem.added else "", "_by_row" if quantized.per_row else ""
         kernel = self.kernel(f"forward{before}_{quantized.dtype}{by_row}")
-        return [*widening, self.loop(kernel, summed_rows(problem)[0], self.tensor_bytes)]
+        return [*widening, self.loop(kernel, summed_rows(problem)[0], self.tensor_bytes, prepare)]
 
     def __call__(  # type: ignore[override]
         self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None

@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.geometry import (
     SEGMENTS,
     SUMMED,
     TOGETHER_ROWS,
+    WIDE_WORKER,
     fit_vectors,
     in_vectors,
     padded,
@@ -68,6 +69,25 @@ def widen_shared(plan: Plan) -> tuple[list[Loop], list[Tensor]]:
     return loops, constant_operands(plan)
 
 
+def widen_for_workers(plan: Plan, own: bool = True) -> tuple[list[Loop], int]:
+    """The loop, if any, that makes the parameters as :func:`widen_parameters` does, and the kernel by which each worker
+    converts them for itself before its first rows, or 0 where it does not or where ``own`` forbids it. They lie behind
+    what each worker keeps; all room that workers share must have been reserved."""
+    problem, size = plan.problem, DTYPE_BYTES[plan.problem.compute_dtype]
+    dtypes = {"weight": problem.weight_dtype, "bias": problem.bias_dtype}
+    converted = [name for name, dtype in dtypes.items() if dtype not in (None, problem.compute_dtype)]
+    if not own or problem.modulated or not converted:
+        widening, plan.constant_operands = widen_parameters(plan)
+        return widening, 0
+    plan.constant_operands = constant_operands(plan)
+    apart, kept = -(-plan.channels * size // 64) * 64, -(-plan.room_per_thread // 64) * 64
+    for place, name in enumerate(converted):
+        plan.workspace[f"wide_{name}"] = plan.room + kept + place * apart
+    plan.room_per_thread = kept + len(converted) * apart
+    plan.geometry[WIDE_WORKER] = plan.room_per_thread // size
+    return [], plan.kernel("widen_own", activated=False, module="rows")
+
+
 def modulation_loops(plan: BackwardPlan, work_bytes: int) -> list[Loop]:
     """The loops that make the parameters' gradients of a modulated problem from the partial sums of its samples."""
     plan.reserve(sums=2 * plan.samples * plan.channels)
@@ -93,9 +113,9 @@ class RowsForward(ForwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        widening, self.constant_operands = widen_parameters(self)
+        widening, prepare = widen_for_workers(self, own=not self.given)
         rows, _ = summed_rows(self.problem)
-        return [*widening, self.loop(self.kernel("forward"), rows, self.tensor_bytes)]
+        return [*widening, self.loop(self.kernel("forward"), rows, self.tensor_bytes, prepare)]
 
 
 class RowsBackward(BackwardPlan):
@@ -107,13 +127,12 @@ class RowsBackward(BackwardPlan):
         pieces = int(self.geometry[PIECES])
         segments = rows // max(1, summed) * pieces
         self.geometry[SEGMENTS] = parameter_rows(self.problem)[1] // max(1, summed) * pieces
-        widening, self.constant_operands = self.widen_parameters()
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
         gated = self.problem.gated_backward
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps or gated else 0
         name = "backward" if self.sums_parameters else "backward_data"
-        loops = [*widening, self.rows_loop(name, keeps, segments)]
+        loops = list[Loop]()
         if self.sums_parameters:
             count = 2 * segments * self.channels
             flushed = self.geometry[PIECE] > ROWS_FLUSHED
@@ -125,11 +144,13 @@ class RowsBackward(BackwardPlan):
                 loops.append(self.finishing_loop(8 * count))
         if gated:
             loops += gate_loops(self, segments)
+        widening, prepare = self.widen()
         self.reserve(kept=0)  # behind all else: each worker has its own
-        return loops
+        return [*widening, self.rows_loop(name, keeps, segments, prepare), *loops]
 
-    def widen_parameters(self) -> tuple[list[Loop], list[Tensor]]:
-        return widen_parameters(self)
+    def widen(self) -> tuple[list[Loop], int]:
+        """What makes the parameters for the kernels, as in :func:`widen_for_workers`."""
+        return widen_for_workers(self, own=not self.in_vectors())
 
     def finishing_loop(self, work_bytes: int) -> Loop:
         """The loop that makes the gradients of weight and bias from the sums of all segments."""
@@ -139,10 +160,10 @@ class RowsBackward(BackwardPlan):
         """Whether sixteen groups are taken together."""
         return in_vectors(self.problem)
 
-    def rows_loop(self, name: str, keeps: bool, segments: int) -> Loop:
+    def rows_loop(self, name: str, keeps: bool, segments: int, prepare: int) -> Loop:
         """The loop over so many segments of rows."""
         if not self.in_vectors():
-            return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.tensor_bytes)
+            return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.tensor_bytes, prepare)
         view = self.problem.view
         if self.problem.norm.activation is not None:
             kept = TOGETHER_ROWS * padded(view.group_channels)
@@ -159,14 +180,15 @@ class PlaneRowsBackward(RowsBackward):
         self.planes, self.plane = made_for.view.channels, made_for.view.spatial
         super().__init__(problem, pieces, piece, made_for)
 
-    def widen_parameters(self) -> tuple[list[Loop], list[Tensor]]:
+    def widen(self) -> tuple[list[Loop], int]:
         self.geometry[PLANE] = self.plane
         self.geometry[GAIN_DTYPE] = self.geometry[OFFSET_DTYPE] = 0
         room = -(-self.channels * DTYPE_BYTES[self.problem.compute_dtype] // 8)
         operands = (("weight", self.problem.weight_dtype), ("bias", self.problem.bias_dtype))
         self.reserve(**{f"wide_{name}": room for name, dtype in operands if dtype is not None})
         spread = self.kernel("spread", activated=False, module="rows_together")
-        return [self.loop(spread, self.planes, 8 * self.channels)], constant_operands(self)
+        self.constant_operands = constant_operands(self)
+        return [self.loop(spread, self.planes, 8 * self.channels)], 0
 
     def in_vectors(self) -> bool:
         return fit_vectors(self.problem)
@@ -237,10 +259,11 @@ class RowsSumForward(SumForward):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        widening, self.constant_operands = widen_parameters(self)
+        widening, prepare = widen_for_workers(self, own=self.keeps_sum or not self.adds_before)
         self.place_total(self.channels)
         rows, _ = summed_rows(self.problem)
-        return [*widening, self.loop(self.kernel("forward" + self.variant()), rows, 2 * self.tensor_bytes)]
+        kernel = self.kernel("forward" + self.variant())
+        return [*widening, self.loop(kernel, rows, 2 * self.tensor_bytes, prepare)]
 
 
 class RowsSumBackward(SumBackward, RowsBackward):
