@@ -244,6 +244,16 @@ def test_a_frame_serves_any_number_of_threads_after_any_other() -> None:
         assert all(same_bits(value, results[0][name]) for name, value in result.items())
 
 
+@pytest.mark.parametrize("size", [100, 6000, 12000, 40000])
+def test_calls_that_repeat_have_the_workspace_that_they_need(size: int) -> None:
+    """A first call releases the frame that a call of the short way takes, with its workspace or without: here it holds
+    the parameters, of which one thread keeps more than several do."""
+    x, weight, bias = torch.randn(1, size).half(), torch.randn(size).half(), torch.randn(size).half()
+    expected = fusednorm.layer_norm(x, (size,), weight.float(), bias.float())
+    for _ in range(6):
+        assert torch.equal(fusednorm.layer_norm(x, (size,), weight, bias), expected)
+
+
 def test_the_frame_of_an_interrupted_call_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 24, 4201)
     operands = Operands(x)
