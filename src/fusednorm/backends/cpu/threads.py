@@ -51,11 +51,9 @@ entry:
   %stages = load i64, ptr %p.stages
   %prepare = load ptr, ptr %p.prepare
   %prepares = icmp ne ptr %prepare, null
-  br i1 %prepares, label %begin, label %claim
-begin:
-  call void %prepare(ptr %frame, i64 0, i64 0, i64 %worker)
   br label %claim
 claim:
+  %unprepared = phi i1 [ %prepares, %entry ], [ false, %stage ]
   %start = atomicrmw add ptr %frame, i64 %share monotonic
   %more = icmp slt i64 %start, %tasks
   br i1 %more, label %work, label %done
@@ -63,9 +61,12 @@ work:
   %end = add i64 %start, %share
   %past = icmp sgt i64 %end, %tasks
   %stop = select i1 %past, i64 %tasks, i64 %end
+  br i1 %unprepared, label %begin, label %stage
+begin:
+  call void %prepare(ptr %frame, i64 0, i64 0, i64 %worker)
   br label %stage
 stage:
-  %i = phi i64 [ 0, %work ], [ %next, %stage ]
+  %i = phi i64 [ 0, %work ], [ 0, %begin ], [ %next, %stage ]
   %base = mul i64 %i, 2
   %o.run = add i64 %base, 3
   %o.factor = add i64 %base, 4
