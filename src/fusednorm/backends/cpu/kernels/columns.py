@@ -151,8 +151,8 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         x, y, mean, rstd, weight, bias, wide_weight, wide_bias, total, pre_add, pre_gate, post_add, geometry, eps,
         activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, 0)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, 0)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         channels, centre, inverse = geometry[GROUP_CHANNELS], scratch(), scratch()
         last = min(stop * geometry[BLOCKS], geometry[SAMPLES] * geometry[PIECES])
         for block in range(start * geometry[BLOCKS], last):
@@ -295,8 +295,8 @@ def build_backward(
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         partials, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, 0)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, 0)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         channels, alpha = geometry[GROUP_CHANNELS], T(activation_parameter)
         centre, inverse, first, second = scratch(), scratch(), scratch(), scratch()
         total_p, total_q = wide_scratch(), wide_scratch()

@@ -165,36 +165,32 @@ def converting(element: Element):
 
 @cache
 def widening(element: Element):
-    """widen(operand, dtype, wide, first, start, stop) converts elements of an operand to the compute dtype, if need be,
-    and puts them into ``wide``, where those of the operand begin at ``first``."""
+    """widen(operand, dtype, wide, start, stop) converts elements of an operand to the compute dtype, if need be."""
     convert, T, code = converting(element), element.compute, DTYPE_CODES[element.compute.__name__]
 
     @exact
-    def widen(operand, dtype, wide, first, start, stop):
+    def widen(operand, dtype, wide, start, stop):
         if dtype not in (0, code):
-            convert(operand, start, dtype, T(0), wide, first + start, stop - start)
+            convert(operand, start, dtype, T(0), wide, start, stop - start)
 
     return widen
 
 
 @cache
 def widened(element: Element):
-    """widened(operand, dtype, wide, first): the operand where it has the compute dtype, and otherwise ``wide``, of an
-    operand that there is from ``first`` on."""
+    """widened(operand, dtype, wide): the operand where it has the compute dtype, and otherwise ``wide``."""
     compute = types.float64 if element.compute is np.float64 else types.float32
     code = DTYPE_CODES[element.compute.__name__]
     pointer = types.CPointer(compute)
 
     @intrinsic
-    def choose(typing_context, operand, dtype, wide, first):
+    def choose(typing_context, operand, dtype, wide):
         def codegen(context, builder, signature, arguments):
             own = builder.bitcast(arguments[0], context.get_value_type(pointer))
             has_compute = builder.icmp_signed("==", arguments[1], ir.IntType(64)(code))
-            given = builder.icmp_signed("!=", arguments[1], ir.IntType(64)(0))
-            begin = builder.select(given, arguments[3], ir.IntType(64)(0))
-            return builder.select(has_compute, own, builder.gep(arguments[2], [begin]))
+            return builder.select(has_compute, own, arguments[2])
 
-        return pointer(OPERAND, types.int64, pointer, types.int64), codegen
+        return pointer(OPERAND, types.int64, pointer), codegen
 
     return choose
 

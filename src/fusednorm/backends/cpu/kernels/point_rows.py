@@ -93,7 +93,7 @@ def build_forward(element: Element, value, pullback):
         start, stop,
     ):  # fmt: skip
         gains, offsets = (
-            as_read(weight, geometry[WEIGHT_DTYPE], wide_weight, 0), as_read(bias, geometry[BIAS_DTYPE], wide_bias, 0)
+            as_read(weight, geometry[WEIGHT_DTYPE], wide_weight), as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         )  # fmt: skip
         groups, length, rms, alpha = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[RMS], T(activation_parameter)
         scale_dtype, shift_dtype = geometry[SCALE_DTYPE], geometry[SHIFT_DTYPE]
@@ -198,7 +198,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
         stop,
     ):  # fmt: skip
         gains, offsets = (
-            as_read(weight, geometry[WEIGHT_DTYPE], wide_weight, 0), as_read(bias, geometry[BIAS_DTYPE], wide_bias, 0)
+            as_read(weight, geometry[WEIGHT_DTYPE], wide_weight), as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         )  # fmt: skip
         groups, length, rms, alpha = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[RMS], T(activation_parameter)
         channels, slot, flushed = groups * length, worker * length, geometry[PIECE] > ROWS_FLUSHED

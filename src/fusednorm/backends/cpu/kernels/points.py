@@ -51,7 +51,7 @@ def _row_operand(element: Element):
     @exact
     def row_operand(operand, dtype, i, absent, room, n):
         if dtype == code:
-            return advanced(in_place(operand, dtype, room, 0), i)
+            return advanced(in_place(operand, dtype, room), i)
         convert(operand, i, dtype, absent, room, 0, n)
         return room
 

@@ -69,7 +69,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.kernels.affine import dz_of, normalized
 from fusednorm.backends.cpu.kernels.codes import quantized_row
 from fusednorm.backends.cpu.kernels.device import exact, reassociated, span, uncontracted
-from fusednorm.backends.cpu.kernels.elements import Element
+from fusednorm.backends.cpu.kernels.elements import Element, advanced
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import CHUNK, SHORT, TOGETHER, moments
@@ -146,6 +146,12 @@ def _plain_row(element: Element, make_row):
     return plain_row
 
 
+@exact
+def of_worker(wide, dtype, own):
+    """Where a worker's own converted numbers lie; the ones or zeros in place of an absent operand are everybody's."""
+    return advanced(wide, own if dtype != 0 else 0)
+
+
 def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, quantized=None):
     """Rows start to stop; with ``adds_before`` of s, which ``total`` gets, and with ``adds_behind`` of z + post_add.
 
@@ -163,8 +169,8 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         kept, geometry, eps, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         own = worker * geometry[WIDE_WORKER]
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, own)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, own)
+        gains = as_read(weight, geometry[GAIN_DTYPE], of_worker(wide_weight, geometry[GAIN_DTYPE], own))
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], of_worker(wide_bias, geometry[OFFSET_DTYPE], own))
         groups, length, rms = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[RMS]
         # Read once: for all that the compiler knows, a row's store could change them.
         positions, modulation = geometry[SPATIAL], geometry[MODULATION]
@@ -397,8 +403,8 @@ def build_backward(
         gate_sums, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         own = worker * geometry[WIDE_WORKER]
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, own)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, own)
+        gains = as_read(weight, geometry[GAIN_DTYPE], of_worker(wide_weight, geometry[GAIN_DTYPE], own))
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], of_worker(wide_bias, geometry[OFFSET_DTYPE], own))
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         channels, alpha = groups * length, T(activation_parameter)
         slot = max(own, worker * length) if keeps or gated else 0
@@ -542,8 +548,8 @@ def build_reduce(element: Element, value, pullback):
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         running, partials, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, 0)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, 0)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length, pieces = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[PIECES]
         for task in range(start, stop):
             unit, k = task // pieces, task % pieces * geometry[PIECE]
@@ -592,8 +598,8 @@ def build_columns(element: Element, value, pullback, accumulate=True):
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         partials, grad_weight, grad_bias, geometry, activation_parameter, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, 0)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, 0)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length, rows = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[SUMMED]
         channels, alpha = groups * length, T(activation_parameter)
         ps, qs, total_ps, total_qs = scratch(), scratch(), wide_scratch(), wide_scratch()
@@ -632,8 +638,8 @@ def build_widen(element: Element, value, pullback):
     widen_operand = widening(element)
 
     def widen(weight, bias, wide_weight, wide_bias, geometry, start, stop):
-        widen_operand(weight, geometry[WEIGHT_DTYPE], wide_weight, 0, start, stop)
-        widen_operand(bias, geometry[BIAS_DTYPE], wide_bias, 0, start, stop)
+        widen_operand(weight, geometry[WEIGHT_DTYPE], wide_weight, start, stop)
+        widen_operand(bias, geometry[BIAS_DTYPE], wide_bias, start, stop)
 
     return widen
 
@@ -645,9 +651,10 @@ def build_widen_own(element: Element, value, pullback):
     widen_operand = widening(element)
 
     def widen_own(weight, bias, wide_weight, wide_bias, geometry, worker, start, stop):
-        channels, first = geometry[GROUPS] * geometry[GROUP_CHANNELS], worker * geometry[WIDE_WORKER]
-        widen_operand(weight, geometry[WEIGHT_DTYPE], wide_weight, first, 0, channels)
-        widen_operand(bias, geometry[BIAS_DTYPE], wide_bias, first, 0, channels)
+        channels, own = geometry[GROUPS] * geometry[GROUP_CHANNELS], worker * geometry[WIDE_WORKER]
+        weight_dtype, bias_dtype = geometry[WEIGHT_DTYPE], geometry[BIAS_DTYPE]
+        widen_operand(weight, weight_dtype, of_worker(wide_weight, weight_dtype, own), 0, channels)
+        widen_operand(bias, bias_dtype, of_worker(wide_bias, bias_dtype, own), 0, channels)
 
     return widen_own
 

@@ -155,8 +155,8 @@ def build_backward(element: Element, value, pullback, accumulate=True):
         grad, x, dx, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, wide_weight, wide_bias,
         running, partials, kept, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight, 0)
-        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias, 0)
+        gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
+        offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         parts, positions = geometry[PARTS], geometry[SPATIAL]
         # Read once: for all that the compiler knows, a store could change them.

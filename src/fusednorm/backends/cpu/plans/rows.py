@@ -113,7 +113,7 @@ class RowsForward(ForwardPlan):
     module = "rows"
 
     def loops(self) -> list[Loop]:
-        widening, prepare = widen_for_workers(self, own=not self.given)
+        widening, prepare = widen_for_workers(self)
         rows, _ = summed_rows(self.problem)
         return [*widening, self.loop(self.kernel("forward"), rows, self.tensor_bytes, prepare)]
 
