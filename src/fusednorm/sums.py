@@ -384,8 +384,8 @@ def _fused_backward(
         attempts.append((None, fits, False))
     if behind is not None and fits:
         attempts.append((None, False, False))
-    if attempts and operands.grad_output.stride() != s.stride():
-        native = replace(operands, grad_output=torch.empty_like(s).copy_(operands.grad_output))
+    if attempts and operands.grad_output.stride() != s.stride():  # to be filled where there is a plan
+        native = replace(operands, grad_output=torch.empty_like(s))
     # With something behind the norm, or before it, every kernel makes the gradient of s too.
     asked: Wanted = (True, *wanted[1:])
     for product, more, sums_numbers in attempts:
@@ -395,6 +395,8 @@ def _fused_backward(
             plan = dispatch.sum_backward_plan(norm, native, asked, behind, more, product, sums_numbers)
         if plan is None:
             continue
+        if native is not operands:
+            native.grad_output.copy_(operands.grad_output)
         if more and not fits:
             assert grad_sum is not None
             grad_sum = torch.empty_like(s).copy_(grad_sum)

@@ -102,13 +102,11 @@ class ResidentBackward(Resident, NarrowerBackward):
         tiles = channel // config.vectors
         if self.across:  # the partials of a channel are those of one sample
             view, tiles = replace(view, samples=1), -(-self.place.vectors // config.vectors)
-        #: The launch that makes the gradient of numbers before the norm, and the units that it needs P and Q of.
-        self.of_numbers: NumbersGradient | None = None
         numbers = problem.added is not None and problem.added.grad_numbers
+        #: The units of which the gradient of numbers before the norm needs P and Q, and the launch that makes it.
         self.numbered = problem.num_statistics if numbers else 0
         self.partials = PartialsShape(view, tiles, self.numbered, last=False, per_batch=False)
-        if numbers:
-            self.of_numbers = NumbersGradient(self, self.partials)
+        self.of_numbers = NumbersGradient(self, self.partials) if numbers else None
         used = problem.norm.activation
         (behind,) = behind_layout(problem) or (output,)
         samples = (layout.sample // self.vector for layout in (problem.layout, grad, output, behind))
@@ -153,11 +151,6 @@ class ResidentBackward(Resident, NarrowerBackward):
 class ResidentSumBackward(SumBackward, ResidentBackward):
     """The same where the input is a sum, which has a gradient from elsewhere, or numbers of which the gradient is made,
     and where post_add is behind the norm."""
-
-    def __init__(self, problem: Problem, config: ResidentConfig, processors: int) -> None:
-        super().__init__(problem, config, processors)
-        if self.of_numbers is not None:
-            self.numbers = self.of_numbers.shape
 
     def __call__(  # type: ignore[override]
         self,

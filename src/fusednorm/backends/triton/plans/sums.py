@@ -89,8 +89,8 @@ class SumBackward(BackwardPlan):
     that gate, pre_add, and the tensors for the gradients of pre_add and of the gate; each None where there is none.
     Where the gradient of a pre_add of numbers is made, the tensor for it is the last one."""
 
-    #: The shape of the gradient of a pre_add of a number for each sample and channel, where it is made.
-    numbers: tuple[int, int] | None = None
+    #: The launch that makes the gradient of a pre_add of a number for each sample and channel, where it is made.
+    of_numbers: Any = None
 
     def __call__(  # type: ignore[override]
         self,
@@ -117,8 +117,9 @@ class SumBackward(BackwardPlan):
         ]
         around = SumGradients(post_add=grad_post_add)
         product = () if gated is None else self.product(gated, around)
-        if self.numbers is not None:
-            around.pre_add = self.allocate(self.numbers, packed_strides(self.numbers), self.compute)
+        if self.of_numbers is not None:
+            shape = self.of_numbers.shape
+            around.pre_add = self.allocate(shape, packed_strides(shape), self.compute)
             product = (around.pre_add,)
         if not self.empty:
             parameters = contiguous(o.weight), contiguous(o.bias), contiguous(o.scale), contiguous(o.shift)

@@ -398,11 +398,6 @@ class TilesBackward(BackwardPlan):
 class TilesSumBackward(TilesBackward, SumBackward):
     """The same with sums around the norm."""
 
-    def __init__(self, made_for: Problem, problem: Problem, config: TilesConfig) -> None:
-        super().__init__(made_for, problem, config)
-        if self.of_numbers is not None:
-            self.numbers = self.of_numbers.shape
-
     def operands(self, data: Tensors, saved: Tensors) -> tuple[tuple[Tensors, Tensors], tuple[Tensors, Tensors]]:
         grad_output, input, post_add, grad_sum, dz = data[:5]
         given = grad_output, input
