@@ -432,6 +432,7 @@ CONVERTING: dict[str, Callable[[dict[str, Tensor]], Sequence[Tensor]]] = {
     "layer_norm": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"], t["b"])],
     "layer_norm of float32": lambda t: [fusednorm.layer_norm(t["x"].float(), (1500,), t["w"], t["b"].double())],
     "a weight alone": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"])],
+    "a bias alone": lambda t: [fusednorm.layer_norm(t["x"], (1500,), None, t["b"])],
     "rms_norm": lambda t: [fusednorm.rms_norm(t["x"], (1500,), t["w"])],
     "kept dz": lambda t: [fusednorm.layer_norm(t["x"], (1500,), t["w"], t["b"], activation="gelu")],
     "a sum": lambda t: fusednorm.rms_norm(t["x"], (1500,), t["w"], pre_add=t["h"], return_sum=True),
