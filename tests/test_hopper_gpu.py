@@ -11,6 +11,7 @@ import torch
 from cpu_support import ACTIVATIONS, backward, faults, forward
 from test_triton_sums_gpu import plans_made
 from torch import Tensor
+from torch.nn import functional
 
 import fusednorm
 from fusednorm.backends.hopper import instances
@@ -300,11 +301,13 @@ def test_a_sum_before_a_large_norm_is_made_in_the_one_read(
     t = {name: one.requires_grad_() for name, one in t.items()}
     grads = [torch.randn(shape, device="cuda").to(dtype).contiguous(memory_format=form) for _ in range(2)]
     made = plans_made(monkeypatch)
+    # Of millions of float32 numbers some lie within a rounding of 0, where relu's slope is 0 or 1 by chance.
+    activation = "silu" if dtype == torch.float32 else "relu"
 
     def ours(t: dict[str, Tensor], return_sum: bool) -> Any:
         sums = {"pre_add": t["numbers"] if "numbers" in t else t["pre_add"], "return_sum": return_sum}
         sums |= {name: t[name] for name in ("pre_gate", "post_add") if name in t}
-        return norm_of_test(t, groups, t["x"], activation="relu", **sums)
+        return norm_of_test(t, groups, t["x"], activation=activation, **sums)
 
     def total(t: dict[str, Tensor]) -> Tensor:
         s = t["pre_add"] if "pre_add" in t else t["numbers"][:, :, None, None]
@@ -312,7 +315,7 @@ def test_a_sum_before_a_large_norm_is_made_in_the_one_read(
 
     def plain(t: dict[str, Tensor], s: Tensor) -> tuple[Tensor, Tensor]:
         z = plain_norm(t, groups, s)
-        return torch.relu(z + t["post_add"] if "post_add" in t else z), s
+        return getattr(functional, activation)(z + t["post_add"] if "post_add" in t else z), s
 
     outputs = ours(t, True)
     found = [*(one.detach() for one in outputs), *torch.autograd.grad(outputs, list(t.values()), grads)]
