@@ -13,6 +13,7 @@ from fusednorm.backends.triton.config.device import PROCESSORS
 from fusednorm.backends.triton.config.flat import flat_for, flat_pays, is_dense, most_width
 from fusednorm.backends.triton.config.held import MOST_HELD, held_for
 from fusednorm.backends.triton.config.holding import (
+    CACHED_BYTES,
     LARGE_HELD,
     fills_block,
     full_of_singles,
@@ -74,9 +75,8 @@ LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without a smooth activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one,
 #: (1912, 4096) with relu 9.1 and 10.0.
 SIMPLE_ROW = 2560
-#: Elements of rows of 32-bit single loads up to which registers are faster than steps, and the bytes that the L2 holds
-#: beside what is written.
-LONGEST_SINGLES, CACHED_BYTES = 20480, 40 << 20
+#: Elements of rows of 32-bit single loads up to which registers are faster than steps.
+LONGEST_SINGLES = 20480
 #: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
 #: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200; without a mean up to twice as many, 1377
 #: x 59918 170 and 137.
@@ -582,6 +582,10 @@ def _for_rows(problem: Problem) -> Instance:
     if short and 0 < length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
         fewest = max(fewest, FEW // length)
     stepped = wide and (waves or (length > least and count >= fewest))
+    if short and problem.norm.has_mean and not problem.norm.smooth and length == STEPPED_ROW:
+        # (714, 8192) in bf16 with relu takes 9.3 us in steps, and 12.0 in registers, (5000, 8192) 45.7, and 47.1, but
+        # (300, 8192) 6.0 both ways, (714, 8192) with silu 10.7, and 10.3.
+        stepped = stepped or 2 * PROCESSORS < count <= 40 * PROCESSORS
     if PAIR_LOAD <= load_bytes(problem) < WIDE_LOAD and short and STEPPED_ROW < length <= 2 * STEPPED_ROW:
         # rms_norm of (470, 14310) in bf16 takes 10.1 us in steps, and 13.2 in registers, but (700, 12002) is as fast.
         stepped = stepped or (not problem.norm.has_mean and 2 * PROCESSORS < count <= 4 * PROCESSORS)

@@ -400,7 +400,7 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if problem.modulated and single and size == 2 and seen.elements == WALKED_LANES:
         # (14319, 2464) in 32 groups in bf16 takes 326 us so, and 372 with one unit of 8 samples.
         return walk_of(seen, min(8, power_of_two(seen.in_sample)), WALKED_TILE, 16, 32, 3)
-    if problem.modulated and single and size == 2:
+    if problem.modulated and single and size == 2 and seen.elements > 4:
         # (9000, 352) in 32 groups in bf16 with silu takes 53 us so, and 69 with p and q in memory.
         return walk_of(seen, max(1, units // 2), WALKED_TILE, 16, 8, 3)
     if problem.modulated and narrow and not single:
@@ -595,15 +595,18 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         if seen.elements <= 4096:
             return 16
         return 64 if size == 2 and total > 4 * SMALL_HELD else 32
-    groups = seen.across == "channel" and seen.rows > 1 and seen.units > (4 if size == 2 else 3) * PROCESSORS
-    if problem.backward and narrow and groups and 1024 <= seen.elements <= 4096 and not problem.norm.smooth:
+    groups = seen.across == "channel" and seen.rows > 1 and seen.units > 2 * PROCESSORS
+    groups = groups and (size == 2 or not problem.norm.smooth)
+    if problem.backward and narrow and groups and 1024 <= seen.elements <= 4096:
         # (64, 200, 15, 15) in 50 groups in fp32 takes 12.0 us so, and 13.1 on four warps, (22, 1280, 5, 5) in 32 7.4
-        # and 8.8, (12, 512, 19, 19) in 256 groups in bf16 9.0, and 7.6 on two.
+        # and 8.8, (12, 512, 19, 19) in 256 groups in bf16 9.0, and 7.6 on two, in fp16 (100, 512, 15, 15) in 32 with
+        # silu 38, and 59 with 16, (100, 512, 7, 7) 12.1 and 17.6, without it (10, 256, 17, 17) 5.6 and 6.5.
         return 32 if seen.elements > 1024 or seen.rows > 2 else 16
     light = not problem.backward or (size == 4 and problem.norm.activation is None)
-    if light and seen.across == "channel" and narrow and seen.elements == SHARING_HELD:
-        # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us so, and 12.2 with 16, backward 18.5 and 24.2, (4, 512,
-        # 21, 21) in fp16 with silu 4.0 and 4.6.
+    large = seen.elements == SHARING_HELD or (seen.elements == SMALL_UNIT and size == 4 and not problem.backward)
+    if light and seen.across == "channel" and narrow and large:
+        # (20, 512, 17, 17) in 32 groups in fp32 takes 10.1 us so, and 12.2 with 16, backward 18.5 and 24.2, (30, 256,
+        # 17, 17) with silu 7.4 and 8.5, (4, 512, 21, 21) in fp16 with silu 4.0 and 4.6.
         return 32
     if problem.backward and seen.across == "sample" and size == 4 and seen.affine != 3 and seen.elements == 8192:
         return 16  # (40, 600, 10, 10) takes 10.7 us so, and 12.8 with 32
@@ -626,6 +629,10 @@ def _small_thread(problem: Problem, seen: HeldUnits, narrow: bool) -> int:
     """The elements of a thread in a small problem."""
     if seen.contiguous:
         if seen.elements <= 32:
+            if problem.backward and seen.affine == 3 and problem.view.spatial == 1 and not problem.norm.smooth:
+                # Four sums: batch_norm of (9, 2048) in fp32 takes 2.0 us with 8, and 2.6 with 2, (30, 1024) 2.2, and
+                # 2.7.
+                return 8
             # (10, 38, 3, 3) in fp16 and channels_last takes 1.57 us with 8, and 1.72 with two.
             # batch_norm of (19, 32) in fp32 takes 1.6 us with 2, and 1.8 with 8.
             alone = problem.norm.per_batch and problem.dtype == "float32"

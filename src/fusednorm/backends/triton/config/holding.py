@@ -49,6 +49,11 @@ EVEN_PLANE = 96
 #: Positions of a plane that lies along one axis with those of other samples, or that narrow loads read, beyond which it
 #: fills tiles.
 LONG_FLAT_PLANE = 1024
+#: Positions of a plane up to which tiles of several channels have few of each, and channels of a group that are many
+#: for the program that holds them.
+SHORT_PLANE, MANY_PLANES = 32, 16
+#: Bytes that the L2 holds from one read to the next, beside what is written.
+CACHED_BYTES = 40 << 20
 #: Samples from which on batch_norm's spread planes fill tiles.
 SPREAD_PAYS = 32
 
@@ -210,6 +215,11 @@ def _holding_forward_pays(problem: Problem, seen: HeldUnits, full: float) -> boo
         # 22.5, (12, 320, 15, 15) in 16 with relu 4.8 and 5.9.
         return True
     single = single and several
+    many = seen.units > 2 * PROCESSORS and seen.rows > MANY_PLANES
+    if single and many and problem.reduced > LARGE_HELD and seen.elements == SHARING_HELD:
+        # In 32 groups in bf16 (30, 1024, 13, 13) with silu takes 30 us whole, and 14.0 in tiles, in fp16 (30, 2048, 11,
+        # 11) 28.9 held, and 15.4, but (30, 512, 17, 17) with silu 12.1 held, and 14.4.
+        return False
     if single and seen.elements == MOST_HELD and seen.units > PROCESSORS:
         return False  # (10, 960, 7, 7, 7) in 32 groups in bf16 takes 14.2 us held, 63 % full, and 10.0 in tiles
     lanes, shared = seen.units * seen.elements, seen.elements <= SHARING_HELD
@@ -257,6 +267,8 @@ def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
         return False  # (68, 8, 64, 64) in two groups in bf16 with relu takes 10.1 us held, and 7.7 in tiles
     if seen.across == "channel" and size < 8 and seen.elements <= LARGE_HELD and load_bytes(problem) < WIDE_LOAD:
         return _narrow_groups_pay(problem, seen, full)
+    if size == 2 and seen.elements == SHARING_HELD and fills_tiles(problem, seen):
+        return False  # (4, 1024, 13, 13) in 32 groups in fp16 takes 8.0 us held, and 5.1 in tiles
     large = seen.elements == SHARING_HELD and _singles(problem)
     if large and seen.units <= PROCESSORS // 8:
         return False  # (1, 2048, 5, 5) in 8 groups in fp32 with scale and shift takes 6.4 us held, and 4.8 in tiles
@@ -293,8 +305,24 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     320 groups with gelu takes 14.4 us held, and 34 in tiles, in bf16 (12, 512, 19, 19) in 256 7.6 and 10.7, in fp32
     (22, 1280, 5, 5) in 32 7.4 and 8.8. Of larger groups it does where they are many, and in 32 bits fill their lanes:
     (65, 256, 17, 17) in 32 groups in fp16 takes 15.3 us held, and 18.5 in tiles, (4, 640, 13, 9) with scale and shift
-    and relu 5.9 and 4.2, in fp32 (40, 256, 21, 21) 18.5 and 21.6, (64, 960, 9, 9) 40 and 32."""
+    and relu 5.9 and 4.2, in fp32 (40, 256, 21, 21) 18.5 and 21.6, (64, 960, 9, 9) 40 and 32.
+    Groups of many channels are faster in tiles. In 32 groups in fp16 (10, 1024, 7, 7) takes 7.2 us held, and 4.4 in
+    tiles, (30, 1024, 11, 11) with silu 24.8 and 16.9, (30, 512, 15, 15) 15.2 and 11.7, (2, 512, 11, 11) 3.8 and 3.0,
+    but (1, 512, 11, 11) 2.8 and 3.0, (100, 512, 15, 15) with silu, whose second read does not come from the L2, 38 and
+    46. In fp32 (10, 1024, 11, 11) takes 10.9 and 8.5, (10, 512, 15, 15) 8.8 and 7.9, but (30, 512, 13, 13) 16.7 and
+    20.1, (30, 512, 11, 11) 9.8 and 11.1, (30, 256, 17, 17) 12.3 and 21.9."""
     short = DTYPE_BYTES[problem.dtype] == 2
+    if seen.elements >= LARGE_HELD // 2 and fills_tiles(problem, seen):
+        if short and seen.units <= PROCESSORS // 4:
+            return seen.elements < LARGE_HELD
+        read_twice = 2 * DTYPE_BYTES[problem.dtype] * problem.view.numel > CACHED_BYTES
+        if short:
+            return read_twice and seen.rows <= MANY_PLANES and full >= 0.8
+        if seen.rows > MANY_PLANES or seen.units <= 3 * PROCESSORS:
+            return False
+    many = seen.units > 4 * PROCESSORS and not problem.modulated
+    if not short and many and seen.elements == LARGE_HELD and seen.rows <= MANY_PLANES:
+        return True
     if seen.elements == LARGE_HELD:
         # Of few elements too: (51, 1048, 3) in two groups in bf16 takes 4.3 us held, and 5.8 in tiles.
         some = PROCESSORS if problem.view.numel > SMALL_HELD else PROCESSORS // 2
@@ -302,6 +330,17 @@ def _narrow_groups_pay(problem: Problem, seen: HeldUnits, full: float) -> bool:
     if not short and seen.units <= 3 * PROCESSORS and problem.view.numel > SMALL_HELD:
         return full >= 0.6  # (10, 1280, 5, 5) in 32 groups in fp32 takes 5.8 us held, and 5.4 in tiles
     return problem.view.numel <= FEW or full >= 0.45
+
+
+def fills_tiles(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether groups have so many channels of planes of some length that narrow loads read that tiles of 8 channels are
+    full, where those of whole groups leave lanes empty, or wait for sums over many channels. In fp16 (30, 320, 13, 13)
+    in 32 groups with relu takes 12.4 us backward held, and 15.9 in tiles, in bf16 (30, 512, 7, 14), whose loads are
+    pairs, 7.7 and 8.6, (10, 1024, 7, 14) 8.1 and 7.1."""
+    size, load = DTYPE_BYTES[problem.dtype], load_bytes(problem)
+    many = seen.rows >= MANY_PLANES and (load == size or seen.rows > MANY_PLANES)
+    planes = seen.across == "channel" and seen.rows % 8 == 0 and seen.columns > SHORT_PLANE
+    return planes and many and load < WIDE_LOAD
 
 
 def _singles(problem: Problem) -> bool:
@@ -425,14 +464,24 @@ def fuller_whole(problem: Problem, seen: HeldUnits) -> bool:
         # (31, 2048, 5, 7) in 32 groups in fp32 takes 12.7 us whole, and 23.8 held, but (16, 128, 31, 31) in bf16 with
         # gelu 8.0 and 6.0.
         return True
-    if _singles(problem) and SMALL_UNIT // 4 < problem.reduced <= SMALL_UNIT and not problem.backward:
-        return True  # (30, 512, 11, 11) in 32 groups in fp32 takes 6.3 us whole, and 7.1 held
+    some = seen.elements < LARGE_HELD or seen.rows > MANY_PLANES
+    if _singles(problem) and SMALL_UNIT // 4 < problem.reduced <= SMALL_UNIT and some and not problem.backward:
+        # (30, 512, 11, 11) in 32 groups in fp32 takes 6.3 us whole, and 7.1 held, but with silu (30, 512, 13, 13) 10.7,
+        # and 9.2, (30, 256, 17, 17) 10.2, and 7.4.
+        return True
     if short and problem.num_statistics <= PROCESSORS:
         return True  # on an H100 (20, 102, 3) in two groups in bf16 with silu takes 1.8 us whole, and 2.0 held
     odd = seen.across == "channel" and DTYPE_BYTES[problem.dtype] == 2 and load_bytes(problem) < WIDE_LOAD
-    slow = odd and problem.norm.smooth and not problem.backward
+    single = odd and load_bytes(problem) == DTYPE_BYTES[problem.dtype] and seen.columns > SHORT_PLANE
+    if single and seen.rows > MANY_PLANES and problem.reduced <= SMALL_UNIT and not problem.modulated:
+        # In 32 groups in fp16 (10, 2048, 7, 7) takes 4.3 us whole, and 6.3 held, (30, 1024, 11, 11) with silu 9.3 and
+        # 10.4, but (30, 512, 13, 13) 8.7 and 7.3.
+        return not problem.backward
+    slow = odd and problem.norm.smooth and not problem.backward and seen.rows > MANY_PLANES
     if slow and seen.elements == SHARING_HELD and seen.units > PROCESSORS and not problem.modulated:
-        return True  # (12, 1024, 7, 15) in 16 groups in fp16 with silu takes 6.2 us whole, and 8.1 held
+        # (12, 1024, 7, 15) in 16 groups in fp16 with silu takes 6.2 us whole, and 8.1 held, but (30, 512, 21, 21) in 32
+        # 18.8, and 13.9.
+        return True
     # (20, 320, 13, 13) in 32 groups in fp32 takes 4.6 us held, 41 % full, and 5.1 whole, 83 % full.
     least = 0.45 if seen.columns > 128 and not problem.backward else 0.7
     return (problem.reduced <= SMALL_UNIT and held < least * whole) or few_odd_planes(problem)
@@ -466,7 +515,10 @@ def whole_pays(problem: Problem) -> bool:
     """
     view, size, block = problem.view, DTYPE_BYTES[problem.dtype], power_of_two(problem.reduced)
     if problem.reduced <= SMALL_UNIT or view.spatial == 1:
-        return True
+        # (30, 1024, 11, 11) in 32 groups with scale and shift and silu in fp16 takes 13.2 us whole, and 10.5 in tiles.
+        single = load_bytes(problem) == size == 2 and view.group_channels > MANY_PLANES and view.spatial > SHORT_PLANE
+        large = problem.reduced > LARGE_HELD // 2 and problem.num_statistics > 4 * PROCESSORS
+        return not (single and large and problem.modulated and problem.norm.smooth)
     if view.group_channels > 1:
         return few_odd_planes(problem)
     if block <= 8192:

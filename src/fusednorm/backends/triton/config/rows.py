@@ -115,6 +115,8 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     if problem.dtype == "float32" and problem.norm.has_mean and problem.reduced == block == 8192:
         return StepsConfig(2048, 16)  # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps
     mean = problem.norm.has_mean
+    if DTYPE_BYTES[problem.dtype] == 2 and mean and block == 8192:
+        return StepsConfig(2048, 8)  # (714, 8192) in bf16 takes 8.8 us so, and 9.4 whole
     if DTYPE_BYTES[problem.dtype] == 2 and mean and block == 2 * MOST_ROW:
         # (500, 20480) in bf16 takes 14.2 us in steps of 2048, and 16.6 of 4096, but in fp16 (456, 25704), whose last
         # step is not full, 21.0 and 18.2, and in bf16 (800, 28672) 33.3 and 31.0.
@@ -200,9 +202,14 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
     if size == 4 and wide and few and block == 128 and 8 * view.channels <= 7 * block and view.samples > 8 * MANY_ROWS:
         # (7574, 72) with relu takes 7.3 us so, and 9.7 with half as many rows, rms_norm of (8310, 76) 7.1 and 8.1.
         return RowsBackwardConfig(8, 2, 4 * PROCESSORS, stages=1 if problem.norm.has_mean else 4)
-    if size == 4 and wide and not few and 128 <= block <= 256 and 8 * view.channels <= 7 * block:
-        # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
-        return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
+    if size == 4 and wide and not few and 8 * view.channels <= 7 * block:
+        if block == 128 and (view.numel <= 5 * FEW_ELEMENTS or not problem.norm.has_mean):
+            # Steps of 16 rows with none in flight: (16610, 108) takes 11.5 us so, and 15.4 in steps of 8 with two in
+            # flight, (45000, 108) 22.1 and 24.6, rms_norm of (60000, 108) 23.1 on four warps, and 28.1.
+            return RowsBackwardConfig(16, 2 if problem.norm.has_mean else 4, 4 * PROCESSORS, stages=1)
+        if 128 <= block <= 256:
+            # 60000 x 96 takes 24.8 us so, and 32.6 with half as many rows, 30000 x 192 21.8 and 25.0.
+            return RowsBackwardConfig(1024 // block, block // 128, 8 * PROCESSORS * 128 // block, stages=3)
     if size == 4 and wide and not few and block == 512 and 8 * view.channels <= 7 * block and not problem.norm.has_mean:
         # rms_norm of (60000, 308) takes 61 us so, and 70 with one row.
         return RowsBackwardConfig(2, 2, 4 * PROCESSORS, stages=4)
@@ -310,6 +317,12 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
     # Of single elements layer_norm of 3150 x 3119 in bf16 takes 26.3 us so, and 32.3 with twice as many sums.
     single = load_bytes(problem) < PAIR_LOAD and block == 4096 and not short and problem.norm.has_mean
     most = 2 if single and problem.norm.activation is None else 4
+    if block == 4096 and problem.norm.has_mean and (warps == 8 or problem.norm.activation):
+        # Fewer sums: with silu (540, 4096) in bf16 takes 10.8 us with one program to a multiprocessor, 12.5 with two,
+        # and 14.7 with four, (1100, 4096) 15.2, 16.1 and 19.0, (2000, 4096) 22.9, 21.4 and 26.7, (16384, 3072) in fp16
+        # 125, 100 and 104, without an activation (540, 4096) 9.6 and 10.8, (1100, 4096) 13.6 and 13.8.
+        least = (12 if problem.norm.activation else 8) * PROCESSORS
+        most = 1 if load_bytes(problem) == WIDEST_LOAD and not short and view.samples <= least else min(most, 2)
     programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
     return RowsBackwardConfig(1, warps, programs, stages=3)
 
@@ -323,6 +336,9 @@ def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:
         return RowsBackwardConfig(1, 16, PROCESSORS, reload=norm.has_mean)
     if DTYPE_BYTES[problem.dtype] != 2:
         return None
+    if block == 4096 and norm.smooth and norm.has_mean and load == PAIR_LOAD and 8 * view.channels <= 5 * block:
+        # (1500, 2090) in bf16 with gelu takes 17.0 us so, and 23.4 with a row to a program, (10000, 2090) 79 and 96.
+        return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
     few = view.samples <= 4 * PROCESSORS
     if block == 4096 and norm.activation is not None and not norm.has_mean and (few or load < PAIR_LOAD):
         # rms_norm of (3627, 2091) in bf16 with silu takes 25.8 us so, and 32.1 with a row to a program, of (520, 3072)

@@ -140,8 +140,11 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         return replace(found, output=replace(found.output, warps=8))
     if sample.view.numel > 2 * FEW:
         return found
-    # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round.
-    reduction = replace(found.reduction, warps=max(4, found.reduction.warps))
+    # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. In large tiles (23725, 33) in
+    # bf16 with leaky_relu takes 19.1 us on 8, and 26.3 on 4.
+    read = found.reduction
+    least = 8 if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048 else 4
+    reduction = replace(read, warps=max(least, read.warps))
     return TilesConfig(reduction, replace(found.output, warps=2))
 
 
@@ -412,7 +415,10 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
             # a backward: (49, 133, 5, 5) in fp32 takes 5.0 us so, and 6.0 on one, (7, 13, 1024) in bf16 with gelu 5.3
             # and 6.2.
             short = read == 4 or (read == 8 and blocks * count <= 2 * PROCESSORS)
-            alone = 2 if short or (problem.backward and view.numel <= SMALL_HELD) else 1
+            # Some of 32 bits too: (23725, 18) with scale and shift takes 8.8 us so, and 9.4 on one, (16000, 31) 6.6 and
+            # 7.1.
+            few = view.numel <= SMALL_HELD * (2 if size == 4 and read == READ_CHANNELS // 2 else 1)
+            alone = 2 if short or (problem.backward and few) else 1
             warps, stages = (4 if _few_singles(problem, runs.alignment, blocks * count, read) else alone), 1
             if view.channels <= read == READ_CHANNELS and size == 2 and not problem.backward:
                 # On an H100 (10, 50, 30, 30) in bf16 takes 6.2 us so, and 6.9 in rows of 64 channels.
@@ -434,11 +440,18 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         reduction = PassConfig(read, positions, tiles, 2, BACKWARD_STAGES)
         if runs.repeat > 1 and size == 2:
             reduction = _repeated(problem, reduction, view.spatial)
+        elif runs.repeat > 1 and problem.norm.per_batch and size == 4 and view.numel <= FEW:
+            # batch_norm of (65536, 18) takes 11.8 us so, and 13.5 in half of it on two warps, (65536, 30) 14.4, and
+            # 15.2.
+            reduction = replace(reduction, positions=2 * positions, warps=4)
         return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
     reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
-    some = view.samples > 1 or view.numel > 3 * MANY
-    if tiles * positions < 256 and chunks >= MERGED and some and problem.view.group_channels <= READ_CHANNELS:
+    # Of channels that repeat (1, 3, 73, 73, 73) in 3 groups in fp16 takes 12.3 us so, and 13.9 on one warp, batch_norm
+    # of (16, 3, 224, 224) 14.2 and 17.5, but instance_norm of (8, 3, 256, 256) 9.7, and 8.9.
+    least = MERGED if runs.repeat == 1 or problem.norm.per_batch else 4 * MERGED
+    some = view.samples > 1 or view.numel > 3 * MANY or runs.repeat > 1
+    if tiles * positions < 256 and chunks >= least and some and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 4 * PROCESSORS:
         # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one.

@@ -38,12 +38,18 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         return _short_whole(problem, block, narrow)
     if 4096 <= block <= 8192 or (block == 16384 and narrow and size == 2):
         full = _fills(problem.reduced, block)
-        thread = 64 if block > 4096 and units > 4 * PROCESSORS and size == 2 and not full else 32
+        # layer_norm of (1000, 6144) in bf16 takes 9.4 us with 32, and 11.8 with 64, but (714, 5120) with relu 7.6, and
+        # 6.7.
+        long = block == 8192 and 8 * problem.reduced > 5 * block and problem.view.spatial == 1
+        least = (16 if long and problem.norm.has_mean else 4) * PROCESSORS
+        thread = 64 if block > 4096 and units > least and size == 2 and not full else 32
         if block == 16384 and units > PROCESSORS and not problem.norm.has_mean:
             thread = 64  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
         odd = load_bytes(problem) < WIDE_LOAD and _several(problem) and problem.view.group_channels >= 16
-        if size == 2 and odd and problem.norm.smooth and block <= 8192:
-            thread = 16  # (25, 384, 13, 13) in 16 groups in fp16 with silu takes 5.6 us so, and 6.4 with 32
+        if size == 2 and odd and problem.norm.smooth and block <= 8192 and units * block <= 2 * PROCESSORS * 8192:
+            # (25, 384, 13, 13) in 16 groups in fp16 with silu takes 5.6 us so, and 6.4 with 32, but (30, 1024, 11, 11)
+            # in 32 10.4, and 9.3, of longer ones (10, 2048, 11, 11) 10.7 and 8.8.
+            thread = 16
         if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
             thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
