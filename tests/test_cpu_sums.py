@@ -14,6 +14,9 @@ from torch import Tensor
 import fusednorm
 from fusednorm import dispatch
 from fusednorm.backends.cpu import instances
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands, Sums
+from fusednorm.problems import sum_forward_problem
 
 Tensors = dict[str, Tensor]
 #: Relative to the largest value of a result: s and the result are rounded, sums lose a little.
@@ -244,6 +247,45 @@ def test_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
         for function, arguments in (("group_norm", (2,)), ("batch_norm", (None, None, None, None, True))):
             tensors = given(PLANES, *names, order=channels_last)
             assert faults(monkeypatch, function, tensors, *arguments, activation="silu") == [], (function, names)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("order", [Tensor.contiguous, channels_last])
+@pytest.mark.parametrize("shape", [PLANES, SPLIT, SHORT, (2, 6, 30, 20), (2, 1030, 5, 6)])
+def test_a_sum_that_nobody_keeps_gives_the_same_output(
+    shape: tuple[int, ...], order: Callable[[Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """Whether it is made twice, lies in a thread's own room or in memory: planes whole and in pieces, tiles, and slabs
+    of rows of several positions, and of more channels than are summed at a time."""
+    for names in (("pre_add",), ("pre_add", "pre_gate"), ("number",), ("number", "post_add")):
+        tensors = {name: one.to(dtype) for name, one in given(shape, *names, order=order).items()}
+        x = tensors.pop("input")
+        kept, s = fusednorm.group_norm(x, 2, activation="silu", **tensors, return_sum=True)
+        found = fusednorm.group_norm(x, 2, activation="silu", **tensors)
+        if dtype == torch.bfloat16 or order is channels_last:
+            assert torch.equal(found, kept), names
+        torch.testing.assert_close(found, kept, rtol=1e-6, atol=1e-6)  # another loop may sum in another order
+        before = tensors["pre_add"] if "pre_add" in names else tensors["pre_add"][:, :, None, None]
+        gate = tensors["pre_gate"].float()[:, :, None, None] if "pre_gate" in tensors else 1.0
+        torch.testing.assert_close(s, (x.float() + gate * before.float()).to(dtype), rtol=1e-6, atol=1e-6)
+        composed = fusednorm.group_norm(
+            s, 2, activation="silu", **{k: v for k, v in tensors.items() if k == "post_add"}
+        )
+        tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(kept, composed, rtol=tolerance, atol=tolerance)
+
+
+def test_a_sum_of_32_bits_that_nobody_keeps_is_made_twice() -> None:
+    """Not one of 16 bits, whose numbers would be rounded twice, nor in slabs one of tensors with several steps."""
+    norm = norm_of("group_norm", 2)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        x, wide = drawn(*SPLIT).to(dtype), drawn(3, 16, 53, 54).to(dtype)
+        for instance, order in ((instances.PLANES_SPLIT, Tensor.contiguous), (instances.SLABS, channels_last)):
+            for pre, apart in ((x, False), (wide, True)):
+                sums = Sums(pre_add=order(pre)[:, :8])
+                plan: Any = instance.plan(sum_forward_problem(norm, Operands(order(x)), sums, False))
+                kept = dtype == torch.bfloat16 or (apart and order is channels_last)
+                assert plan.keeps_sum == kept, (dtype, instance.name, apart)
 
 
 def test_short_planes_of_batch_norm(monkeypatch: pytest.MonkeyPatch) -> None:

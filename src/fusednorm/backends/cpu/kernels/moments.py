@@ -37,8 +37,9 @@ def merge(count, mean, m2, other_count, other_mean, other_m2):
 
 
 @cache
-def moments(element: Element):
-    """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares)."""
+def moments(element: Element, vectors: bool = True):
+    """moments(x, offset, n, rms) -> (mean, M2) in float64 of n contiguous elements; rms: (0, sum of squares). Without
+    ``vectors`` the element's load takes one at a time, of whatever x is."""
     load, nearest, T = element.load, element.round, element.compute
     vector = lanes(element.dtype)
     load_vector = vector.load_total if load is element.load_total else vector.load
@@ -96,7 +97,7 @@ def moments(element: Element):
 
     @exact
     def moments(x, offset, n, rms):
-        if VECTOR <= n <= SHORT:
+        if vectors and VECTOR <= n <= SHORT:
             return short_moments(x, offset, n, rms)
         mean, m2 = chunk_moments(x, offset, min(n, CHUNK), rms)
         for start in range(CHUNK, n, CHUNK):

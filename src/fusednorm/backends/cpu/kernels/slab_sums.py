@@ -1,7 +1,8 @@
 """The sums around norms of channels_last, on the slabs of slabs.py and slabs_backward.py.
 
-A slab of s goes to memory while it is made, and is read from cache. dz of a slab goes to memory as the gradient of z +
-post_add, from where the input's gradient reads it.
+A slab of s goes to memory while it is made, and is read from cache; or its statistics are read from s while it is
+made, which then goes to memory where it is kept, and else is made again for the output. dz of a slab goes to memory as
+the gradient of z + post_add, from where the input's gradient reads it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from fusednorm.backends.cpu.geometry import (
     TOTAL_STEP,
 )
 from fusednorm.backends.cpu.kernels.affine import normalized
-from fusednorm.backends.cpu.kernels.device import exact, reassociated, span
+from fusednorm.backends.cpu.kernels.device import exact, inlined, reassociated, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
@@ -34,15 +35,17 @@ from fusednorm.backends.cpu.kernels.slabs import (
     FLUSH,
     TILE,
     add_folded,
+    by_column,
     channel_count,
     locate,
+    repeated,
     row_width,
     rows_of,
     slab_moments,
 )
 from fusednorm.backends.cpu.kernels.slabs_backward import gradient_slab
 from fusednorm.backends.cpu.kernels.sums import add_row
-from fusednorm.backends.cpu.kernels.variants import summed
+from fusednorm.backends.cpu.kernels.variants import keeping, summed
 
 
 @cache
@@ -75,15 +78,52 @@ def _sum_slab(element: Element, by_channel: bool):
 
 
 @cache
-def _apply_slab(element: Element, value, adds_before: bool, adds_behind: bool):
-    load, load_post, read, store, T = element.load, element.load, element.read, element.store, element.compute
-    sample, step = INPUT_SAMPLE, INPUT_STEP
+def _making_at(element: Element, by_channel: bool, keeps: bool):
+    """load_at(parts, i, c), which makes element i of s, in column c, of the parts that :func:`_parts` gives; with
+    ``keeps`` it goes to ``total`` too. All tensors have the input's strides."""
+    load, read, nearest, put = element.load, element.read, element.round, element.put_total
+
+    @inlined
+    def at(parts, i, c):
+        x, pre, numbers, q, total = parts
+        s = load(x, i) + (read(numbers, q + c) if by_channel else load(pre, i))
+        if keeps:
+            put(total, i, s)
+        return nearest(s)
+
+    return at
+
+
+@cache
+def _parts(element: Element, by_channel: bool):
+    scratch = element.scratch
+
+    @exact
+    def parts(x, pre, numbers, total, geometry, task, together):
+        """What s of a slab's sample is made of; the numbers of channels as often as a row has positions."""
+        n, _, _ = locate(geometry, task)
+        channels = channel_count(geometry)
+        if by_channel and geometry[REPEAT] > 1:
+            for c in range(channels):
+                together[c] = numbers[n * channels + c]
+            repeated(together, 0, channels, row_width(geometry))
+            return x, pre, together, 0, total
+        return x, pre, numbers, n * channels, total
+
+    return parts, scratch
+
+
+@cache
+def _apply_slab(element: Element, value, adds_before: bool, adds_behind: bool, load_at=None):
+    load_post, read, store, T = element.load, element.read, element.store, element.compute
+    at, sample, step = load_at or by_column(element), INPUT_SAMPLE, INPUT_STEP
     if adds_before:
-        load, sample, step = element.load_total, TOTAL_SAMPLE, TOTAL_STEP
+        at = by_column(element._replace(load=element.load_total))
+        sample, step = TOTAL_SAMPLE, TOTAL_STEP
 
     @exact
     def apply_slab(x, y, post, coefficients, geometry, activation_parameter, task):
-        """y = value(A (x - mean) rstd + B + post) of one slab, where x is the input or s."""
+        """y = value(A (x - mean) rstd + B + post) of one slab, where x is the input, s, or what that is made of."""
         n, first, positions = locate(geometry, task)
         channels, width, alpha = channel_count(geometry), row_width(geometry), T(activation_parameter)
         centre = n * COEFFICIENTS * width
@@ -96,7 +136,7 @@ def _apply_slab(element: Element, value, adds_before: bool, adds_behind: bool):
             for part in range(2):
                 start, stop = span(part, min(width, (first + positions - r) * channels))
                 for c in range(start, stop):
-                    deviation = load(x, i + c) - read(coefficients, centre + c)
+                    deviation = at(x, i + c, c) - read(coefficients, centre + c)
                     z = normalized(deviation, read(coefficients, a + c), read(coefficients, b + c))
                     if adds_behind:
                         z += load_post(post, p + c)
@@ -116,6 +156,37 @@ def build_moments(element: Element, value, pullback, by_channel=False):
             moments_of_slab(total, partials, geometry, task)
 
     return moments
+
+
+def build_made_moments(element: Element, value, pullback, by_channel=False, keeps=False):
+    """The statistics of slabs start to stop of s while it is made, in the order of the input."""
+    moments_of_slab = slab_moments(element, load_at=_making_at(element, by_channel, keeps))
+    parts, scratch = _parts(element, by_channel)
+
+    def moments(x, pre_add, pre_gate, total, partials, geometry, start, stop):
+        together = scratch()
+        for task in range(start, stop):
+            whole = parts(x, pre_add, pre_gate, total, geometry, task, together)
+            moments_of_slab(whole, partials, geometry, task)
+
+    return moments
+
+
+def build_made_apply(element: Element, value, pullback, by_channel=False, adds_behind=False):
+    """The output of slabs start to stop from s that is made again."""
+    load_at = _making_at(element, by_channel, False)
+    apply_slab = _apply_slab(element, value, False, adds_behind, load_at)
+    parts, scratch = _parts(element, by_channel)
+
+    def apply(
+        x, y, pre_add, pre_gate, total, post_add, coefficients, geometry, activation_parameter, start, stop
+    ):  # fmt: skip
+        together = scratch()
+        for task in range(start, stop):
+            whole = parts(x, pre_add, pre_gate, total, geometry, task, together)
+            apply_slab(whole, y, post_add, coefficients, geometry, activation_parameter, task)
+
+    return apply
 
 
 def build_apply(element: Element, value, pullback, adds_before=False, adds_behind=False):
@@ -222,7 +293,17 @@ def build_input_gradient(element: Element, value, pullback, adds_gradient=False)
 BUILDERS = {
     "moments_before": build_moments,
     "moments_by_channel": partial(build_moments, by_channel=True),
+    **keeping(
+        {
+            "moments_made_before": build_made_moments,
+            "moments_made_by_channel": partial(build_made_moments, by_channel=True),
+        }
+    ),
     **summed("apply", build_apply, by_channel=False),
+    "apply_made_before": build_made_apply,
+    "apply_made_before_behind": partial(build_made_apply, adds_behind=True),
+    "apply_made_by_channel": partial(build_made_apply, by_channel=True),
+    "apply_made_by_channel_behind": partial(build_made_apply, by_channel=True, adds_behind=True),
     "given_before": build_given,
     "given_before_behind": partial(build_given, adds_behind=True),
     "given_by_channel": partial(build_given, by_channel=True),

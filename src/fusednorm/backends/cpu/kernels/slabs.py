@@ -152,13 +152,27 @@ def repeated(values, first, n, total):
 
 
 @cache
-def row_adder(element: Element):
+def by_column(element: Element):
+    """load(x, i, c): element i of x, which is in column c."""
+    load = element.load
+
+    @inlined
+    def at(x, i, c):
+        return load(x, i)
+
+    return at
+
+
+@cache
+def row_adder(element: Element, load_at=None):
     """add_rows(x, i, step, rows, fours, n, pivot, first, second): the deviations of n columns of so many rows from
     their pivots, and the squares of these, added by four rows where ``fours``, which quarters the traffic on the sums.
+    ``load_at(x, i, c)`` gives element i of column c of whatever x is; such loads differ, and the sums of what they give
+    are to have the same bits.
     """
-    load, add_first, add_second = element.load, element.add_first, element.add_second
+    at, add_first, add_second = load_at or by_column(element), element.add_first, element.add_second
 
-    @reassociated
+    @(exact if load_at else reassociated)
     def add_rows(x, i, step, rows, fours, n, pivot, first, second):
         quads = rows - rows % 4 if fours else 0
         for r in range(0, quads, 4):
@@ -166,13 +180,13 @@ def row_adder(element: Element):
             i1, i2, i3 = i0 + step, i0 + 2 * step, i0 + 3 * step
             for c in range(n):
                 p = pivot[c]
-                d0, d1, d2, d3 = load(x, i0 + c) - p, load(x, i1 + c) - p, load(x, i2 + c) - p, load(x, i3 + c) - p
+                d0, d1, d2, d3 = at(x, i0 + c, c) - p, at(x, i1 + c, c) - p, at(x, i2 + c, c) - p, at(x, i3 + c, c) - p
                 add_first(first, c, (d0 + d1) + (d2 + d3))
                 add_second(second, c, (d0 * d0 + d1 * d1) + (d2 * d2 + d3 * d3))
         for r in range(quads, rows):
             i0 = i + r * step
             for c in range(n):
-                d0 = load(x, i0 + c) - pivot[c]
+                d0 = at(x, i0 + c, c) - pivot[c]
                 add_first(first, c, d0)
                 add_second(second, c, d0 * d0)
 
@@ -180,10 +194,10 @@ def row_adder(element: Element):
 
 
 @cache
-def pivot_finder(element: Element):
+def pivot_finder(element: Element, load_at=None):
     """find_pivot(x, i, step, rows, n, together, pivot): the means of n columns over some of the rows, whose elements
-    are ``together`` positions, repeated."""
-    load, nearest, add_first, T = element.load, element.round, element.add_first, element.compute
+    are ``together`` positions, repeated. ``load_at`` as there."""
+    at, nearest, add_first, T = load_at or by_column(element), element.round, element.add_first, element.compute
 
     @exact
     def find_pivot(x, i, step, rows, n, together, pivot):
@@ -197,10 +211,10 @@ def pivot_finder(element: Element):
             i0 = i + r * step
             i1, i2, i3 = i0 + step, i0 + 2 * step, i0 + 3 * step
             for c in range(n * together):
-                add_first(pivot, c, (load(x, i0 + c) + load(x, i1 + c)) + (load(x, i2 + c) + load(x, i3 + c)))
+                add_first(pivot, c, (at(x, i0 + c, c) + at(x, i1 + c, c)) + (at(x, i2 + c, c) + at(x, i3 + c, c)))
         for r in range(quads, head):
             for c in range(n * together):
-                add_first(pivot, c, load(x, i + r * step + c))
+                add_first(pivot, c, at(x, i + r * step + c, c))
         fold(pivot, n, together)
         for c in range(n):
             pivot[c] = nearest(pivot[c] / T(head * together))
@@ -210,12 +224,14 @@ def pivot_finder(element: Element):
 
 
 @cache
-def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = INPUT_STEP):
+def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = INPUT_STEP, load_at=None):
     """(mean, M2) per channel of one slab, written to the slab's place in the partials; rms: (0, sum of squares). Those
     of a run of one group's elements stand in the place of its first channel.
-    ``sample`` and ``row_step`` are the fields of the geometry that say where samples and positions lie."""
+    ``sample`` and ``row_step`` are the fields of the geometry that say where samples and positions lie; ``load_at`` is
+    as that of :func:`row_adder`, for no runs and at most TILE channels."""
     scratch, wide_scratch, T = element.scratch, accesses("float64").scratch, element.compute
-    add_rows, find_pivot, run_moments = row_adder(element), pivot_finder(element), moments(element)
+    add_rows, find_pivot, run_moments = row_adder(element, load_at), pivot_finder(element, load_at), moments(element)
+    runs = load_at is None
     most = SUMMED_BYTES // DTYPE_BYTES[element.dtype]
 
     @exact
@@ -223,7 +239,7 @@ def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = I
         n, position, positions = locate(geometry, task)
         channels, step = channel_count(geometry), geometry[row_step]
         origin = n * geometry[sample] + position * step
-        if geometry[RUN]:
+        if runs and geometry[RUN]:
             mean, m2 = run_moments(x, origin, positions * channels, geometry[RMS])
             partials[2 * task * channels], partials[(2 * task + 1) * channels] = mean, m2
             return

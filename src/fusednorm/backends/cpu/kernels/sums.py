@@ -1,4 +1,9 @@
-"""s = x + gate pre, a row at a time, for the forwards that add before they normalize; and planes with their sums."""
+"""s = x + gate pre, a row at a time, for the forwards that add before they normalize; and planes with their sums.
+
+The statistics of a plane are read from s while it is made. Where s is kept it goes to memory then, and the output is
+read from there. Where it is not, s of 32 and 64 bits is made again for the output; of 16 bits, which would be rounded
+again, a unit of it goes to room of the worker's own.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +29,11 @@ from fusednorm.backends.cpu.geometry import (
     TOTAL_WORKER,
 )
 from fusednorm.backends.cpu.kernels.affine import affine, normalized, publish
-from fusednorm.backends.cpu.kernels.device import exact, span
+from fusednorm.backends.cpu.kernels.device import exact, inlined, span
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments
 from fusednorm.backends.cpu.kernels.planes import locate, locate_piece, rows_per_unit
-from fusednorm.backends.cpu.kernels.variants import summed
+from fusednorm.backends.cpu.kernels.variants import keeping, summed
 
 
 @cache
@@ -72,10 +77,71 @@ def sum_plane(element: Element, by_channel: bool):
 
 
 @cache
-def _apply_row(element: Element, value, adds_before: bool, adds_behind: bool):
-    load, load_post, store, T = element.load, element.load, element.store, element.compute
-    if adds_before:
-        load = element.load_total
+def _making(element: Element, by_channel: bool, keeps: bool):
+    """The element whose ``load`` makes a number of s from the parts that :func:`_source` gives; with ``keeps`` it goes
+    to ``total`` too."""
+    load, nearest, put = element.load, element.round, element.put_total
+
+    @inlined
+    def make(parts, k):
+        x, i, pre, p, number, total, t = parts
+        s = load(x, i + k) + (number if by_channel else number * load(pre, p + k))
+        if keeps:
+            put(total, t + k, s)
+        return nearest(s)
+
+    return element._replace(load=make)
+
+
+def _element_of(element: Element, of: str, by_channel: bool):
+    """How a pass reads what is normalized: "input", or s: "total" that is there, "made", or made and "kept"."""
+    if of == "input":
+        return element
+    if of == "total":
+        return element._replace(load=element.load_total)
+    return _making(element, by_channel, of == "kept")
+
+
+def _first_read(adds_before: bool, keeps: bool) -> str:
+    return "input" if not adds_before else "kept" if keeps else "made"
+
+
+@cache
+def _source(element: Element, of: str, by_channel: bool):
+    """source(...) -> (whole, k): what the load reads of a row of channel c of sample n from position ``first`` on, and
+    its first number."""
+    read, T = element.read, element.compute
+
+    @exact
+    def place_in_total(geometry, worker, row, n, c, first):
+        return (
+            worker * geometry[TOTAL_WORKER] + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE]
+            + c * geometry[TOTAL_STEP] + first
+        )  # fmt: skip
+
+    @exact
+    def input_row(x, pre, numbers, total, geometry, worker, row, n, c, first):
+        return x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+
+    @exact
+    def total_row(x, pre, numbers, total, geometry, worker, row, n, c, first):
+        return total, place_in_total(geometry, worker, row, n, c, first)
+
+    @exact
+    def parts(x, pre, numbers, total, geometry, worker, row, n, c, first):
+        number = T(1)
+        if by_channel or geometry[GATE_ROWS] > 0:
+            number = T(read(numbers, n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c))
+        i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
+        p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+        return (x, i, pre, p, number, total, place_in_total(geometry, worker, row, n, c, first)), 0
+
+    return {"input": input_row, "total": total_row}.get(of, parts)
+
+
+@cache
+def _apply_row(element: Element, load, value, adds_behind: bool):
+    load_post, store, T = element.load, element.store, element.compute
 
     @exact
     def apply_row(x, i, y, j, post, p, n, mean, rstd, gain, offset, activation_parameter):
@@ -93,43 +159,38 @@ def _apply_row(element: Element, value, adds_before: bool, adds_behind: bool):
     return apply_row
 
 
-def build_forward(element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False):
-    """Units start to stop of channels_first, from statistics to output; with ``adds_before`` of s, which ``total``
-    gets, and with ``adds_behind`` of z + post_add. ``by_channel``: ``pre_gate`` has all that is added, a number for a
-    plane."""
-    source = element._replace(load=element.load_total) if adds_before else element
-    row_moments, keep, channel_affine = moments(source), publish(element), affine(element)
-    sum_row = sum_plane(element, by_channel)
-    apply_row = _apply_row(element, value, adds_before, adds_behind)
+def build_forward(
+    element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False, keeps=False
+):
+    """Units start to stop of channels_first, from statistics to output; with ``adds_before`` of s, which ``total`` gets
+    where it ``keeps`` it, and with ``adds_behind`` of z + post_add. ``by_channel``: ``pre_gate`` has all that is added,
+    a number for a plane."""
+    read = _first_read(adds_before, keeps)
+    apply = "total" if read == "kept" else read
+    row_moments = moments(_element_of(element, read, by_channel), not adds_before)
+    first_source, second_source = _source(element, read, by_channel), _source(element, apply, by_channel)
+    apply_row = _apply_row(element, _element_of(element, apply, by_channel).load, value, adds_behind)
+    keep, channel_affine = publish(element), affine(element)
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, eps,
         activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        length, channels = geometry[SPATIAL], geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        first = worker * geometry[TOTAL_WORKER]
+        length = geometry[SPATIAL]
         for unit in range(start, stop):
             count, centre, m2 = 0, 0.0, 0.0
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
-                if adds_before:
-                    t = first + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP]
-                    p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP]
-                    sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
-                    whole, i = total, t
+                whole, i = first_source(x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0)
                 row_mean, row_m2 = row_moments(whole, i, length, geometry[RMS])
                 count, centre, m2 = merge(count, centre, m2, length, row_mean, row_m2)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP]
-                if adds_before:
-                    t = first + row * geometry[TOTAL_ROW] + n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP]
-                    whole, i = total, t
+                again, j = second_source(x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0)
                 gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 apply_row(
-                    whole, i, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    again, j, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
                     post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP],
                     length, centre, inverse, gain, offset, activation_parameter,
                 )  # fmt: skip
@@ -137,48 +198,38 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
     return forward
 
 
-def build_moments(element: Element, value, pullback, by_channel=False):
-    """s of pieces start to stop, and their statistics (mean, M2)."""
-    piece_moments = moments(element._replace(load=element.load_total))
-    sum_row = sum_plane(element, by_channel)
+def build_moments(element: Element, value, pullback, by_channel=False, keeps=False):
+    """The statistics (mean, M2) of pieces start to stop of s, which ``total`` gets where it ``keeps`` it."""
+    of = _first_read(True, keeps)
+    source, piece_moments = _source(element, of, by_channel), moments(_element_of(element, of, by_channel), False)
 
     def moments_of_pieces(x, total, pre_add, pre_gate, partials, geometry, start, stop):
-        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            i = n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
-            p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
-            t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
-            sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
-            partials[2 * task], partials[2 * task + 1] = piece_moments(total, t, length, geometry[RMS])
+            whole, i = source(x, pre_add, pre_gate, total, geometry, 0, 0, n, c, first)
+            partials[2 * task], partials[2 * task + 1] = piece_moments(whole, i, length, geometry[RMS])
 
     return moments_of_pieces
 
 
 def build_apply(
-    element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False, makes_sum=False
+    element: Element, value, pullback, adds_before=False, adds_behind=False, by_channel=False, keeps=False, of=None
 ):
-    """The output of pieces start to stop of channels_first by finished statistics; with ``makes_sum`` of s that is made
-    first, as in a forward."""
-    sum_row, channel_affine = sum_plane(element, by_channel), affine(element)
-    apply_row = _apply_row(element, value, adds_before, adds_behind)
+    """The output of pieces start to stop of channels_first by finished statistics: from the input, with ``adds_before``
+    from s, or ``of`` "total" from s that is there."""
+    of = of or _first_read(adds_before, keeps)
+    source, channel_affine = _source(element, of, by_channel), affine(element)
+    apply_row = _apply_row(element, _element_of(element, of, by_channel).load, value, adds_behind)
 
     def apply(
         x, y, stats, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, activation_parameter,
         start, stop,
     ):  # fmt: skip
-        channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            whole, i = x, n * geometry[INPUT_SAMPLE] + c * geometry[INPUT_STEP] + first
-            if adds_before:
-                t = n * geometry[TOTAL_SAMPLE] + c * geometry[TOTAL_STEP] + first
-                if makes_sum:
-                    p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
-                    sum_row(x, i, pre_add, p, pre_gate, n * channels + c, geometry[GATE_ROWS] > 0, total, t, length)
-                whole, i = total, t
+            whole, i = source(x, pre_add, pre_gate, total, geometry, 0, 0, n, c, first)
             gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
             apply_row(
                 whole, i, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP] + first,
@@ -190,9 +241,9 @@ def build_apply(
 
 
 BUILDERS = {
-    **summed("forward", build_forward),
-    "moments_before": build_moments,
-    "moments_by_channel": partial(build_moments, by_channel=True),
-    **summed("apply", build_apply, by_channel=False),
-    **summed("given", partial(build_apply, makes_sum=True)),
+    **keeping(summed("forward", build_forward)),
+    **keeping({"moments_before": build_moments, "moments_by_channel": partial(build_moments, by_channel=True)}),
+    **keeping(summed("apply", build_apply)),
+    "apply_total": partial(build_apply, of="total"),
+    "apply_total_behind": partial(build_apply, of="total", adds_behind=True),
 }

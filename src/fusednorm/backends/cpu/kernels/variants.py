@@ -23,6 +23,12 @@ def summed(name: str, build: Callable[..., Any], by_channel: bool = True) -> Bui
     }  # fmt: skip
 
 
+def keeping(builders: Builders) -> Builders:
+    """These, and those that write the sum before the norm to memory too."""
+    sums = {name: build for name, build in builders.items() if "_before" in name or "_by_channel" in name}
+    return builders | {name + "_kept": partial(build, keeps=True) for name, build in sums.items()}
+
+
 def backwards(build: Callable[..., Any], name: str = "backward", gates: bool = False) -> Builders:
     """Those that keep dz between two passes, also as the gradient of z + post_add, those that add the gradient of s to
     dx, and those that make the gradients of a product before the norm where ``gates`` says so."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, in_tiles, padded
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
-from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
+from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -31,13 +31,17 @@ def _together(plan: Plan) -> int:
 
 
 class PlanesSumForward(NumbersOfPlanes, SumForward):
-    """The same of s, a unit of which is made first, or of a tile of short planes those that are taken together."""
+    """The same of s, which is made while it is read, or of a tile of short planes before."""
 
     module = "sums"
 
     def loops(self) -> list[Loop]:
-        self.place_total(_together(self))
-        kernel = self.kernel("forward" + self.variant(), module="tiles" if in_tiles(self.problem) else "sums")
+        if in_tiles(self.problem):
+            self.place_total(_together(self))
+            kernel = self.kernel("forward" + self.variant(), module="tiles")
+        else:
+            self.place_total(0 if makes_twice(self.problem) else _together(self))
+            kernel = self.kernel("forward" + self.variant() + self.kept())
         return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
 
 
@@ -64,9 +68,11 @@ class PlanesSplitForward(ForwardPlan):
 
 
 class PlanesSplitSumForward(NumbersOfPlanes, SumForward, PlanesSplitForward):
-    """The same with sums; s goes to memory with its statistics, or with the output where these are given."""
+    """The same with sums; s that is not made twice goes to memory with its statistics, or with the output where these
+    are given."""
 
-    always_keeps = True
+    def always_keeps(self, problem: Problem) -> bool:
+        return not makes_twice(problem)
 
     def loops(self) -> list[Loop]:
         self.place_total(0)
@@ -75,12 +81,14 @@ class PlanesSplitSumForward(NumbersOfPlanes, SumForward, PlanesSplitForward):
     def moments(self) -> int:
         if not self.adds_before:
             return super().moments()
-        return self.kernel("moments" + self.variant().removesuffix("_behind"), activated=False, module="sums")
+        name = "moments" + self.variant().removesuffix("_behind") + self.kept()
+        return self.kernel(name, activated=False, module="sums")
 
     def apply(self) -> int:
-        makes_sum = self.given and self.adds_before
-        variant = self.variant() if makes_sum else self.variant().replace("by_channel", "before")
-        return self.kernel(("given" if makes_sum else "apply") + variant, module="sums")
+        if self.keeps_sum and not self.given:
+            behind = "_behind" if "post_add" in self.added.names else ""
+            return self.kernel("apply_total" + behind, module="sums")
+        return self.kernel("apply" + self.variant() + self.kept(), module="sums")
 
 
 class PlanesBackward(BackwardPlan):

@@ -10,12 +10,13 @@ from fusednorm.backends.cpu.geometry import (
     POINT_SCALE_DTYPE,
     POINT_SHIFT_DTYPE,
     REPEAT,
+    SCRATCH,
     SLOTS,
     TOGETHER,
     VECTOR,
 )
 from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
-from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
+from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
 
@@ -121,9 +122,11 @@ def _tell_modulation(plan: Plan, problem: Problem) -> None:
 
 
 class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
-    """The same with sums; s goes to memory with its statistics, or with the output where these are given."""
+    """The same with sums; s that is not made twice goes to memory with its statistics, or with the output where these
+    are given."""
 
-    always_keeps = True
+    def always_keeps(self, problem: Problem) -> bool:
+        return not _makes_at_once(problem)
 
     def loops(self) -> list[Loop]:
         self.place_total(0)
@@ -132,12 +135,28 @@ class SlabsSumForward(NumbersOfPlanes, SumForward, SlabsForward):
     def moments(self) -> int:
         if not self.adds_before:
             return super().moments()
-        return self.kernel("moments" + self.variant().removesuffix("_behind"), activated=False, module="slab_sums")
+        name = "moments_made" if _makes_at_once(self.problem) else "moments"
+        name += self.variant().removesuffix("_behind")
+        return self.kernel(name + (self.kept() if "made" in name else ""), activated=False, module="slab_sums")
 
     def apply(self) -> int:
         if self.given and self.adds_before:
             return self.kernel("given" + self.variant(), module="slab_sums")
+        if self.adds_before and not self.keeps_sum:
+            return self.kernel("apply_made" + self.variant(), module="slab_sums")
         return self.kernel("apply" + self.variant().replace("by_channel", "before"), module="slab_sums")
+
+
+def _makes_at_once(problem: Problem) -> bool:
+    """Whether the statistics are read from s while it is made, of tensors in one order. On an AMD processor group_norm
+    of (4, 320, 64, 64) in float32 with a number for each channel of a sample and silu takes 1.6 ms so, and 3.0 from s
+    in memory, with s that is kept 2.1 and 3.0."""
+    added, layout = problem.added, problem.layout
+    assert added is not None
+    one_order = added.pre_layout in (None, layout) and (problem.output_layout == layout or not added.keeps_sum)
+    plain = added.pre_layout is None or added.gate is None
+    few = problem.view.channels <= SCRATCH
+    return makes_twice(problem) and problem.direction == "forward" and one_order and plain and few
 
 
 class SlabsBackward(BackwardPlan):
