@@ -1,8 +1,8 @@
 """s = x + gate pre, a row at a time, for the forwards that add before they normalize; and planes with their sums.
 
-The statistics of a plane are read from s while it is made. Where s is kept it goes to memory then, and the output is
-read from there. Where it is not, s of 32 and 64 bits is made again for the output; of 16 bits, which would be rounded
-again, a unit of it goes to room of the worker's own.
+The statistics of a plane are read from s of 32 and 64 bits while it is made. Where s is kept it goes to memory then,
+and the output is read from there; where it is not, it is made again for the output. A row of s of 16 bits, which would
+be rounded more than once, is made first, and a unit of it that is not kept lies in room of the worker's own.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.moments import merge, moments
 from fusednorm.backends.cpu.kernels.planes import locate, locate_piece, rows_per_unit
 from fusednorm.backends.cpu.kernels.variants import keeping, summed
+from fusednorm.problem import DTYPE_BYTES
 
 
 @cache
@@ -102,6 +103,10 @@ def _element_of(element: Element, of: str, by_channel: bool):
     return _making(element, by_channel, of == "kept")
 
 
+#: What a pass reads by vectors.
+THERE = ("input", "total")
+
+
 def _first_read(adds_before: bool, keeps: bool) -> str:
     return "input" if not adds_before else "kept" if keeps else "made"
 
@@ -140,6 +145,35 @@ def _source(element: Element, of: str, by_channel: bool):
 
 
 @cache
+def _moments(element: Element, of: str, by_channel: bool):
+    """moments_of_row(...) -> (mean, M2) of so many elements of a row as a pass reads it. A row of 16 bits that is kept
+    is made before: in float16 group_norm of (2, 3, 224, 224) takes 85 us so, and 89 with statistics of what is made."""
+    before = of == "kept" and DTYPE_BYTES[element.dtype] == 2
+    read = "total" if before else of
+    source, row_moments = (
+        _source(element, read, by_channel),
+        moments(_element_of(element, read, by_channel), read in THERE),
+    )
+    place, sum_row = _source(element, "input", by_channel), sum_plane(element, by_channel)
+
+    @exact
+    def moments_of_row(x, pre, numbers, total, geometry, worker, row, n, c, first, length):
+        whole, i = source(x, pre, numbers, total, geometry, worker, row, n, c, first)
+        return row_moments(whole, i, length, geometry[RMS])
+
+    @exact
+    def moments_of_made_row(x, pre, numbers, total, geometry, worker, row, n, c, first, length):
+        _, t = source(x, pre, numbers, total, geometry, worker, row, n, c, first)
+        _, i = place(x, pre, numbers, total, geometry, worker, row, n, c, first)
+        p = n * geometry[PRE_SAMPLE] + c * geometry[PRE_STEP] + first
+        q = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
+        sum_row(x, i, pre, p, numbers, q, geometry[GATE_ROWS] > 0, total, t, length)
+        return row_moments(total, t, length, geometry[RMS])
+
+    return moments_of_made_row if before else moments_of_row
+
+
+@cache
 def _apply_row(element: Element, load, value, adds_behind: bool):
     load_post, store, T = element.load, element.store, element.compute
 
@@ -167,8 +201,7 @@ def build_forward(
     a number for a plane."""
     read = _first_read(adds_before, keeps)
     apply = "total" if read == "kept" else read
-    row_moments = moments(_element_of(element, read, by_channel), not adds_before)
-    first_source, second_source = _source(element, read, by_channel), _source(element, apply, by_channel)
+    row_moments, source = _moments(element, read, by_channel), _source(element, apply, by_channel)
     apply_row = _apply_row(element, _element_of(element, apply, by_channel).load, value, adds_behind)
     keep, channel_affine = publish(element), affine(element)
 
@@ -181,16 +214,17 @@ def build_forward(
             count, centre, m2 = 0, 0.0, 0.0
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                whole, i = first_source(x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0)
-                row_mean, row_m2 = row_moments(whole, i, length, geometry[RMS])
+                row_mean, row_m2 = row_moments(
+                    x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0, length
+                )  # fmt: skip
                 count, centre, m2 = merge(count, centre, m2, length, row_mean, row_m2)
             centre, inverse = keep(mean, rstd, variance, geometry, eps, unit, centre, m2)
             for row in range(rows_per_unit(geometry)):
                 n, c = locate(geometry, unit, row)
-                again, j = second_source(x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0)
+                whole, i = source(x, pre_add, pre_gate, total, geometry, worker, row, n, c, 0)
                 gain, offset = channel_affine(weight, bias, scale, shift, geometry, n, c)
                 apply_row(
-                    again, j, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
+                    whole, i, y, n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP],
                     post_add, n * geometry[POST_SAMPLE] + c * geometry[POST_STEP],
                     length, centre, inverse, gain, offset, activation_parameter,
                 )  # fmt: skip
@@ -200,15 +234,15 @@ def build_forward(
 
 def build_moments(element: Element, value, pullback, by_channel=False, keeps=False):
     """The statistics (mean, M2) of pieces start to stop of s, which ``total`` gets where it ``keeps`` it."""
-    of = _first_read(True, keeps)
-    source, piece_moments = _source(element, of, by_channel), moments(_element_of(element, of, by_channel), False)
+    piece_moments = _moments(element, _first_read(True, keeps), by_channel)
 
     def moments_of_pieces(x, total, pre_add, pre_gate, partials, geometry, start, stop):
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)
-            whole, i = source(x, pre_add, pre_gate, total, geometry, 0, 0, n, c, first)
-            partials[2 * task], partials[2 * task + 1] = piece_moments(whole, i, length, geometry[RMS])
+            partials[2 * task], partials[2 * task + 1] = piece_moments(
+                x, pre_add, pre_gate, total, geometry, 0, 0, n, c, first, length
+            )  # fmt: skip
 
     return moments_of_pieces
 
