@@ -24,7 +24,7 @@ def summed(name: str, build: Callable[..., Any], by_channel: bool = True) -> Bui
 
 
 def keeping(builders: Builders) -> Builders:
-    """These, and those that write the sum before the norm to memory too."""
+    """These, and with each that has a sum before the norm one that writes it, to ``total``."""
     sums = {name: build for name, build in builders.items() if "_before" in name or "_by_channel" in name}
     return builders | {name + "_kept": partial(build, keeps=True) for name, build in sums.items()}
 
