@@ -95,12 +95,11 @@ def _making_at(element: Element, by_channel: bool, keeps: bool):
 
 
 @cache
-def _parts(element: Element, by_channel: bool):
-    scratch = element.scratch
-
+def _parts(by_channel: bool):
     @exact
     def parts(x, pre, numbers, total, geometry, task, together):
-        """What s of a slab's sample is made of; the numbers of channels as often as a row has positions."""
+        """What s of a slab's sample is made of; the numbers of channels as often as a row has positions, in
+        ``together``."""
         n, _, _ = locate(geometry, task)
         channels = channel_count(geometry)
         if by_channel and geometry[REPEAT] > 1:
@@ -110,7 +109,7 @@ def _parts(element: Element, by_channel: bool):
             return x, pre, together, 0, total
         return x, pre, numbers, n * channels, total
 
-    return parts, scratch
+    return parts
 
 
 @cache
@@ -161,7 +160,7 @@ def build_moments(element: Element, value, pullback, by_channel=False):
 def build_made_moments(element: Element, value, pullback, by_channel=False, keeps=False):
     """The statistics of slabs start to stop of s while it is made, in the order of the input."""
     moments_of_slab = slab_moments(element, load_at=_making_at(element, by_channel, keeps))
-    parts, scratch = _parts(element, by_channel)
+    parts, scratch = _parts(by_channel), element.scratch
 
     def moments(x, pre_add, pre_gate, total, partials, geometry, start, stop):
         together = scratch()
@@ -176,7 +175,7 @@ def build_made_apply(element: Element, value, pullback, by_channel=False, adds_b
     """The output of slabs start to stop from s that is made again."""
     load_at = _making_at(element, by_channel, False)
     apply_slab = _apply_slab(element, value, False, adds_behind, load_at)
-    parts, scratch = _parts(element, by_channel)
+    parts, scratch = _parts(by_channel), element.scratch
 
     def apply(
         x, y, pre_add, pre_gate, total, post_add, coefficients, geometry, activation_parameter, start, stop
