@@ -216,8 +216,10 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if seen.contiguous and seen.elements <= shortest and total <= FEW_CONTIGUOUS:
         # Rows of 32 bytes: batch_norm of (11, 96) in fp16 takes 1.6 us with 16 units of two elements to a thread, and
         # 1.9 on one warp, of (53, 16) in fp32 1.7 and 1.9, of (4, 2560) in bf16 with gelu 1.6, and 1.9 with 64 on four
-        # warps, instance_norm of (52, 133, 3) with silu 1.7 on one warp, and 1.8.
-        most = 256 if problem.norm.per_batch else 128
+        # warps, instance_norm of (52, 133, 3) with silu 1.7 on one warp, and 1.8, of (2, 172, 3, 3) in fp16 1.7 with 4
+        # on one, and 2.2 with 8.
+        some = seen.elements >= 16 and seen.in_sample >= 128 and seen.units <= MANY_SHORT
+        most = 256 if problem.norm.per_batch else 64 if some else 128
         units = max(1, min(32 // size, most // seen.elements, _fitting(seen)))
         return HeldConfig(units, max(1, units * seen.elements // 64) if problem.norm.per_batch else 1)
     groups = seen.across == "channel" and seen.rows > 1 and seen.elements <= 512
@@ -409,7 +411,9 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
     if narrow and full < 1:
-        return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
+        # With scale and shift, four sums of fewer programs: (5378, 96) in 32 groups in fp16 takes 10.3 us so, and 12.5
+        # with 16, (20000, 96) 20.7 and 23.1.
+        return walk_of(seen, units, WALKED_TILE, 8, 8 if problem.modulated and size == 2 else 16, 1)
     if problem.modulated and size == 2 and full < 1:
         if seen.elements == WALKED_LANES and full < 0.75:
             # (3000, 2560) in 32 groups in fp16 takes 31.8 us so, and 36.2 on half the warps.
@@ -417,7 +421,10 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
         if seen.elements == WALKED_LANES // 2 and problem.norm.smooth:
             # (65536, 392) in 7 groups in bf16 with silu takes 176 us so, and 203 as below.
             return walk_of(seen, 2, WALKED_TILE, 16, 8, 1)
-    return walk_of(seen, units, WALKED_TILE, 8 if problem.modulated else 16, 8, 3)
+    # (4657, 960) in 5 groups in fp16 with gelu takes 18.5 us so, and 21.8 with 16 elements a thread, (65536, 140) in 70
+    # with gelu_tanh 58, and 76.
+    busy = problem.modulated or (size == 2 and problem.norm.smooth)
+    return walk_of(seen, units, WALKED_TILE, 8 if busy else 16, 8, 3)
 
 
 def walk_of(seen: HeldUnits, units: int, lanes: int, thread: int, warps: int, stages: int) -> HeldConfig:
@@ -579,7 +586,8 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     if seen.contiguous:
         if narrow:  # (20, 1111, 5, 9) in fp32 takes 5.1 us with 16 elements a thread, and 5.7 with 32
             return 32 if size == 2 else 16
-        thread = thread_elements(total, 64 if size == 2 and not problem.backward else 32)
+        busy = problem.backward and size == 4 and problem.norm.smooth and seen.elements >= 512
+        thread = thread_elements(total, 64 if size == 2 and not problem.backward else 16 if busy else 32)
         if seen.elements <= 32 and not problem.backward:
             # A thread sums its units alone: (95, 320, 3, 3) in fp16 takes 2.5 us so, and 4.4 with 8 elements a thread.
             thread = max(thread, 32)
@@ -680,10 +688,11 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         return max(1, min(2 if few else 4, most // seen.elements))
     least = (64 if total > 4 * SMALL_HELD else 32) // size
     # The backward of (31, 2515, 5, 3) in fp32 in batch_norm takes 9.0 us with 8, and 10.6 with 16.
-    least_unit = 128 if size == 2 else 512 if problem.backward and problem.norm.per_batch else 1024
+    busy = problem.backward and (problem.norm.per_batch or problem.norm.smooth)
+    least_unit = 128 if size == 2 else 512 if busy else 1024
     if seen.elements >= least_unit:
         # (20, 512, 12, 6) in bf16 takes 5.9 us backward in rows of 32 bytes, and 7.7 in rows of 64, (8, 272, 707) in
-        # fp32 with scale and shift and gelu 9.5 and 12.8.
+        # fp32 with scale and shift and gelu 9.5 and 12.8, (62, 158, 15, 19) in fp32 with silu 17.4, and 25.8.
         least = 32 // size
     elif not problem.backward and total > 16 * SMALL_HELD and 2 * least * seen.elements <= SHARING_HELD:
         least *= 2  # (92, 690, 32, 8) in fp32 takes 47 us in rows of 128 bytes, and 59 in rows of 64

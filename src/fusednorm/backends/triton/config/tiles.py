@@ -140,12 +140,12 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         return replace(found, output=replace(found.output, warps=8))
     if sample.view.numel > 2 * FEW:
         return found
-    # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. In large tiles (23725, 33) in
-    # bf16 with leaky_relu takes 19.1 us on 8, and 26.3 on 4.
-    read = found.reduction
-    least = 8 if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048 else 4
-    reduction = replace(read, warps=max(least, read.warps))
-    return TilesConfig(reduction, replace(found.output, warps=2))
+    # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. Of large tiles in halves
+    # (23725, 33) in bf16 with leaky_relu takes 14.9 us, whole 19.1 on 8, and 26.3 on 4.
+    read, output = found.reduction, replace(found.output, warps=2)
+    if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048:
+        return TilesConfig(replace(read, positions=read.positions // 2), replace(output, tiles=1))
+    return TilesConfig(replace(read, warps=max(4, read.warps)), output)
 
 
 def passes_for(problem: Problem) -> TilesConfig:
@@ -283,7 +283,7 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         tiles = 1  # (30, 960, 13, 13) in 32 groups in fp32 with silu takes 45.6 us so, and 57 with three
     else:
         tiles = shares(count, max(min(8, programs // 1000), programs // PLANE_PROGRAMS) if large else count)
-    if count >= 2 * SHARED_PLANE and wide == 1 and not odd and programs // tiles < 3 * PROCESSORS:
+    if tiles == count >= 2 * SHARED_PLANE and wide == 1 and not odd and programs // tiles < 3 * PROCESSORS:
         tiles = shares(count, count // 2)  # (2, 1280, 40, 40) in 32 groups in fp16 takes 13.3 us so, and 14.8 by planes
     merges = not problem.norm.per_batch and 2 * view.group_channels <= MERGED_BACKWARD
     if programs < PROCESSORS * count and count >= SHARED_PLANE and tiles == count and merges:
@@ -292,11 +292,11 @@ def _planes_backward(problem: Problem) -> TilesConfig:
         # (15, 3, 13637) in fp16 takes 5.0 us with three tiles to a program, and 6.2 with 7, (68, 2, 8437) with
         # gelu_tanh 9.8 with two, and 11.6 with 5, (4, 1, 16, 14, 5) in fp32 with relu 2.6 with one, and 3.1 with three.
         tiles = shares(count, max(1, count // 2))
-    if programs <= 2 * PROCESSORS and merges:
+    if programs <= 2 * PROCESSORS and (merges or problem.norm.per_batch):
         # (2, 5, 24, 24, 24) in fp16 with relu takes 3.0 us with one tile to a program, and 4.7 with 7, (3, 8, 100, 100)
         # in bf16 with silu 4.7 with 2, and 6.3 with 5.
         tiles = min(tiles, max(1, programs // FEW_TILES))
-    if programs // tiles <= PROCESSORS and read.channels * read.positions >= 1024:
+    if programs // tiles <= 2 * PROCESSORS and read.channels * read.positions >= 1024:
         warps = max(warps, 4)  # batch_norm of (65536, 1) in fp32 takes 2.9 us so, and 3.8 on two warps
     reduction = replace(read, tiles=tiles, warps=warps, stages=PLANE_STAGES if tiles > 1 else 1)
     # Where a tile's channels belong to one unit, its program merges the unit's partials: one launch fewer.

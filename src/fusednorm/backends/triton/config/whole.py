@@ -62,6 +62,12 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         if sparse and block == 1024 and few:
             # (3666, 768) in fp16 takes 5.6 us so, and 6.1 with one on a warp, but (4687, 741) 8.2 and 6.7.
             return WholeConfig(1, 1) if narrow else WholeConfig(2, 2)
+        row = size == 2 and not narrow and problem.view.spatial == 1 and not (problem.norm.smooth or problem.modulated)
+        some = 50 * PROCESSORS < units <= 150 * PROCESSORS and (not _some(problem) or problem.norm.activation)
+        if row and some and 4 * problem.reduced >= 3 * block == 3 * 1024:
+            # rms_norm of (15936, 768) in bf16 takes 13.6 us so, and 14.7 on one warp, layer_norm of (7021, 1024) in
+            # fp16 with relu 9.7, and 10.2 with one on two, of (16000, 1024) in bf16 18.3 and 18.8.
+            return WholeConfig(2, 4)
         light = not problem.norm.has_mean and size == 2 and not narrow and not _fills(problem.reduced, block)
         if light and block == 1024 and units > 64 * PROCESSORS:
             return WholeConfig(2, 1)  # rms_norm of (39494, 628) in fp16 with gelu takes 27.7 us so, and 34.0 with one
@@ -197,8 +203,9 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
         # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
-    if block == 64 and narrow and problem.view.spatial > 1 and units > MANY_UNITS:
-        # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3.
+    if block == 64 and narrow and problem.view.spatial > 1 and 5 * units > 4 * MANY_UNITS:
+        # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3,
+        # (4, 640, 9, 7) with relu 2.2 and 2.75.
         return WholeConfig(4, 1)
     if narrow and block <= 32 and units <= 32 and not problem.modulated:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
