@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 import fusednorm
 from fusednorm import dispatch, ops
 from fusednorm.backends.cpu import compiler, threads
+from fusednorm.backends.cpu.frame import Frame, template
 from fusednorm.backends.cpu.plans.rows import RowsForward
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
@@ -94,13 +96,12 @@ def teams(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found = threads.openmp()
     if found is None:
         pytest.skip("torch has loaded no OpenMP library here")
-    path, start = found
 
     def spy(function: int, data: int, size: int, flags: int) -> None:
         sizes.append(size)
-        start(function, data, size, flags)
+        found.parallel(function, data, size, flags)
 
-    monkeypatch.setattr(threads, "openmp", lambda: (path, spy))
+    monkeypatch.setattr(threads, "openmp", lambda: found._replace(parallel=spy))
     return sizes
 
 
@@ -137,6 +138,56 @@ def test_own_threads_are_no_more_than_torchs(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(5):
         run(workload, inputs, "cpu.planes")
     assert len(set(threading.enumerate()) - before) <= 2
+
+
+# --- shares of the tasks ---
+
+
+def claims_of(tasks: int, count: int, share: int = 0, meet: threading.Barrier | None = None) -> list[list[int]]:
+    """(worker, start, stop) of each share of a loop in the order of the claims. With ``meet`` each worker waits there
+    in its first share."""
+    claims: list[list[int]] = []
+    met = set[int]()
+
+    @ctypes.CFUNCTYPE(None, *[ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_int64])
+    def kernel(_: int, start: int, stop: int, worker: int) -> None:
+        claims.append([worker, start, stop])
+        if meet is not None and worker not in met:
+            met.add(worker)
+            meet.wait(30)
+
+    address = ctypes.cast(kernel, ctypes.c_void_p).value or 0
+    loop = threads.Loop([(address, 1)], tasks, 1 << 30, share)
+    threads.Program([loop]).run(Frame(template({})), count)
+    return claims
+
+
+@pytest.mark.parametrize("share", [0, 1, 3])
+@pytest.mark.parametrize(("tasks", "count"), [(1, 2), (2, 3), (7, 2), (64, 3), (100, 4), (5, 8), (33, 1)])
+def test_every_task_is_done_once(tasks: int, count: int, share: int, team: str) -> None:
+    done = [task for _, start, stop in claims_of(tasks, count, share) for task in range(start, stop)]
+    assert sorted(done) == list(range(tasks))
+
+
+@pytest.mark.parametrize(("tasks", "count"), [(8, 2), (9, 2), (100, 3)])
+def test_each_thread_begins_with_its_own_range(tasks: int, count: int, team: str) -> None:
+    claims = claims_of(tasks, count, meet=threading.Barrier(count))
+    first = {worker: next(start for each, start, _ in claims if each == worker) for worker in range(count)}
+    assert first == {worker: worker * tasks // count for worker in range(count)}
+
+
+def test_a_thread_takes_the_range_of_one_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "openmp", lambda: None)
+    monkeypatch.setattr(threads, "_helpers", lambda count: Nobody())
+    done = [task for _, start, stop in claims_of(30, 4) for task in range(start, stop)]
+    assert done == list(range(30))
+
+
+class Nobody:
+    """Threads of which none comes."""
+
+    def submit(self, *_: object) -> None:
+        raise RuntimeError
 
 
 # --- many callers ---

@@ -15,8 +15,10 @@ import torch
 
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 
-#: The first words of a frame are the driver's (threads.DRIVER): next task, next worker, share and loop.
-HEAD = 4
+#: The first words of a frame are the driver's (threads.DRIVER).
+HEAD = 6
+#: Words from one thread's claims to the next's: a cache line, which no other thread then writes.
+CLAIM = 8
 
 #: What kernels are given: each argument's kind, in the order of their places behind the head. Kinds are "element",
 #: pointer to the input's dtype; "compute", pointer to the compute dtype; "operand", pointer to any dtype, which a code
@@ -117,15 +119,28 @@ def template(constants: Mapping[str, float]) -> bytes:
 class Frame:
     """The arguments and the workspace of one call at a time."""
 
-    __slots__ = ("_pin", "address", "block", "room", "words")
+    __slots__ = ("_claims", "_pin", "address", "block", "room", "words")
 
     def __init__(self, words: bytes) -> None:
         memory = bytearray(words)
         self.words = memoryview(memory)
         self._pin = ctypes.c_char.from_buffer(memory)
         self.address = ctypes.addressof(self._pin)
+        self._claims: tuple[memoryview, bytes, int] | None = None
         self.block: torch.Tensor | None = None
         self.room = 0  # bytes of workspace
+
+    def clear_claims(self, threads: int) -> int:
+        """The address of a zero for each thread's range of tasks."""
+        size = 8 * CLAIM * threads
+        if self._claims is None or len(self._claims[1]) != size:
+            memory = bytearray(size + 8 * CLAIM)
+            start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            first = -start % (8 * CLAIM)
+            self._claims = memoryview(memory)[first : first + size], bytes(size), start + first
+        claims, zeros, address = self._claims
+        claims[:] = zeros
+        return address
 
     def make_room(self, room: int, arrays: Mapping[str, int]) -> None:
         """Get so many bytes of workspace, in which the named arrays start at these offsets."""
