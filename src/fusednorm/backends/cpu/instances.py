@@ -81,15 +81,18 @@ LEAST_SLAB, MOST_SLAB = 1 << 17, 1 << 18
 #: Blocks of batch_norm's channels of which there are enough for equal shares, and the elements of a block that one
 #: thread takes from cache sooner than several take it in steps.
 ENOUGH_BLOCKS, BLOCK_ELEMENTS = 8, 65536
-#: Rows that are few, at most, and the least of their elements, with which a backward by blocks of channels is faster
-#: than by segments of rows: in float32 and one thread 4 x 12288 takes 30 us and 42, 40 x 1024 24 and 15. Of longer rows
-#: that lie in cache more are few, since the sums of a segment are as long as its rows: on two threads 40 x 12288 takes
-#: 165 us and 200. Blocks make an exponential twice: 11 x 8116 with silu takes 63 us in blocks and 52 in segments. In 16
-#: bits they read short pieces of memory: on two threads 95 x 6290 takes 400 us in blocks and 204 in segments, 16 x 8192
-#: 143 and 95, 8 x 8192 97 and 85, but 24 x 30000 224 and 275.
-FEW_ROWS, LONG_ROW = 24, 2048
-FEW_LONGER_ROWS, LONGER_ROW, FEW_LONGER_BYTES = 128, 4096, 1 << 23
-FEW_COSTLY_ROWS, FEW_SHORT_ROWS, LONGEST_ROW = 8, 8, 24576
+#: Rows that are few, at most, and the least of their elements, with which a backward by blocks of channels, which reads
+#: all twice, is faster than by segments of rows, each of which leaves two rows of float64. On two threads in float32
+#: 8 x 2500 takes 28 us in blocks and 15 in segments, 16 x 4096 50 and 61, 48 x 4096 with relu 166 and 143, 96 x 8192
+#: 243 and 311, 64 x 32768 905 and 1388, 128 x 32768 2666 and 2300, in float16 24 x 4096 40 and 42, 24 x 8192 54 and 66,
+#: with relu 16 x 8192 97 and 96, 24 x 16384 155 and 221, 96 x 16384 420 and 597, 96 x 32768 1050 and 790. Blocks make
+#: an exponential twice: 4 x 8192 with silu takes 60 us in blocks and 64 in segments, 8 x 8192 83 and 78.
+FEW_ROWS, LONG_ROW = 24, 4096
+FEW_LONGER_ROWS, LONGER_ROW, FEW_ELEMENTS = 128, 8192, 1 << 21
+FEW_SHORT_ROWS, LONGEST_ROW = 96, 12288
+FEW_COSTLY_ROWS, FEW_GROUPED_ROWS = 6, 8
+#: Elements of a row up to which a segment has four times as many elements.
+SEGMENTED_ROW = 2048
 BLOCKS_SUMMED = 8  # blocks of short groups at least whose sums for the parameters' gradients make a segment
 #: Rows that share a gate, at least, where its gradient is summed beside those of the parameters.
 LEAST_GATED = 4
@@ -151,7 +154,7 @@ class Segments:
         """The rows of a segment; segments have equally many."""
         rows, summed = summed_rows(problem)
         # Segments of few long rows are short, so that each thread has some.
-        elements = FEWEST_ELEMENTS * (4 if problem.view.channels <= LONG_ROW else 1)
+        elements = FEWEST_ELEMENTS * (4 if problem.view.channels <= SEGMENTED_ROW else 1)
         least = max(4, elements // max(1, problem.view.channels), rows // FEWEST_SEGMENTS)
         least = min(self.rows, least)
         segments = max(1, summed // max(least, -(-rows // self.count)))
@@ -452,16 +455,21 @@ class RowsInstance:
     @staticmethod
     def _few(problem: Problem) -> bool:
         """Whether rows are few and long."""
+        if problem.modulated or problem.direction == "backward_gamma_beta":
+            return False
         rows, length, activation = summed_rows(problem)[0], problem.view.channels, problem.norm.activation
-        most = FEW_ROWS
+        size = DTYPE_BYTES[problem.dtype]
+        most, least = FEW_ROWS, LONG_ROW
         if activation is not None and activation.derivative_flops > COSTLY_FLOPS:
-            most = FEW_COSTLY_ROWS
-        elif DTYPE_BYTES[problem.dtype] == 2:
-            most = FEW_ROWS if length >= LONGEST_ROW else FEW_SHORT_ROWS
-        elif length >= LONGER_ROW and problem.view.numel * DTYPE_BYTES[problem.dtype] <= FEW_LONGER_BYTES:
+            most, least = FEW_COSTLY_ROWS, LONGER_ROW
+        elif size == 2:
+            most = FEW_SHORT_ROWS if problem.view.numel <= FEW_ELEMENTS else FEW_ROWS
+            least = LONGER_ROW if activation is None else LONGEST_ROW
+        elif length >= LONGER_ROW and problem.view.numel <= FEW_ELEMENTS:
             most = FEW_LONGER_ROWS
-        few = rows <= (FEW_COSTLY_ROWS if in_vectors(problem) else most) and length > LONG_ROW
-        return few and not problem.modulated and problem.direction != "backward_gamma_beta"
+        if problem.view.groups > 1 and in_vectors(problem):
+            most = min(most, FEW_GROUPED_ROWS)
+        return rows <= most and length >= least
 
 
 def _needs(problem: Problem, order: str) -> str | None:

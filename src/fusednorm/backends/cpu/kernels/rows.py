@@ -540,7 +540,8 @@ def build_gate_gradients(element: Element, value, pullback):
 
 
 def build_reduce(element: Element, value, pullback):
-    """P and Q of pieces start to stop, each of one group of one row."""
+    """P and Q of pieces start to stop, each of one group of one row. The pieces of all rows that have the same channels
+    follow one another, so that the thread that takes them has these channels in :func:`build_columns` too."""
     T, rounded, as_read = element.compute, rounded_number(element), widened(element)
     group_sums = _group_sums(element, dz_of(element, pullback, kept=False), False)
 
@@ -550,15 +551,16 @@ def build_reduce(element: Element, value, pullback):
     ):  # fmt: skip
         gains = as_read(weight, geometry[GAIN_DTYPE], wide_weight)
         offsets = as_read(bias, geometry[OFFSET_DTYPE], wide_bias)
-        groups, length, pieces = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[PIECES]
+        groups, length, pieces, rows = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[PIECES], geometry[SUMMED]
         for task in range(start, stop):
-            unit, k = task // pieces, task % pieces * geometry[PIECE]
-            n, channel = unit // groups, unit % groups * length + k
+            n, group, piece = task % rows, task // rows // pieces, task // rows % pieces
+            unit, k = n * groups + group, piece * geometry[PIECE]
+            place, channel = 2 * (unit * pieces + piece), group * length + k
             centre = T(0) if geometry[RMS] else T(rounded(given_mean, unit, given_mean_dtype))
             inverse = T(rounded(given_rstd, unit, given_rstd_dtype))
             i = begin_of(geometry[SPATIAL], n, geometry[INPUT_SAMPLE], geometry[INPUT_STEP]) + channel
             g = begin_of(geometry[SPATIAL], n, geometry[GRAD_SAMPLE], geometry[GRAD_STEP]) + channel
-            partials[2 * task], partials[2 * task + 1] = group_sums(
+            partials[place], partials[place + 1] = group_sums(
                 grad, g, x, i, running, 0, min(geometry[PIECE], length - k), centre, inverse, gains, offsets, channel,
                 T(activation_parameter), running, 0, 0,
             )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -283,6 +285,8 @@ class FewRowsBackward(BackwardPlan):
         self.reserve(partials=2 * pieces)
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
+        # Threads convert the parameters that they read, of as many rows as they share.
+        widening = [replace(loop, work_bytes=2 * self.tensor_bytes) for loop in widening]
         return [
             *widening,
             self.loop(reduce, pieces, 2 * self.tensor_bytes),
