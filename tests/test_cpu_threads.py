@@ -129,6 +129,18 @@ def test_a_small_input_starts_no_team(teams: list[int]) -> None:
     assert teams == []
 
 
+def test_the_work_of_rows_and_activations_counts(teams: list[int]) -> None:
+    """Planes of 3 elements take longer to begin than to read, and an exponential longer than its element."""
+    with_threads(2)
+    x = torch.randn(60, 512, dtype=torch.bfloat16)
+    fusednorm.layer_norm(x, (512,))
+    assert teams == []
+    fusednorm.layer_norm(x, (512,), activation="gelu")
+    assert teams == [2]
+    fusednorm.instance_norm(torch.randn(17, 603, 3, dtype=torch.bfloat16))
+    assert teams == [2, 2]
+
+
 def test_own_threads_are_no_more_than_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "openmp", lambda: None)
     monkeypatch.setattr(threads, "_pool", None)

@@ -32,6 +32,9 @@ KEPT_ROOM, KEPT_SERIAL_ROOM = 1 << 15, 1 << 17
 KEPT_ELEMENTS = 1 << 20
 #: Channels at least whose parameters' gradients a thread makes at a time, in vector code, and shares of them at most.
 FEWEST_CHANNELS, MOST_SHARES = 64, 64
+#: Bytes that are read in the time that a kernel takes to begin a row or plane, about 5 ns, and the operations of an
+#: activation for which a byte is.
+ROW_BYTES, FLOPS_OF_A_BYTE = 64, 16
 NOTHING: Wanted = (False, False, False, False, False)
 CODES: dict[torch.dtype, int] = {getattr(torch, dtype): code for dtype, code in DTYPE_CODES.items() if dtype}
 
@@ -85,6 +88,7 @@ class Plan:
         self.statistics_shape = made_for.statistics_shape
         self.shape, self.strides = torch.Size(problem.shape), problem.output_strides
         self.tasks = view.samples * pieces
+        self.work_bytes = self._work_bytes()
         # For a dense input empty_like gives the same strides 0.4 us faster, but it takes no kept blocks.
         self.like_input = problem.dense and self.tensor_bytes < SMALLEST
         #: Arguments that are the same in all calls.
@@ -95,6 +99,14 @@ class Plan:
         self.workspace: dict[str, int] = {}  # where arrays start in the workspace, in bytes
         self.room, self.room_per_thread = 0, 0  # bytes of workspace
         self.idle: list[Frame] = []
+
+    def _work_bytes(self) -> int:
+        """The bytes that a kernel without an activation reads in about the time that a pass over the input takes."""
+        activation, rows = self.problem.norm.activation, self.samples * self.channels
+        if self.problem.view.spatial == 1 or self.problem.norm.per_position:
+            rows = self.num_statistics
+        flops = 0 if activation is None else activation.flops
+        return self.tensor_bytes + self.tensor_bytes * flops // FLOPS_OF_A_BYTE + ROW_BYTES * rows
 
     def kernel(self, function: str, *, activated: bool = True, module: str | None = None) -> int:
         """A kernel's address. A kernel that is not ``activated`` is shared by all activations."""

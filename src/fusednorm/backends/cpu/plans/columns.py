@@ -18,7 +18,7 @@ class ColumnsForward(ForwardPlan):
     def loops(self) -> list[Loop]:
         self.geometry[BLOCKS] = 1
         loops, self.constant_operands = widen_parameters(self)
-        return [*loops, self.loop(self.kernel("forward"), self.tasks, self.tensor_bytes)]
+        return [*loops, self.loop(self.kernel("forward"), self.tasks, self.work_bytes)]
 
 
 class ColumnsSumForward(NumbersOfPlanes, SumForward):
@@ -31,7 +31,7 @@ class ColumnsSumForward(NumbersOfPlanes, SumForward):
         loops, self.constant_operands = widen_parameters(self)
         width = int(self.geometry[PIECE])
         self.place_total(self.channels * width, width)
-        return [*loops, self.loop(self.kernel("forward" + self.variant()), self.tasks, 2 * self.tensor_bytes)]
+        return [*loops, self.loop(self.kernel("forward" + self.variant()), self.tasks, 2 * self.work_bytes)]
 
 
 class ColumnsBackward(BackwardPlan):
@@ -54,7 +54,7 @@ class ColumnsBackward(BackwardPlan):
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * elements if keeps else 0
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(name + self.variant(keeps))
-        loops.append(self.loop(backward, tasks, 2 * self.tensor_bytes))
+        loops.append(self.loop(backward, tasks, 2 * self.work_bytes))
         if self.sums_parameters:
             self.reserve(partials=2 * tasks * self.channels)
             work = 16 * tasks * self.channels

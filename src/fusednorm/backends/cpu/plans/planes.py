@@ -19,7 +19,7 @@ class PlanesForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         kernel = self.kernel("forward", module=_module(self.problem))
-        return [self.loop(kernel, self.num_statistics, self.tensor_bytes)]
+        return [self.loop(kernel, self.num_statistics, self.work_bytes)]
 
 
 def _together(plan: Plan) -> int:
@@ -42,7 +42,7 @@ class PlanesSumForward(NumbersOfPlanes, SumForward):
         else:
             self.place_total(0 if makes_twice(self.problem) else _together(self))
             kernel = self.kernel("forward" + self.variant() + self.kept())
-        return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes)]
+        return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes)]
 
 
 class PlanesSplitForward(ForwardPlan):
@@ -50,12 +50,12 @@ class PlanesSplitForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         tasks = self.tasks * self.channels
-        apply = self.loop(self.apply(), tasks, 2 * self.tensor_bytes)
+        apply = self.loop(self.apply(), tasks, 2 * self.work_bytes)
         if self.given:
             return [apply]
         self.reserve(partials=2 * tasks, stats=2 * self.num_statistics)
         return [
-            self.loop(self.moments(), tasks, self.tensor_bytes),
+            self.loop(self.moments(), tasks, self.work_bytes),
             self.loop(self.kernel("statistics", activated=False), self.num_statistics, 16 * tasks),
             apply,
         ]
@@ -103,7 +103,7 @@ class PlanesBackward(BackwardPlan):
         room = together + VECTOR if module == "tiles" else together // max(1, length) * padded(length)
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * room if keeps else 0
         kernel = self.kernel("backward" + self.variant(keeps), module=module)
-        return [self.loop(kernel, self.num_statistics, 2 * self.tensor_bytes), *self.parameter_loops()]
+        return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes), *self.parameter_loops()]
 
 
 class PlanesSumBackward(SumBackward, PlanesBackward):
@@ -117,11 +117,11 @@ class PlanesSplitBackward(BackwardPlan):
         tasks = self.tasks * self.channels
         self.reserve(partials=2 * tasks, sums=2 * self.samples * self.channels, totals=2 * self.num_statistics)
         loops = [
-            self.loop(self.reduce(), tasks, 2 * self.tensor_bytes),
+            self.loop(self.reduce(), tasks, 2 * self.work_bytes),
             self.loop(self.kernel("combine", activated=False), self.num_statistics, 16 * tasks),
         ]
         if self.wants_input:
-            loops.append(self.loop(self.input_gradient(), tasks, 2 * self.tensor_bytes))
+            loops.append(self.loop(self.input_gradient(), tasks, 2 * self.work_bytes))
         return [*loops, *self.parameter_loops()]
 
     def reduce(self) -> int:

@@ -41,7 +41,7 @@ class RowsQuantizedForward(ForwardPlan):
         self.reserve(kept=0)  # behind all else
         before, by_row = "_before" if problem.added else "", "_by_row" if quantized.per_row else ""
         kernel = self.kernel(f"forward{before}_{quantized.dtype}{by_row}")
-        return [*widening, self.loop(kernel, summed_rows(problem)[0], self.tensor_bytes, prepare)]
+        return [*widening, self.loop(kernel, summed_rows(problem)[0], self.work_bytes, prepare)]
 
     def __call__(  # type: ignore[override]
         self, operands: Operands, sums: Sums | None, out_scale: Tensor | None, into: Results | None = None

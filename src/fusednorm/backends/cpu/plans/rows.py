@@ -117,7 +117,7 @@ class RowsForward(ForwardPlan):
     def loops(self) -> list[Loop]:
         widening, prepare = widen_for_workers(self)
         rows, _ = summed_rows(self.problem)
-        return [*widening, self.loop(self.kernel("forward"), rows, self.tensor_bytes, prepare)]
+        return [*widening, self.loop(self.kernel("forward"), rows, self.work_bytes, prepare)]
 
 
 class RowsBackward(BackwardPlan):
@@ -165,14 +165,14 @@ class RowsBackward(BackwardPlan):
     def rows_loop(self, name: str, keeps: bool, segments: int, prepare: int) -> Loop:
         """The loop over so many segments of rows."""
         if not self.in_vectors():
-            return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.tensor_bytes, prepare)
+            return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.work_bytes, prepare)
         view = self.problem.view
         if self.problem.norm.activation is not None:
             kept = TOGETHER_ROWS * padded(view.group_channels)
             self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * kept
         most = min(MOST_TASKS, view.numel // TASK_ELEMENTS) // max(1, segments)
         parts = self.geometry[PARTS] = max(1, min(view.groups, view.channels // PART_CHANNELS, most))
-        return self.loop(self.kernel(name, module="rows_together"), segments * parts, 2 * self.tensor_bytes)
+        return self.loop(self.kernel(name, module="rows_together"), segments * parts, 2 * self.work_bytes)
 
 
 class PlaneRowsBackward(RowsBackward):
@@ -207,7 +207,7 @@ class ShortRowsForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         rows, _ = summed_rows(self.problem)
-        return [self.loop(self.kernel("forward"), rows, self.tensor_bytes)]
+        return [self.loop(self.kernel("forward"), rows, self.work_bytes)]
 
 
 class ShortRowsBackward(BackwardPlan):
@@ -217,7 +217,7 @@ class ShortRowsBackward(BackwardPlan):
         rows, segments = parameter_rows(self.problem)[0], int(self.geometry[PIECES])
         self.geometry[SUMMED], self.geometry[SEGMENTS] = rows, segments
         kernel = self.kernel("backward" if self.sums_parameters else "backward_data")
-        loops = [self.loop(kernel, segments, 2 * self.tensor_bytes)]
+        loops = [self.loop(kernel, segments, 2 * self.work_bytes)]
         if self.sums_parameters:
             count = 2 * segments * self.channels
             self.reserve(partials=count)
@@ -233,7 +233,7 @@ class PointRowsForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         widening, self.constant_operands = widen_shared(self)
-        return [*widening, self.loop(self.kernel("forward"), self.samples, 2 * self.tensor_bytes)]
+        return [*widening, self.loop(self.kernel("forward"), self.samples, 2 * self.work_bytes)]
 
 
 class PointRowsBackward(BackwardPlan):
@@ -246,7 +246,7 @@ class PointRowsBackward(BackwardPlan):
         self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(name + self.variant(self.keeps(length)))
-        loops.append(self.loop(backward, segments, 4 * self.tensor_bytes))
+        loops.append(self.loop(backward, segments, 4 * self.work_bytes))
         if self.sums_parameters:
             count, flushed = 2 * segments * self.channels, self.geometry[PIECE] > ROWS_FLUSHED
             running = -(-count * DTYPE_BYTES[self.problem.compute_dtype] // 8)
@@ -265,7 +265,7 @@ class RowsSumForward(SumForward):
         self.place_total(self.channels)
         rows, _ = summed_rows(self.problem)
         kernel = self.kernel("forward" + self.variant())
-        return [*widening, self.loop(kernel, rows, 2 * self.tensor_bytes, prepare)]
+        return [*widening, self.loop(kernel, rows, 2 * self.work_bytes, prepare)]
 
 
 class RowsSumBackward(SumBackward, RowsBackward):
@@ -286,9 +286,9 @@ class FewRowsBackward(BackwardPlan):
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
         # Threads convert the parameters that they read, of as many rows as they share.
-        widening = [replace(loop, work_bytes=2 * self.tensor_bytes) for loop in widening]
+        widening = [replace(loop, work_bytes=2 * self.work_bytes) for loop in widening]
         return [
             *widening,
-            self.loop(reduce, pieces, 2 * self.tensor_bytes),
-            self.loop(columns, blocks, 3 * self.tensor_bytes),
+            self.loop(reduce, pieces, 2 * self.work_bytes),
+            self.loop(columns, blocks, 3 * self.work_bytes),
         ]

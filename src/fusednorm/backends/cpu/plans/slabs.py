@@ -62,7 +62,7 @@ class SlabsForward(ForwardPlan):
         apply = self.apply()
         finish = [
             self.loop(coefficients, self.samples, 32 * count),
-            self.loop(apply, self.tasks, 2 * self.tensor_bytes),
+            self.loop(apply, self.tasks, 2 * self.work_bytes),
         ]
         if self.given:
             _place_coefficients(self)
@@ -73,12 +73,12 @@ class SlabsForward(ForwardPlan):
         if self.whole:
             units = self.num_statistics // max(1, self.samples)
             stages = [(moments, self.pieces), (statistics, units), (coefficients, 1), (apply, self.pieces)]
-            loop = _steps(self, stages, self.tensor_bytes)
+            loop = _steps(self, stages, self.work_bytes)
             _place_coefficients(self, loop)
             return [loop]
         _place_coefficients(self)
         return [
-            self.loop(moments, self.tasks, self.tensor_bytes),
+            self.loop(moments, self.tasks, self.work_bytes),
             self.loop(statistics, self.num_statistics, 16 * self.tasks * channels),
             *finish,
         ]
@@ -186,20 +186,20 @@ class SlabsBackward(BackwardPlan):
                 stages.append((combine, 1))
             if self.wants_input:
                 stages += [(prepare, of_sample), (self.input_gradient(), self.pieces)]
-            loop = _steps(self, stages, 2 * self.tensor_bytes)
+            loop = _steps(self, stages, 2 * self.work_bytes)
             _place_coefficients(self, loop)
             return [loop, *self.parameter_loops()]
         _place_coefficients(self)
         loops = [
             self.loop(recall, units, 16 * units),
             self.loop(coefficients, self.samples, 32 * count),
-            self.loop(reduce, self.tasks, 2 * self.tensor_bytes),
+            self.loop(reduce, self.tasks, 2 * self.work_bytes),
         ]
         if self.pieces > 1:
             loops.append(self.loop(combine, self.samples, 16 * self.tasks * channels))
         if self.wants_input:
             loops.append(self.loop(prepare, units, 16 * count))
-            loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.tensor_bytes))
+            loops.append(self.loop(self.input_gradient(), self.tasks, 2 * self.work_bytes))
         return [*loops, *self.parameter_loops()]
 
     def reduce(self) -> int:
