@@ -320,6 +320,28 @@ def test_few_channels(family: Family, channels: int, groups: int, positions: int
         assert faults(workload, inputs, run(workload, inputs, instance)) == []
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+@pytest.mark.parametrize(("channels", "groups"), [(70, 10), (75, 75), (2063, 1), (2064, 43)])
+@pytest.mark.parametrize("positions", [2, 9, 16, 17])
+def test_few_positions(positions: int, channels: int, groups: int, dtype: str) -> None:
+    """Whole vectors of channels and others, up to the positions whose mean is the pivot and more, one of which lies
+    apart: of one group these are no run."""
+    workload = Workload("group_norm", (3, channels, positions), groups, dtype, "nhwc", "relu")
+    inputs = draw(workload)
+    apart = torch.empty(3, 2 * positions, channels, dtype=inputs.input.dtype)[:, ::2].mT
+    inputs = replace(inputs, input=apart.copy_(inputs.input))
+    for instance in ("cpu.slabs", "cpu.slabs_split"):
+        assert faults(workload, inputs, run(workload, inputs, instance)) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_variance_of_equal_numbers_at_few_positions_is_zero(dtype: torch.dtype) -> None:
+    value = torch.linspace(900, 1100, 40).to(dtype)
+    x = value.view(1, 40, 1).expand(2, 40, 7).contiguous().mT.contiguous().mT
+    y = fusednorm.instance_norm(x, eps=1e-12)
+    assert torch.equal(y, torch.zeros_like(y))
+
+
 def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:
     norm, x = norm_of("instance_norm"), torch.empty(2, 3, 64, device="meta")
     dense, apart = torch.empty(2, 64, 3, device="meta").mT, torch.empty(2, 64, 4, device="meta").mT[:, :3]
