@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusednorm
-from fusednorm import choice, ops
+from fusednorm import choice, dispatch, ops
 from fusednorm.backends import reference
 from fusednorm.backends.cpu.geometry import in_tiles, in_vectors, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, Segments, choose
@@ -337,9 +337,11 @@ def test_few_positions(positions: int, channels: int, groups: int, dtype: str) -
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_variance_of_equal_numbers_at_few_positions_is_zero(dtype: torch.dtype) -> None:
     value = torch.linspace(900, 1100, 40).to(dtype)
-    x = value.view(1, 40, 1).expand(2, 40, 7).contiguous().mT.contiguous().mT
-    y = fusednorm.instance_norm(x, eps=1e-12)
-    assert torch.equal(y, torch.zeros_like(y))
+    x = value.expand(2, 7, 40).contiguous().mT
+    results = dispatch.forward(norm_of("instance_norm", eps=2.0**-40), Operands(x))
+    assert results.rstd is not None
+    assert torch.equal(results.rstd, torch.full_like(results.rstd, 2.0**20))
+    assert torch.equal(results.output, torch.zeros_like(x))
 
 
 def test_positions_that_do_not_follow_one_another_are_rows_alone() -> None:

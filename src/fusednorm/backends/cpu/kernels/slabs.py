@@ -307,7 +307,7 @@ def slab_moments(element: Element, sample: int = INPUT_SAMPLE, row_step: int = I
             width = min(TILE, channels - tile)
             means, m2s = 2 * task * channels + tile, (2 * task + 1) * channels + tile
             few = CACHE_WAYS if step * size % WAY_BYTES == 0 else FEWEST_POSITIONS
-            if runs and together == 1 and 0 < positions <= few and width >= VECTOR:
+            if runs and together == 1 and positions <= few and width >= VECTOR:
                 of_few(x, origin + tile, step, positions, width, rms, pivot, first, second, partials, means, m2s)
                 continue
             find_pivot(x, origin + tile, step * together, 0 if rms else rows, width, together, pivot)
