@@ -482,9 +482,12 @@ def test_what_planes_are_rows_to_a_backward(
 @pytest.mark.parametrize(
     ("family", "shape", "groups", "dtype", "activation", "together"),
     [
-        ("group_norm", (40, 320), 8, "float32", None, True), ("group_norm", (40, 320), 8, "float32", "silu", False),
-        ("group_norm", (40, 2048), 8, "float32", None, False), ("group_norm", (40, 320), 8, "bfloat16", None, False),
-        ("layer_norm", (400, 128), 1, "bfloat16", "silu", True), ("layer_norm", (400, 128), 1, "float32", None, False),
+        ("group_norm", (40, 320), 8, "float32", None, True), ("group_norm", (40, 320), 8, "float32", "silu", True),
+        ("group_norm", (40, 2048), 8, "float32", None, True), ("group_norm", (40, 320), 8, "bfloat16", None, False),
+        ("layer_norm", (400, 128), 1, "bfloat16", "silu", True), ("layer_norm", (400, 128), 1, "float32", None, True),
+        ("layer_norm", (400, 128), 1, "float32", "relu", False),
+        ("layer_norm", (16000, 100), 1, "float32", None, False),
+        ("layer_norm", (22500, 70), 1, "float32", "gelu", True), ("layer_norm", (400, 128), 1, "float64", None, False),
         ("layer_norm", (400, 128), 1, "float16", "relu", False), ("layer_norm", (400, 300), 1, "bfloat16", None, False),
     ],
 )  # fmt: skip

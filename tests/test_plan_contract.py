@@ -132,6 +132,22 @@ def test_a_frame_of_the_cpu_is_one_calls_alone_and_has_room_for_its_threads() ->
     assert (again.room, other.room) == (64 + 3 * 80, 64 + 80)
 
 
+def test_no_cache_line_has_the_room_of_two_workers() -> None:
+    """Nor that of a worker and of all: what one core writes there the other would wait for."""
+    kept = 0
+    for subject in CPU:
+        norm = replace(subject.norm, activation=Activation("silu"))
+        operands = _operands(subject)
+        for one in (operands, _backward_operands(subject, operands)):
+            plan = _plan(replace(subject, norm=norm), one)
+            if not isinstance(plan, base.Plan):  # the reference's
+                continue
+            for bytes_before in (*plan.workspace.values(), plan.room, plan.room_per_thread):
+                assert bytes_before % base.LINES == 0, subject
+            kept += "kept" in plan.workspace and plan.room_per_thread > 0
+    assert kept >= 4
+
+
 def test_kernels_that_apply_no_activation_are_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Kernel] = []
     monkeypatch.setattr(base, "load", lambda kernel: loaded.append(kernel) or 1)

@@ -60,12 +60,13 @@ RUN = 49
 PARTS = 50
 #: Of rows made of planes: the elements of a plane, which share their weight and bias.
 PLANE = 51
-#: How far what each worker keeps, and the weight and bias that it has converted for itself, lie behind those of the
-#: worker before; 0 where all read the same weight and bias.
-WIDE_WORKER = 52
-FIELDS = 53
-#: Groups of rows that a backward takes together, and their elements at most where rows have several in float32.
-TOGETHER_ROWS, MOST_TOGETHER = 16, 160
+#: How many elements of the compute dtype the weight and bias that each worker has converted for itself lie behind those
+#: of the worker before, and 0 where all read the same; and what it keeps.
+WIDE_WORKER, KEPT_WORKER = 52, 53
+FIELDS = 54
+#: Groups of rows that a backward takes together, the elements of a tensor in float32 up to which it does, and those of
+#: a group under an exponential.
+TOGETHER_ROWS, MOST_TOGETHER, SHORT_TOGETHER = 16, 3 << 19, 80
 #: An activation, or a derivative, of more operations has an exponential.
 COSTLY_FLOPS = 8
 #: Elements of the arrays that kernels keep on the stack: three of float32 take 6 KB of the L1 cache.
@@ -157,15 +158,20 @@ def fit_vectors(problem: Problem) -> bool:
 
 
 def in_vectors(problem: Problem) -> bool:
-    """Whether the backward of rows takes them together: several groups to a row in float32 without an activation, and
-    one to a row in 16 bits. In one thread group_norm of (800, 320) in 8 groups in float32 takes half the time so, and
-    with relu twice the time, layer_norm of (20000, 128) in float32 1.9 ms so, and 1.5 row by row, in bfloat16 1.6 and
-    1.9."""
-    view = problem.view
-    if view.groups == 1:
-        pays = problem.dtype in ("float16", "bfloat16")
+    """Whether the backward of rows takes groups together: one to a row in 16 bits; in float32 those of rows that lie in
+    cache, and short ones under an exponential, but not under relu and leaky_relu, of which LLVM makes scalar code.
+    On two threads, together and row by row, in us: layer_norm of (8000, 75) 160 and 204, with silu 284 and 442,
+    (20000, 75) 385 and 494, (10000, 200) 678 and 498, (100000, 75) 3038 and 2659, with silu 4246 and 4784, (60000, 100)
+    3627 and 3244; group_norm of (1000, 600) in 4 groups in one thread 244 and 279, with relu 623 and 333, of (8000,
+    1000) in 8 8680 and 5310. In one thread layer_norm of (20000, 128) in bfloat16 takes 1.6 ms together, and 1.9."""
+    view, activation = problem.view, problem.norm.activation
+    flops = 0 if activation is None else activation.derivative_flops
+    if problem.dtype != "float32":
+        pays = view.groups == 1 and problem.dtype in ("float16", "bfloat16")
+    elif flops == 1:
+        pays = False
     else:
-        pays = problem.dtype == "float32" and problem.norm.activation is None and view.group_channels <= MOST_TOGETHER
+        pays = view.numel <= MOST_TOGETHER or (flops > COSTLY_FLOPS and view.group_channels <= SHORT_TOGETHER)
     return pays and fit_vectors(problem)
 
 

@@ -26,6 +26,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUP_CHANNELS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     MODULATION,
     OFFSET_DTYPE,
     OUTPUT_SAMPLE,
@@ -300,7 +301,7 @@ def build_backward(
         channels, alpha = geometry[GROUP_CHANNELS], T(activation_parameter)
         centre, inverse, first, second = scratch(), scratch(), scratch(), scratch()
         total_p, total_q = wide_scratch(), wide_scratch()
-        slot, room = (worker * channels * geometry[PIECE], geometry[PIECE]) if keeps else (0, 0)
+        slot, room = (worker * geometry[KEPT_WORKER], geometry[PIECE]) if keeps else (0, 0)
         for task in range(start, stop):
             ps, qs = 2 * task * channels, (2 * task + 1) * channels
             if accumulate:

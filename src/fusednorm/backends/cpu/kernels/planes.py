@@ -17,6 +17,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PER_BATCH,
@@ -270,7 +271,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         output_step = row_step(geometry, OUTPUT_SAMPLE, OUTPUT_STEP)
         post_step, sums_step = row_step(geometry, POST_SAMPLE, POST_STEP), 2 * channels if geometry[PER_BATCH] else 1
         kept_step = kept_length(length)
-        slot = worker * rows * kept_step
+        slot = worker * geometry[KEPT_WORKER]
         for unit in range(start, stop):
             centre, inverse = saved(given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, geometry, unit)
             n, c = locate(geometry, unit, 0)
@@ -328,7 +329,7 @@ def build_reduce(element: Element, value, pullback, adds_behind=False):
         grad, x, given_mean, given_mean_dtype, given_rstd, given_rstd_dtype, weight, bias, scale, shift, partials,
         kept, post_add, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
-        slot = worker * kept_length(geometry[PIECE]) if adds_behind else 0
+        slot = worker * geometry[KEPT_WORKER]
         for task in range(start, stop):
             unit, row, first, length = locate_piece(geometry, task)
             n, c = locate(geometry, unit, row)

@@ -21,6 +21,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUP_CHANNELS,
     GROUPS,
     INPUT_SAMPLE,
+    KEPT_WORKER,
     OUTPUT_SAMPLE,
     PIECE,
     RMS,
@@ -201,7 +202,7 @@ def build_backward(element: Element, value, pullback, accumulate=True, keeps=Fal
             as_read(weight, geometry[WEIGHT_DTYPE], wide_weight), as_read(bias, geometry[BIAS_DTYPE], wide_bias)
         )  # fmt: skip
         groups, length, rms, alpha = geometry[GROUPS], geometry[GROUP_CHANNELS], geometry[RMS], T(activation_parameter)
-        channels, slot, flushed = groups * length, worker * length, geometry[PIECE] > ROWS_FLUSHED
+        channels, slot, flushed = groups * length, worker * geometry[KEPT_WORKER], geometry[PIECE] > ROWS_FLUSHED
         scale_dtype, shift_dtype = geometry[SCALE_DTYPE], geometry[SHIFT_DTYPE]
         at_once = scale_dtype == code and shift_dtype == code
         if accumulate:

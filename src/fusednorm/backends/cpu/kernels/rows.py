@@ -39,6 +39,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     MODULATION,
     OFFSET_DTYPE,
     OUTPUT_SAMPLE,
@@ -217,7 +218,7 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
                 apply_row(
                     source, s if adds_before else h + c, y, j + c, post_add, p + c, length, centres[u], inverses[u],
                     gains, offsets, place + c, activation_parameter, codes, out_scale, m, kept,
-                    max(own, worker * length),
+                    worker * geometry[KEPT_WORKER],
                 )  # fmt: skip
                 m, c = (m, c + length) if c + length < groups * length else (m + 1, 0)
 
@@ -407,7 +408,7 @@ def build_backward(
         offsets = as_read(bias, geometry[OFFSET_DTYPE], of_worker(wide_bias, geometry[OFFSET_DTYPE], own))
         groups, length = geometry[GROUPS], geometry[GROUP_CHANNELS]
         channels, alpha = groups * length, T(activation_parameter)
-        slot = max(own, worker * length) if keeps or gated else 0
+        slot = worker * geometry[KEPT_WORKER]
         flushed = geometry[PIECE] > ROWS_FLUSHED
         for segment in range(start, stop):
             # ``running`` sums the segment's last rows in the compute dtype; ``partials`` all rows before them, if any.

@@ -23,6 +23,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     MODULATION,
     OFFSET_DTYPE,
     OUTPUT_SAMPLE,
@@ -165,7 +166,7 @@ def build_backward(element: Element, value, pullback, accumulate=True):
         grad_sample, grad_step = geometry[GRAD_SAMPLE], geometry[GRAD_STEP]
         channels, rms, alpha, kept_step = groups * length, geometry[RMS], T(activation_parameter), kept_length(length)
         most = min(TOGETHER, max(1, IN_CACHE // length))
-        slot, flushed = worker * TOGETHER * kept_step, geometry[PIECE] > ROWS_FLUSHED
+        slot, flushed = worker * geometry[KEPT_WORKER], geometry[PIECE] > ROWS_FLUSHED
         centres, inverses, mean_ps, mean_qs = scratch(), scratch(), scratch(), scratch()
         gs, xs, os, cs = places(), places(), places(), places()
         for task in range(start, stop):

@@ -20,6 +20,7 @@ from fusednorm.backends.cpu.geometry import (
     GROUPS,
     INPUT_SAMPLE,
     INPUT_STEP,
+    KEPT_WORKER,
     OUTPUT_SAMPLE,
     OUTPUT_STEP,
     PER_BATCH,
@@ -46,7 +47,7 @@ from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
-from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, rows_per_unit, saved_statistics
+from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, saved_statistics
 from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, pivot_finder, row_adder
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
@@ -482,7 +483,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         gain_of, offset_of, scale_of, shift_of = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
-        slot = worker * geometry[TILE_UNITS] * rows_per_unit(geometry) * length if keeps else 0
+        slot = worker * geometry[KEPT_WORKER]
         dzs = kept if keeps else first_work
         unit = start
         while unit < stop:

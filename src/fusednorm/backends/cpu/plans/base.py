@@ -15,7 +15,15 @@ from torch import Tensor
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
 from fusednorm.backends.cpu.frame import Frame, template, writer
-from fusednorm.backends.cpu.geometry import COSTLY_FLOPS, DTYPE_CODES, REPEAT, SHARED, WANT_VARIANCE, geometry
+from fusednorm.backends.cpu.geometry import (
+    COSTLY_FLOPS,
+    DTYPE_CODES,
+    KEPT_WORKER,
+    REPEAT,
+    SHARED,
+    WANT_VARIANCE,
+    geometry,
+)
 from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 from fusednorm.backends.cpu.threads import Loop, Program
 from fusednorm.operands import BackwardOperands, Gradients, Operands, Results, Wanted, no_memory
@@ -32,6 +40,7 @@ KEPT_ROOM, KEPT_SERIAL_ROOM = 1 << 15, 1 << 17
 KEPT_ELEMENTS = 1 << 20
 #: Channels at least whose parameters' gradients a thread makes at a time, in vector code, and shares of them at most.
 FEWEST_CHANNELS, MOST_SHARES = 64, 64
+LINES = 128  # bytes of two cache lines, which processors fetch together
 #: Bytes that are read in the time that a kernel takes to begin a row or plane, about 5 ns, and the operations of an
 #: activation for which a byte is.
 ROW_BYTES, FLOPS_OF_A_BYTE = 64, 16
@@ -57,6 +66,13 @@ def put_given(frame: Frame, operands: Operands) -> tuple[Tensor, Tensor]:
 def _like(operand: Tensor) -> Tensor:
     """A gradient's memory: scale and shift of points are as large as the input."""
     return empty_strided(operand.shape, operand.stride(), operand.dtype)
+
+
+def in_lines(size: int) -> int:
+    """So many bytes in whole pairs of cache lines. A line that two cores write goes to and fro: the backward of
+    group_norm of (20000, 320) in 8 groups with silu in float32 takes 4.5 ms on two cores, and 9.5 where what each keeps
+    shares a line with what the other does."""
+    return -(-size // LINES) * LINES
 
 
 class Plan:
@@ -124,7 +140,13 @@ class Plan:
         """Reserve arrays of so many float64 elements in the workspace, under the names of kernels' arguments."""
         for name, count in counts.items():
             self.workspace[name] = self.room
-            self.room += 8 * count
+            self.room += in_lines(8 * count)
+
+    def keep_for_workers(self, elements: int) -> None:
+        """Each worker has room for so many elements of the compute dtype."""
+        size = DTYPE_BYTES[self.problem.compute_dtype]
+        self.room_per_thread = in_lines(elements * size)
+        self.geometry[KEPT_WORKER] = self.room_per_thread // size
 
     def frame(self, threads: int) -> Frame:
         """A frame that no other call has, with workspace for so many threads."""

@@ -7,7 +7,7 @@ from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan
 from fusednorm.backends.cpu.plans.rows import modulation_loops, widen_parameters
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.problem import Problem
 
 
 class ColumnsForward(ForwardPlan):
@@ -51,7 +51,7 @@ class ColumnsBackward(BackwardPlan):
         loops, self.constant_operands = widen_parameters(self)
         elements = self.channels * self.width
         keeps = self.keeps(elements)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * elements if keeps else 0
+        self.keep_for_workers(elements if keeps else 0)
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(name + self.variant(keeps))
         loops.append(self.loop(backward, tasks, 2 * self.work_bytes))

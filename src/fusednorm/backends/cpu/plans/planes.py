@@ -6,7 +6,7 @@ from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, in_tiles,
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.problem import Problem
 
 
 def _module(problem: Problem) -> str:
@@ -101,7 +101,7 @@ class PlanesBackward(BackwardPlan):
         length = self.problem.view.spatial
         # Tiles are summed by vectors, the last of which may reach behind the units.
         room = together + VECTOR if module == "tiles" else together // max(1, length) * padded(length)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * room if keeps else 0
+        self.keep_for_workers(room if keeps else 0)
         kernel = self.kernel("backward" + self.variant(keeps), module=module)
         return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes), *self.parameter_loops()]
 
@@ -139,7 +139,7 @@ class PlanesSplitSumBackward(SumBackward, PlanesSplitBackward):
         loops = super().loops()
         self.reserve(kept=0)  # behind all else
         if self.added.post_layout is not None:
-            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * padded(int(self.geometry[PIECE]))
+            self.keep_for_workers(padded(int(self.geometry[PIECE])))
         return loops
 
     def reduce(self) -> int:

@@ -14,7 +14,7 @@ from fusednorm.backends.cpu.plans.sums import ADDED, ADDED_PLACE, TOTAL, TOTAL_P
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.formats import LEAST_AMAX
 from fusednorm.operands import NOTHING_YET, Operands, Results, Sums
-from fusednorm.problem import DTYPE_BYTES, Problem, scale_shape
+from fusednorm.problem import Problem, scale_shape
 from fusednorm.strides import contiguous
 
 CODES, CODES_PLACE = writer("codes", "out_scale")
@@ -36,7 +36,7 @@ class RowsQuantizedForward(ForwardPlan):
         if problem.added is not None:
             place_sum(self)
         if quantized.per_row:
-            self.room_per_thread = -(-DTYPE_BYTES[problem.compute_dtype] * self.channels // 8) * 8
+            self.keep_for_workers(self.channels)
         widening, prepare = widen_for_workers(self)
         self.reserve(kept=0)  # behind all else
         before, by_row = "_before" if problem.added else "", "_by_row" if quantized.per_row else ""

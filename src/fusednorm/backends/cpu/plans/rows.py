@@ -11,6 +11,7 @@ from fusednorm.backends.cpu.geometry import (
     COLUMNS,
     GAIN_DTYPE,
     GATE_SEGMENTS,
+    KEPT_WORKER,
     OFFSET_DTYPE,
     PARTS,
     PIECE,
@@ -27,7 +28,7 @@ from fusednorm.backends.cpu.geometry import (
     parameter_rows,
     summed_rows,
 )
-from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan, in_lines
 from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -82,11 +83,11 @@ def widen_for_workers(plan: Plan, own: bool = True) -> tuple[list[Loop], int]:
         widening, plan.constant_operands = widen_parameters(plan)
         return widening, 0
     plan.constant_operands = constant_operands(plan)
-    apart, kept = -(-plan.channels * size // 64) * 64, -(-plan.room_per_thread // 64) * 64
+    apart, kept = in_lines(plan.channels * size), plan.room_per_thread
     for place, name in enumerate(converted):
         plan.workspace[f"wide_{name}"] = plan.room + kept + place * apart
-    plan.room_per_thread = kept + len(converted) * apart
-    plan.geometry[WIDE_WORKER] = plan.room_per_thread // size
+    plan.keep_for_workers((kept + len(converted) * apart) // size)
+    plan.geometry[WIDE_WORKER] = plan.geometry[KEPT_WORKER]
     return [], plan.kernel("widen_own", activated=False, module="rows")
 
 
@@ -132,7 +133,7 @@ class RowsBackward(BackwardPlan):
         length = self.problem.view.group_channels
         keeps = self.keeps(length)
         gated = self.problem.gated_backward
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length if keeps or gated else 0
+        self.keep_for_workers(length if keeps or gated else 0)
         name = "backward" if self.sums_parameters else "backward_data"
         loops = list[Loop]()
         if self.sums_parameters:
@@ -168,8 +169,7 @@ class RowsBackward(BackwardPlan):
             return self.loop(self.kernel(name + self.variant(keeps)), segments, 2 * self.work_bytes, prepare)
         view = self.problem.view
         if self.problem.norm.activation is not None:
-            kept = TOGETHER_ROWS * padded(view.group_channels)
-            self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * kept
+            self.keep_for_workers(TOGETHER_ROWS * padded(view.group_channels))
         most = min(MOST_TASKS, view.numel // TASK_ELEMENTS) // max(1, segments)
         parts = self.geometry[PARTS] = max(1, min(view.groups, view.channels // PART_CHANNELS, most))
         return self.loop(self.kernel(name, module="rows_together"), segments * parts, 2 * self.work_bytes)
@@ -243,7 +243,7 @@ class PointRowsBackward(BackwardPlan):
         segments, length = int(self.geometry[PIECES]), self.problem.view.group_channels
         self.geometry[SUMMED], self.geometry[SEGMENTS] = self.samples, segments
         loops, self.constant_operands = widen_shared(self)
-        self.room_per_thread = DTYPE_BYTES[self.problem.compute_dtype] * length
+        self.keep_for_workers(length)
         name = "backward" if self.sums_parameters else "backward_data"
         backward = self.kernel(name + self.variant(self.keeps(length)))
         loops.append(self.loop(backward, segments, 4 * self.work_bytes))

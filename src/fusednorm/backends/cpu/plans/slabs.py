@@ -15,7 +15,7 @@ from fusednorm.backends.cpu.geometry import (
     TOGETHER,
     VECTOR,
 )
-from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan
+from fusednorm.backends.cpu.plans.base import BackwardPlan, ForwardPlan, Plan, in_lines
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import SERIAL_BYTES, Loop
 from fusednorm.problem import DTYPE_BYTES, Problem
@@ -43,7 +43,7 @@ def _place_coefficients(plan: Plan, steps: Loop | None = None) -> None:
         plan.reserve(coefficients=-(-plan.samples * size // 8))
         return
     plan.geometry[SLOTS] = steps.share
-    plan.room_per_thread = -(-steps.share * size // 64) * 64
+    plan.room_per_thread = in_lines(steps.share * size)
     plan.reserve(coefficients=0)
 
 

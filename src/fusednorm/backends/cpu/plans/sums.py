@@ -18,6 +18,7 @@ from fusednorm.backends.cpu.plans.base import (
     NOTHING,
     BackwardPlan,
     ForwardPlan,
+    in_lines,
     put_given,
 )
 from fusednorm.operands import (
@@ -107,7 +108,7 @@ class SumForward(ForwardPlan):
             place_sum(self)
         elif self.adds_before:
             size = DTYPE_BYTES[self.problem.dtype]
-            self.room_per_thread = -(-elements * size // 8) * 8
+            self.room_per_thread = in_lines(elements * size)
             self.geometry[TOTAL_WORKER] = self.room_per_thread // size
             self.geometry[TOTAL_ROW] = self.problem.view.spatial if row is None else row
             self.reserve(total=0)  # behind all else
