@@ -21,6 +21,7 @@ import fusednorm
 from fusednorm import dispatch, ops
 from fusednorm.backends.cpu import compiler, threads
 from fusednorm.backends.cpu.frame import Frame, template
+from fusednorm.backends.cpu.plans import base
 from fusednorm.backends.cpu.plans.rows import RowsForward
 from fusednorm.bench.judging import Results
 from fusednorm.bench.workloads import Inputs, Workload, draw
@@ -200,6 +201,104 @@ class Nobody:
 
     def submit(self, *_: object) -> None:
         raise RuntimeError
+
+
+# --- the room that each worker has ---
+
+
+@pytest.fixture
+def third(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """One thread does each loop that three share, as the third of them: the plan of each loop in which workers have
+    room, and whether the room of the other two was left alone."""
+    plans, seen = dict[int, base.Plan](), list[tuple[str, bool]]()
+    make = base.Plan.frame
+
+    def frame_of(plan: base.Plan, count: int) -> Frame:
+        frame = make(plan, count)
+        plans[frame.address] = plan
+        return frame
+
+    def alone(frame: Frame, count: int, share: int, loop: int) -> None:
+        plan = plans[frame.address]
+        block = torch.empty(0, dtype=torch.uint8) if frame.block is None else frame.block.view(torch.uint8)
+        others = block[plan.room : plan.room + 2 * plan.room_per_thread]
+        others.fill_(165)
+        threads._HEAD.pack_into(frame.words, 0, frame.clear_claims(count), 2, share, loop, count, 0)
+        threads._drive()[0](frame.address)
+        if plan.room_per_thread:
+            seen.append((f"{type(plan).__name__} {plan.module}", bool((others == 165).all())))
+
+    monkeypatch.setattr(dispatch, "_plans", {})
+    monkeypatch.setattr(base.Plan, "frame", frame_of)
+    monkeypatch.setattr(threads, "_parallel", alone)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("plan", "workload"),
+    [
+        ("PlanesBackward planes", Workload("group_norm", (6, 24, 4201), 8)),
+        ("PlanesBackward planes", Workload("instance_norm", (3, 3000, 5, 5))),  # by the kernel of tiles
+        ("PlaneRowsBackward rows", Workload("group_norm", (20, 512, 3, 3), 32)),
+        ("PointRowsBackward point_rows", Workload("group_norm", (500, 600), 2, modulated=True)),
+        ("RowsBackward rows", Workload("layer_norm", (2000, 75), 1)),  # sixteen together
+        ("RowsBackward rows", Workload("layer_norm", (700, 1000), 1)),
+        ("RowsBackward rows", Workload("layer_norm", (700, 1000), 1, "bfloat16")),  # with parameters of its own
+        ("SlabsBackward slabs_backward", Workload("group_norm", (64, 64, 9, 9), 8, layout="nhwc")),
+    ],
+)
+def test_a_worker_writes_in_its_own_room(plan: str, workload: Workload, third: list[tuple[str, bool]]) -> None:
+    workload = replace(workload, activation="silu")
+    inputs = draw(workload)
+    with_threads(1)
+    expected = run(workload, inputs)
+    assert third == []
+    with_threads(3)
+    assert differing(run(workload, inputs), expected) == []
+    assert (plan, True) in third
+    assert [name for name, alone in third if not alone] == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "shape", "dtype", "call"),
+    [
+        (
+            "ColumnsBackward columns", (6, 32, 40, 40), torch.float32,
+            lambda x: fusednorm.layer_norm(x, (32,), channel_dim=1, activation="silu"),
+        ),
+        (
+            "PlanesSplitSumBackward planes", (1, 3, 150_001), torch.float32,
+            lambda x: fusednorm.group_norm(x, 1, post_add=x.detach(), activation="silu"),
+        ),
+        (
+            "PlanesSumForward sums", (6, 24, 4201), torch.bfloat16,
+            lambda x: fusednorm.group_norm(x.detach(), 8, pre_add=x.detach()) * x,
+        ),
+        (
+            "RowsQuantizedForward rows", (400, 1000), torch.float32,
+            lambda x: fusednorm.layer_norm(x.detach(), (1000,), out_dtype=torch.int8)[0] * x,
+        ),
+    ],
+)  # fmt: skip
+def test_a_worker_writes_in_its_own_room_what_only_some_calls_have(
+    plan: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    call: Callable[[Tensor], Tensor],
+    third: list[tuple[str, bool]],
+) -> None:
+    x = torch.randn(shape, dtype=dtype, requires_grad=True)
+
+    def results() -> tuple[Tensor, Tensor]:
+        y = call(x)
+        return y, torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+    with_threads(1)
+    expected = results()
+    with_threads(3)
+    assert all(map(same_bits, results(), expected))
+    assert (plan, True) in third
+    assert [name for name, alone in third if not alone] == []
 
 
 # --- many callers ---
