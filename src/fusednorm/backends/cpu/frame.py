@@ -17,8 +17,10 @@ from fusednorm.backends.cpu.memory import SMALLEST, empty_strided
 
 #: The first words of a frame are the driver's (threads.DRIVER).
 HEAD = 6
-#: Words from one thread's claims to the next's: a cache line, which no other thread then writes.
-CLAIM = 8
+#: Bytes of two cache lines, which processors fetch together: what one core writes lies so far from what another does.
+LINES = 128
+#: Words from one thread's claims to the next's.
+CLAIM = LINES // 8
 
 #: What kernels are given: each argument's kind, in the order of their places behind the head. Kinds are "element",
 #: pointer to the input's dtype; "compute", pointer to the compute dtype; "operand", pointer to any dtype, which a code
@@ -132,11 +134,11 @@ class Frame:
 
     def clear_claims(self, threads: int) -> int:
         """The address of a zero for each thread's range of tasks."""
-        size = 8 * CLAIM * threads
+        size = LINES * threads
         if self._claims is None or len(self._claims[1]) != size:
-            memory = bytearray(size + 8 * CLAIM)
+            memory = bytearray(size + LINES)
             start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-            first = -start % (8 * CLAIM)
+            first = -start % LINES
             self._claims = memoryview(memory)[first : first + size], bytes(size), start + first
         claims, zeros, address = self._claims
         claims[:] = zeros

@@ -160,8 +160,8 @@ def fit_vectors(problem: Problem) -> bool:
 def in_vectors(problem: Problem) -> bool:
     """Whether the backward of rows takes groups together: one to a row in 16 bits; in float32 those of rows that lie in
     cache, and short ones under an exponential, but not under relu and leaky_relu, of which LLVM makes scalar code.
-    On two threads, together and row by row, in us: layer_norm of (8000, 75) 160 and 204, with silu 284 and 442,
-    (20000, 75) 385 and 494, (10000, 200) 678 and 498, (100000, 75) 3038 and 2659, with silu 4246 and 4784, (60000, 100)
+    On two threads, together and row by row, in us: layer_norm of (8000, 75) 186 and 224, with silu 325 and 399,
+    (20000, 75) 410 and 518, (10000, 200) 678 and 498, (100000, 75) 3038 and 2659, with silu 4246 and 4784, (60000, 100)
     3627 and 3244; group_norm of (1000, 600) in 4 groups in one thread 244 and 279, with relu 623 and 333, of (8000,
     1000) in 8 8680 and 5310. In one thread layer_norm of (20000, 128) in bfloat16 takes 1.6 ms together, and 1.9."""
     view, activation = problem.view, problem.norm.activation

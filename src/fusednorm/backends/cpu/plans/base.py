@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fusednorm.activations import FORMULAS
 from fusednorm.backends.cpu.compiler import Kernel, load
-from fusednorm.backends.cpu.frame import Frame, template, writer
+from fusednorm.backends.cpu.frame import LINES, Frame, template, writer
 from fusednorm.backends.cpu.geometry import (
     COSTLY_FLOPS,
     DTYPE_CODES,
@@ -40,7 +40,6 @@ KEPT_ROOM, KEPT_SERIAL_ROOM = 1 << 15, 1 << 17
 KEPT_ELEMENTS = 1 << 20
 #: Channels at least whose parameters' gradients a thread makes at a time, in vector code, and shares of them at most.
 FEWEST_CHANNELS, MOST_SHARES = 64, 64
-LINES = 128  # bytes of two cache lines, which processors fetch together
 #: Bytes that are read in the time that a kernel takes to begin a row or plane, about 5 ns, and the operations of an
 #: activation for which a byte is.
 ROW_BYTES, FLOPS_OF_A_BYTE = 64, 16

@@ -285,7 +285,7 @@ class FewRowsBackward(BackwardPlan):
         self.reserve(partials=2 * pieces)
         reduce = self.kernel("reduce")
         columns = self.kernel("columns" if self.sums_parameters else "columns_data")
-        # Threads convert the parameters that they read, of as many rows as they share.
+        # By as many threads as the rows, each of which then reads most of what it has converted.
         widening = [replace(loop, work_bytes=2 * self.work_bytes) for loop in widening]
         return [
             *widening,
