@@ -15,7 +15,8 @@ CODE = """
 import json, warnings
 warnings.simplefilter("ignore")
 import torch, triton, triton.language as tl
-from fusednorm.backends.triton.kernels.moments import chan, held_moments, merge_lanes
+from fusednorm.backends.triton.kernels import moments
+from fusednorm.backends.triton.kernels.moments import add_pair, chan, held_moments, merge_lanes, pivoted
 
 @triton.jit
 def call_lanes(mean, m2, count, out, N: tl.constexpr):
@@ -33,8 +34,29 @@ def call_held(x, out, N: tl.constexpr, K: tl.constexpr):
     tl.store(out + tl.arange(0, 1), mean)
     tl.store(out + 1 + tl.arange(0, 1), m2)
 
+@triton.jit
+def call_pivoted(x, out, N: tl.constexpr, K: tl.constexpr):
+    i = tl.arange(0, N)[None, :]
+    pivot = tl.load(x + tl.arange(0, 1)).to(tl.float32)
+    deviation = pivoted(tl.load(x + i, i < K, 0.0).to(tl.float32), pivot[:, None], i < K, True)
+    total, squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
+    mean, m2 = moments.pivoted_moments(pivot, total, squares, K)
+    tl.store(out + tl.arange(0, 1), mean)
+    tl.store(out + 1 + tl.arange(0, 1), m2)
+
 nan = float("nan")
 results = {}
+for name, numbers in (
+    ("pivoted, equal", [-1000.0] * 11),
+    ("pivoted, an outlier first", [60000.0] + [1.0, -1.0] * 1000),
+    ("pivoted, far from 0", [4096.0 + (i % 7) for i in range(1500)]),
+    ("pivoted, infinite", [3e38, -3e38, 3e38]),
+    ("pivoted, nan", [1.0, nan, 2.0]),
+):
+    out, x = torch.full((2,), nan), torch.tensor(numbers, dtype=torch.bfloat16)
+    call_pivoted[(1,)](x, out, 2048, len(numbers))
+    wide = x.double()
+    results[name] = [out.tolist(), [wide.mean().item(), wide.var(correction=0).item() * len(numbers)]]
 for name, mean, count in (
     ("empty", [3e30, 3e30, 0.0, 0.0], [5.0, 4.0, 0.0, 0.0]),
     ("one", [2e27, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0]),
@@ -78,6 +100,50 @@ def test_merges_at_the_ends(tmp_path: Path) -> None:
     assert all(math.isnan(number) for number in found["nan"])
     assert found["one"] == pytest.approx([2e27, 0.0, 1.0])
     assert found["two"] == pytest.approx([2.0, 6.0, 3.0])
+    assert found["pivoted, equal"][0] == [-1000.0, 0.0]
+    for name in ("an outlier first", "far from 0"):  # twice 2000 roundings of float32
+        given, expected = found[f"pivoted, {name}"]
+        assert given == pytest.approx(expected, rel=2 * 2000 * 2**-24)
+    assert found["pivoted, infinite"][0][1] == math.inf
+    assert all(math.isnan(number) for number in found["pivoted, nan"][0])
+
+
+DIVISIONS = """
+import warnings
+warnings.simplefilter("ignore")
+import random
+import torch, triton, triton.language as tl
+from fusednorm.backends.triton.kernels.addressing import divided
+from fusednorm.backends.triton.runs import divisor
+
+@triton.jit
+def divide(n, quotient, remainder, number, inverse: tl.int64, N: tl.constexpr):
+    i = tl.arange(0, N)
+    q, r = divided(tl.load(n + i), number, inverse)
+    tl.store(quotient + i, q)
+    tl.store(remainder + i, r)
+
+numbers, last = random.Random(1), 2**31 - 1
+divisors = [1, 2, 3, 7, 255, 256, 257, 65535, 65536, 65537, 2**30, last - 1, last]
+divisors += [numbers.randrange(1, 2 ** numbers.randrange(1, 32)) for _ in range(100)]
+for number in divisors:
+    multiples = [number * numbers.randrange(last // number + 1) for _ in range(8)]
+    places = [0, 1, last - 1, last, *multiples, *(max(0, one - 1) for one in multiples), numbers.randrange(last)]
+    n = torch.tensor((places * 2)[:32], dtype=torch.int32)
+    quotient, remainder = torch.empty_like(n), torch.empty_like(n)
+    divide[(1,)](n, quotient, remainder, *divisor(number), 32)
+    assert torch.equal(quotient, n // number), number
+    assert torch.equal(remainder, n % number), number
+assert divisor(0) == divisor(1)  # of an empty input
+print("true")
+"""
+
+
+def test_divisions_by_an_inverse(tmp_path: Path) -> None:
+    """Of all dividends near the multiples of a divisor, and at the ends."""
+    script = tmp_path / "divisions.py"
+    script.write_text(DIVISIONS)
+    assert interpreted(f"import runpy; runpy.run_path({str(script)!r})")
 
 
 STEPS = """

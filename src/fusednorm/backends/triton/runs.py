@@ -33,6 +33,14 @@ def power_of_two(number: int) -> int:
     return 1 << max(0, number - 1).bit_length()
 
 
+def divisor(number: int) -> tuple[int, int]:
+    """A number, and the inverse by which kernels divide, see ``divided`` of kernels/addressing.py, as 64 bits with a
+    sign."""
+    number = max(1, number)
+    inverse = ((1 << 64) - 1) // number
+    return number, inverse if number > 1 else -1
+
+
 def alignment(dtype: str, *numbers: int) -> int:
     """The elements, a power of two and at most 16 bytes of them, that divide all the numbers."""
     return gcd(16 // DTYPE_BYTES[dtype], *numbers)

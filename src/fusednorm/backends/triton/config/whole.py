@@ -162,8 +162,10 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     shared = point and problem.view.groups == 1
     if size > 2 and block < 64:
         return WholeConfig(SHORT_UNITS // 2 // block, 2)
-    if size == 2 and block == 16 and point and not shared and problem.num_statistics > 10 * SOME_UNITS:
-        return WholeConfig(1024 // block, 2)  # (34663, 320) in 32 groups in bf16 takes 26.5 us so, 32.4 with 32 on 4
+    if size == 2 and block == 16 and point and not shared and problem.num_statistics > 10 * SOME_UNITS and not smooth:
+        # (34663, 320) in 32 groups in bf16 takes 26.5 us so, and 32.4 with 32 units on 4, but (30661, 169) in 13 with
+        # silu 24.0, and 21.5.
+        return WholeConfig(1024 // block, 2)
     if not shared and (block == 4 or (point and 4 < block <= 16)):
         # (40000, 96) in 32 groups in fp16 takes 13.0 us so, and 15.6 on one warp, (11504, 105) in 15 5.4 and 5.9.
         return WholeConfig(SHORT_UNITS // block, 4)
@@ -176,7 +178,9 @@ def _narrow_whole(problem: Problem, block: int) -> WholeConfig:
     if block == 64 and problem.modulated and smooth:
         return WholeConfig(4, 1)  # (6, 1452, 7, 7) in bf16 with gelu takes 3.2 us so, and 3.7 with 8
     # With gelu_tanh (13032, 74) in bf16 takes 4.3 us with 4, and 5.0 with 8.
-    twice = size == 2 and block == 128 and shared and not smooth
+    # rms_norm of (40150, 67) in fp32 takes 7.3 us with 8, and 8.9 with 4.
+    light = size == 2 or not problem.norm.has_mean
+    twice = light and block == 128 and shared and not smooth
     return WholeConfig((2 if twice else 1) * SHORT_UNITS // block, 1)
 
 
@@ -239,6 +243,14 @@ def early(programs: int, warps: int, elements: int) -> bool:
     """Whether parameters are loaded before the statistics of programs of so many elements, and wait for them in
     registers: where no program waits for another, the time of one access is saved."""
     return programs * warps <= PROCESSORS * MOST_WARPS and elements <= 32 * 32 * warps
+
+
+def first(problem: Problem, config: WholeConfig) -> bool:
+    """Whether parameters that are loaded early are loaded before the input: in rows of 16 bits that several warps sum,
+    where the wait for the sum is long. layer_norm of (4680, 1024) in fp16 takes 6.4 us so, and 7.8 where the loads come
+    behind the input, of (7, 768) in bf16 1.65 and 1.79; of (2, 256), on one warp, 1.36 and 1.32."""
+    rows = problem.view.spatial == 1 or problem.norm.per_position
+    return rows and DTYPE_BYTES[problem.dtype] == 2 and config.units <= 2 <= config.warps
 
 
 def once(problem: Problem, config: WholeConfig, block: int) -> bool:

@@ -7,12 +7,32 @@ from fusednorm.backends.triton.kernels.aggregates import Steps
 
 
 @triton.jit
-def locate(pid, blocks, chunks, LAST: tl.constexpr):
+def divided(n, number, inverse):
+    """n // number and n % number, for n from 0 to 2**31 - 1.
+
+    A division by an argument takes some hundred cycles, for which a program's first load would wait. ``inverse`` is
+    (2**64 - 1) // number, and the upper half of (n + 1) inverse is the quotient: that product is (n + 1) / number times
+    2**64, less a little that does not reach 2**64 / number. A number that is compiled in needs no inverse.
+    """
+    if isinstance(number, int):
+        return n // number, n % number
+    else:
+        factor = n.to(tl.uint32) + tl.full((), 1, tl.uint32)
+        low, high = inverse.to(tl.uint32), (inverse.to(tl.int64) >> 32).to(tl.uint32)
+        quotient = ((factor.to(tl.uint64) * high + tl.umulhi(factor, low)) >> 32).to(tl.int32)
+        return quotient, n - quotient * number
+
+
+@triton.jit
+def locate(pid, blocks, by_blocks, chunks, by_chunks, LAST: tl.constexpr):
     """The sample, the block of channels and the chunk of a program; neighbouring programs take neighbouring memory."""
     if LAST:
-        return pid // blocks // chunks, pid % blocks, pid // blocks % chunks
+        row, block = divided(pid, blocks, by_blocks)
+        n, chunk = divided(row, chunks, by_chunks)
     else:
-        return pid // chunks // blocks, pid // chunks % blocks, pid % chunks
+        row, chunk = divided(pid, chunks, by_chunks)
+        n, block = divided(row, blocks, by_blocks)
+    return n, block, chunk
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, load_sum
-from fusednorm.backends.triton.kernels.addressing import aligned
+from fusednorm.backends.triton.kernels.addressing import aligned, divided
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Channels, Numbers, Parameters
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
@@ -24,9 +24,10 @@ from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_o
 
 
 @triton.jit
-def positions_of(S, blocks, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr):
+def positions_of(S, blocks, by_blocks, ALIGN: tl.constexpr, BLOCK_S: tl.constexpr):
     """The sample of a program, its positions, which of them there are, and where their statistics are."""
-    n, block = (tl.program_id(0) // blocks).to(tl.int64), tl.program_id(0) % blocks
+    n, block = divided(tl.program_id(0), blocks, by_blocks)
+    n = n.to(tl.int64)
     o_s = block * BLOCK_S + tl.arange(0, BLOCK_S)
     return n, o_s, o_s < aligned(S, ALIGN), n * S + o_s
 
@@ -75,7 +76,7 @@ def load_positions(p_x, added, n, o_s, o_c, m_s, x_channel, K: tl.constexpr, ALI
 
 @triton.jit
 def normalize_positions(
-    p_x, p_y, parameters, p_mean, p_rstd, added, S, x_sample, x_channel, y_sample, y_channel, blocks,
+    p_x, p_y, parameters, p_mean, p_rstd, added, S, x_sample, x_channel, y_sample, y_channel, blocks, by_blocks,
     eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -88,7 +89,7 @@ def normalize_positions(
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     WIDE: tl.constexpr = p_x.dtype.element_ty.primitive_bitwidth > 16  # as in held_moments
     HELD: tl.constexpr = BLOCK_C >= K
-    n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
+    n, o_s, m_s, o_unit = positions_of(S, blocks, by_blocks, ALIGN, BLOCK_S)
     o_c = tl.arange(0, BLOCK_C)[None, :]
     p_in, p_out = p_x + begin_of(n, o_s, x_sample, ALIGN), p_y + begin_of(n, o_s, y_sample, ALIGN)
     count = tl.full((), K, dtype)
@@ -146,9 +147,12 @@ def normalize_positions(
         tl.store(p_out + step_to(c + o_c, y_channel, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "y_sample", "y_channel", "blocks"])
+@triton.jit(
+    do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "y_sample", "y_channel", "blocks", "by_blocks"]
+)
 def positions_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, S, x_sample, x_channel, y_sample, y_channel, blocks,
+    by_blocks: tl.int64,
     eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -157,7 +161,7 @@ def positions_forward(
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), S, x_sample, x_channel, y_sample, y_channel,
-        blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+        blocks, by_blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip
 
 
@@ -199,7 +203,7 @@ def store_gradient(
 @triton.jit
 def gradients_of_positions(
     p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials, p_grad_weight, p_grad_bias,
-    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, by_blocks, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -207,7 +211,7 @@ def gradients_of_positions(
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     HELD: tl.constexpr = BLOCK_C >= K
     SUMS: tl.constexpr = p_partials is not None or p_grad_weight is not None or p_grad_bias is not None
-    n, o_s, m_s, o_unit = positions_of(S, blocks, ALIGN, BLOCK_S)
+    n, o_s, m_s, o_unit = positions_of(S, blocks, by_blocks, ALIGN, BLOCK_S)
     share, shares = tl.program_id(0), tl.num_programs(0)
     o_lane = tl.arange(0, BLOCK_C)
     o_c = o_lane[None, :]
@@ -262,12 +266,13 @@ def gradients_of_positions(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "blocks",
+        "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "blocks", "by_blocks",
     ]
 )  # fmt: skip
 def positions_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_weight, p_grad_bias,
-    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter: tl.float64,
+    S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, by_blocks: tl.int64,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -275,6 +280,6 @@ def positions_backward(
     gradients_of_positions(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         AddedGradients(None, None, None, 1, 1, 1), p_partials, p_grad_weight, p_grad_bias,
-        S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, activation_parameter,
+        S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks, by_blocks, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip

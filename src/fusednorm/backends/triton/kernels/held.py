@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
-from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
+from fusednorm.backends.triton.kernels.addressing import aligned, divided, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Numbers, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
@@ -29,6 +29,8 @@ from fusednorm.backends.triton.kernels.moments import (
     corrected,
     inverse_deviation,
     mean_of,
+    pivoted,
+    pivoted_moments,
     saved_statistics,
     unit_of,
 )
@@ -57,7 +59,7 @@ def totals(pair):
 
 @triton.jit
 def units_of_program(
-    units, G,
+    units, G, inverse,
     ONE: tl.constexpr, SPAN: tl.constexpr, ALL_SAMPLES: tl.constexpr, NEIGHBOURS: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):  # fmt: skip
@@ -76,10 +78,11 @@ def units_of_program(
         if ONE:
             return o_unit, tl.zeros_like(o_unit).to(tl.int64), o_unit, m_u
         else:
-            return o_unit, (o_unit // G).to(tl.int64), o_unit % G, m_u
+            n, g = divided(o_unit, G, inverse)
+            return o_unit, n.to(tl.int64), g, m_u
     else:
-        blocks = tl.cdiv(G, BLOCK_U)
-        n, g = (pid // blocks).to(tl.int64), pid % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
+        n, block = divided(pid, tl.cdiv(G, BLOCK_U), inverse)
+        n, g = n.to(tl.int64), block * BLOCK_U + tl.arange(0, BLOCK_U)
         return n * G + g, n + tl.zeros_like(g), g, g < aligned(G, ALIGN)
 
 
@@ -158,30 +161,37 @@ def origin_of_units(o_unit, n, g, PACKED: tl.constexpr):
 
 
 @triton.jit
+def begin_of_units(n, g, steps, NEIGHBOURS: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr):
+    """The offsets of units' first elements; ``steps`` are the strides of samples, or with APART of columns, of units
+    and of rows. ALIGN divides all but the 1 of units that are NEIGHBOURS."""
+    unit = steps.channel if NEIGHBOURS else aligned(steps.channel, ALIGN)
+    return g.to(tl.int64) * unit if APART else n * aligned(steps.sample, ALIGN) + g * unit
+
+
+@triton.jit
 def offsets_of_units(n, g, o_r, o_k, steps, APART: tl.constexpr, ALIGN: tl.constexpr):
-    """The offsets of tiles; ``steps`` are the strides of samples, or with APART of columns, of units and of rows. ALIGN
-    divides all but a unit's 1."""
-    unit = steps.channel if o_k.shape[2] == 1 or APART else aligned(steps.channel, ALIGN)
-    o_row = o_r.to(tl.int64) * aligned(steps.spatial, ALIGN)
-    if APART:
-        return of_units(g.to(tl.int64) * unit) + o_row + o_k.to(tl.int64) * aligned(steps.sample, ALIGN)
-    else:
-        return of_units(n * aligned(steps.sample, ALIGN) + g * unit) + o_row + o_k
+    """The offsets of tiles."""
+    begin = begin_of_units(n, g, steps, o_k.shape[2] == 1 or APART, APART, ALIGN)
+    o_row = of_units(begin) + o_r.to(tl.int64) * aligned(steps.spatial, ALIGN)
+    return o_row + (o_k.to(tl.int64) * aligned(steps.sample, ALIGN) if APART else o_k)
 
 
 @triton.jit
 def held_units_forward(
-    p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, C, rows, columns,
+    p_x, p_y, parameters, p_mean, p_rstd, p_var, added, units, G, inverse, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr = False,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, EXACT: tl.constexpr = False, PIVOT: tl.constexpr = False,
 ):  # fmt: skip
-    """The statistics, stored where somebody wants them, and the output of BLOCK_U units."""
+    """The statistics, stored where somebody wants them, and the output of BLOCK_U units. PIVOT: the statistics are
+    counted from an element of each unit."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
     NEIGHBOURS: tl.constexpr = BLOCK_K == 1 or APART
-    o_unit, n, g, m_u = units_of_program(units, G, ONE, SPAN, False, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U)
+    o_unit, n, g, m_u = units_of_program(
+        units, G, inverse, ONE, SPAN, False, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U
+    )
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K)
     x_steps, y_steps = Steps(x_sample, x_unit, x_row), Steps(y_sample, y_unit, y_row)
@@ -216,6 +226,12 @@ def held_units_forward(
     if RMS:
         variance = total(b_x * b_x) / count
         mean = tl.zeros_like(variance)
+    elif PIVOT:
+        pivot = tl.load(p_x + begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN), m_u, 0.0).to(dtype)
+        deviation = pivoted(b_x, of_units(pivot), mask, True)
+        b_total, b_squares = totals((deviation, deviation * deviation))
+        mean, m2 = pivoted_moments(pivot, b_total, b_squares, count)
+        variance = m2 / count
     else:
         mean = mean_of(total(b_x), count)
         deviation = tl.where(mask, b_x - of_units(mean), 0.0)
@@ -242,22 +258,23 @@ def held_units_forward(
 
 @triton.jit(
     do_not_specialize=["units", "rows"],
-    do_not_specialize_on_alignment=["columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row"],
+    do_not_specialize_on_alignment=["inverse", "columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row"],
 )
 def held_forward(
-    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, C, rows, columns,
+    p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, units, G, inverse: tl.int64, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
-    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
+    LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, PIVOT: tl.constexpr,
 ):  # fmt: skip
     """:func:`held_units_forward` with nothing around the norm."""
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
-        Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, C, rows, columns,
+        Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), units, G, inverse, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
+        False, PIVOT,
     )  # fmt: skip
 
 
@@ -290,7 +307,7 @@ def times_scale(p, q, parameters, o_modulation, m_c, dtype: tl.constexpr):
 @triton.jit
 def held_units_backward(
     p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_partials,
-    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, inverse, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
     PACKED: tl.constexpr, SPAN: tl.constexpr, APART: tl.constexpr, ALL_SAMPLES: tl.constexpr, ALIGN: tl.constexpr,
@@ -305,7 +322,7 @@ def held_units_backward(
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
     NEIGHBOURS: tl.constexpr = BLOCK_K == 1 or APART
     o_unit, n, g, m_u = units_of_program(
-        units, G, ONE, SPAN, ALL_SAMPLES, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U
+        units, G, inverse, ONE, SPAN, ALL_SAMPLES, NEIGHBOURS, ALIGN if NEIGHBOURS else 1, BLOCK_U
     )
     o_n, o_place = origin_of_units(o_unit, n, g, PACKED)
     o_r, o_k, mask = rows_and_columns(m_u, rows, columns, APART, ALIGN, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K)
@@ -327,7 +344,7 @@ def held_units_backward(
     inverse, alpha = of_units(rstd), alpha_of(activation_parameter, ALPHA, dtype)
     dz, xhat = gradient_of(b_dy, b_x, b_behind, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
     if AFFINE == 0:
-        p, q = total(dz), total(dz * xhat)
+        p, q = totals((dz, dz * xhat))
         total_p, total_q = p * b_gain, q * b_gain
     elif ROW:
         p, q = dz, dz * xhat
@@ -373,12 +390,13 @@ def held_units_backward(
 @triton.jit(
     do_not_specialize=["units", "rows"],
     do_not_specialize_on_alignment=[
-        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+        "inverse", "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit",
+        "dx_row",
     ],
 )  # fmt: skip
 def held_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
-    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, inverse: tl.int64, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums,
     activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ONE: tl.constexpr,
@@ -390,7 +408,7 @@ def held_backward(
     held_units_backward(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         AddedGradients(None, None, None, 1, 1, 1), p_partials,
-        p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+        p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, inverse, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
         LEADING_R, LEADING_K,

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from fusednorm.backends.triton.kernels.addressing import divided
 from fusednorm.backends.triton.kernels.aggregates import Parameters, Steps
 from fusednorm.backends.triton.kernels.held import (
     channels_of,
@@ -15,7 +16,6 @@ from fusednorm.backends.triton.kernels.held import (
     of_units,
     offsets_of_units,
     rows_and_columns,
-    total,
     totals,
 )
 from fusednorm.backends.triton.kernels.moments import add_pair, saved_statistics
@@ -27,13 +27,13 @@ from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, gradient_o
     do_not_specialize=["N", "rows", "steps"],
     do_not_specialize_on_alignment=[
         "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
-        "blocks", "chunks",
+        "blocks", "by_blocks", "chunks",
     ],
 )  # fmt: skip
 def held_samples_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_scale, p_grad_shift,
     N, G, C, rows, columns, dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
-    sums, blocks, chunks, steps, activation_parameter: tl.float64,
+    sums, blocks, by_blocks: tl.int64, chunks, steps, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, AFFINE: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     LEADING_R: tl.constexpr, LEADING_K: tl.constexpr, STAGES: tl.constexpr,
@@ -44,7 +44,7 @@ def held_samples_backward(
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
     ROW: tl.constexpr = AFFINE == 2 and BLOCK_R == 1
-    block, chunk = tl.program_id(0) % blocks, tl.program_id(0) // blocks
+    chunk, block = divided(tl.program_id(0), blocks, by_blocks)
     o_u = tl.arange(0, BLOCK_N * BLOCK_U)
     o_n, g = (chunk * BLOCK_N + o_u // BLOCK_U).to(tl.int64), block * BLOCK_U + o_u % BLOCK_U
     m_g = g < G
@@ -72,7 +72,7 @@ def held_samples_backward(
         gain, offset, inverse = of_channels(b_gain, AFFINE), of_channels(b_offset, AFFINE), of_units(rstd)
         dz, xhat = gradient_of(b_dy, b_x, None, of_units(mean), inverse, gain * inverse, offset, alpha, DERIVATIVE)
         if AFFINE == 0:
-            p, q = total(dz), total(dz * xhat)
+            p, q = totals((dz, dz * xhat))
             total_p, total_q = p * b_gain, q * b_gain
         elif ROW:
             p, q = dz, dz * xhat

@@ -73,6 +73,26 @@ def corrected(centre, unit, total, squares, count):
 
 
 @triton.jit
+def pivoted(b_x, pivot, mask, MASKED: tl.constexpr):
+    """The deviations of units from ``pivot``, an element of each. Their sums and those of their squares cross the
+    threads together, which for 16-bit elements takes half the time of held_moments' two sums."""
+    deviation = b_x - pivot
+    return tl.where(mask, deviation, 0.0) if MASKED else deviation
+
+
+@triton.jit
+def pivoted_moments(pivot, total, squares, count):
+    """mean and M2 from the sums of deviations from an element, and of their squares. The element's squared distance
+    from the mean is at most M2, and what is subtracted ``count`` times that, so M2's relative error is some ``count``
+    roundings of float32 at most. Of equal numbers the deviations are 0, and their mean is that number."""
+    inverse = 1.0 / count
+    step = total * inverse
+    m2 = squares - total * step
+    m2 = tl.where(m2 < 0.0, 0.0, m2)  # a NaN stays
+    return pivot + step, tl.where(squares == float("inf"), squares, m2)
+
+
+@triton.jit
 def held_moments(b_x, mask, b_end, m_end, count, MASKED: tl.constexpr, WIDE: tl.constexpr):
     """mean and M2 of a tile's rows, in registers, and of their ends, or None, which only rows of 16-bit elements have.
     WIDE, for elements of more bits: the mean of the deviations corrects the rounding of the mean."""

@@ -46,16 +46,28 @@ def affine_of_points(parameters, o_dense, mask, gain, offset, dtype: tl.constexp
     return gain * factor, offset, factor
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_spatial", "y_spatial", "blocks", "chunks", "programs"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S",
+        "x_spatial",
+        "y_spatial",
+        "blocks",
+        "by_blocks",
+        "chunks",
+        "by_chunks",
+        "programs",
+    ]
+)
 def points_apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_given_mean, p_given_var,
-    C, S, x_spatial, y_spatial, blocks, chunks, programs, eps: tl.float64, activation_parameter: tl.float64,
+    C, S, x_spatial, y_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, programs, eps: tl.float64,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """The output of one chunk, from its end on, which the pass for the moments has read last."""
     dtype: tl.constexpr = compute_dtype(p_x.dtype.element_ty)
-    _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, True)
+    _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     first = chunk.to(tl.int64) * BLOCK_S * TILES
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
@@ -84,10 +96,22 @@ def points_apply(
         tl.store(p_y + offsets_of_rows(o_lane, rows, y_spatial, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "dy_spatial", "x_spatial", "blocks", "chunks", "tiles"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S",
+        "dy_spatial",
+        "x_spatial",
+        "blocks",
+        "by_blocks",
+        "chunks",
+        "by_chunks",
+        "tiles",
+    ]
+)
 def points_reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_scale, p_grad_shift,
-    C, S, dy_spatial, x_spatial, blocks, chunks, total, tiles, activation_parameter: tl.float64,
+    C, S, dy_spatial, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, total, tiles,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -96,7 +120,7 @@ def points_reduce(
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    _, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
+    _, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     first = chunk.to(tl.int64) * BLOCK_S * tiles
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)
@@ -130,17 +154,28 @@ def points_reduce(
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=["S", "dy_spatial", "x_spatial", "dx_spatial", "blocks", "chunks", "programs"],
+    do_not_specialize_on_alignment=[
+        "S",
+        "dy_spatial",
+        "x_spatial",
+        "dx_spatial",
+        "blocks",
+        "by_blocks",
+        "chunks",
+        "by_chunks",
+        "programs",
+    ],
 )
 def points_gradients(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals,
-    C, S, dy_spatial, x_spatial, dx_spatial, blocks, chunks, programs, activation_parameter: tl.float64,
+    C, S, dy_spatial, x_spatial, dx_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, programs,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr,
     REPEAT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """dx = rstd (A dz - (P + xhat Q) / K) of one chunk, from P / K and Q / K; without them dx = rstd A dz."""
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, True)
+    _, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     first = chunk.to(tl.int64) * BLOCK_S * TILES
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     o_c, m_c = channels_of_lanes(o_lane, C, REPEAT)

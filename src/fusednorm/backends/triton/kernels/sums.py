@@ -105,12 +105,13 @@ def rows_gated_backward(
 @triton.jit(
     do_not_specialize_on_alignment=[
         "S", "x_sample", "x_channel", "x_spatial", "before_sample", "before_channel", "before_spatial", "s_sample",
-        "s_channel", "s_spatial", "blocks", "chunks", "total",
+        "s_channel", "s_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "total",
     ],
 )  # fmt: skip
 def sum_moments_of_planes(
     p_x, p_partials, p_before, p_numbers, p_channels, p_total, C, S, x_sample, x_channel, x_spatial,
-    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
+    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks: tl.int64,
+    chunks, by_chunks: tl.int64, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
@@ -119,7 +120,8 @@ def sum_moments_of_planes(
         p_before, p_numbers, p_channels, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
     )  # fmt: skip
     planes_moments(
-        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
+        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks,
+        by_blocks, chunks, by_chunks,
         total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S, EXACT,
     )  # fmt: skip
 
@@ -127,12 +129,13 @@ def sum_moments_of_planes(
 @triton.jit(
     do_not_specialize_on_alignment=[
         "S", "x_sample", "x_channel", "x_spatial", "before_sample", "before_channel", "before_spatial", "s_sample",
-        "s_channel", "s_spatial", "blocks", "chunks", "tiles",
+        "s_channel", "s_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "tiles",
     ],
 )  # fmt: skip
 def sum_moments_of_rows(
     p_x, p_partials, p_before, p_numbers, p_channels, p_total, C, S, x_sample, x_channel, x_spatial,
-    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total, tiles,
+    before_sample, before_channel, before_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks: tl.int64,
+    chunks, by_chunks: tl.int64, total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
     EXACT: tl.constexpr,
@@ -142,7 +145,8 @@ def sum_moments_of_rows(
         p_before, p_numbers, p_channels, None, p_total, before_sample, before_channel, before_spatial, 1, 1, 1, 1, 1
     )  # fmt: skip
     rows_moments(
-        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks,
+        p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks,
+        by_blocks, chunks, by_chunks,
         total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S, DEPTH, STAGES, EXACT,
     )  # fmt: skip
 
@@ -150,7 +154,8 @@ def sum_moments_of_rows(
 @triton.jit(
     do_not_specialize=["programs", "partial_spatial", "partial_span"],
     do_not_specialize_on_alignment=[
-        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
+        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "by_blocks",
+        "chunks", "by_chunks",
         "before_sample", "before_channel", "before_spatial", "behind_sample", "behind_channel", "behind_spatial",
         "partial_rows", "partial_chunks",
     ],
@@ -160,7 +165,7 @@ def sum_apply(
     p_before, p_numbers, p_channels, p_behind, p_total,
     G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial,
     before_sample, before_channel, before_spatial, behind_sample, behind_channel, behind_spatial,
-    blocks, chunks, programs,
+    blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
@@ -181,7 +186,8 @@ def sum_apply(
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
         p_given_var, added, G, D, C, S,
-        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
+        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
+        programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
         EARLY, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
         BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D, EXACT,
@@ -192,13 +198,13 @@ def sum_apply(
     do_not_specialize_on_alignment=[
         "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
         "dx_sample", "dx_channel", "dx_spatial", "behind_sample", "behind_channel", "behind_spatial", "blocks",
-        "chunks", "tiles",
+        "by_blocks", "chunks", "by_chunks", "tiles",
     ],
 )  # fmt: skip
 def sum_reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_behind, p_partials,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    behind_sample, behind_channel, behind_spatial, blocks, chunks,
+    behind_sample, behind_channel, behind_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
@@ -210,7 +216,7 @@ def sum_reduce(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
         AddedGradients(p_behind, p_grad_behind, None, behind_sample, behind_channel, behind_spatial), G, D, C, S,
         dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-        blocks, chunks, total, tiles, activation_parameter,
+        blocks, by_blocks, chunks, by_chunks, total, tiles, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         DEPTH, STAGES, NUMBERS,
     )  # fmt: skip
@@ -221,7 +227,7 @@ def sum_reduce(
     do_not_specialize_on_alignment=[
         "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
         "dx_sample", "dx_channel", "dx_spatial", "behind_sample", "behind_channel", "behind_spatial", "blocks",
-        "chunks", "partial_rows", "partial_chunks",
+        "by_blocks", "chunks", "by_chunks", "partial_rows", "partial_chunks",
     ],
 )  # fmt: skip
 def sum_gradients(
@@ -231,7 +237,8 @@ def sum_gradients(
     parameter_programs, programs, channel_programs, N,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
     behind_sample, behind_channel, behind_spatial,
-    blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
+    blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, total, partial_rows, partial_chunks, K,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
@@ -249,7 +256,7 @@ def sum_gradients(
         p_totals, p_partials,
         Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
-        dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,
+        dx_sample, dx_channel, dx_spatial, blocks, by_blocks, chunks, by_chunks, total, partial_rows, partial_chunks, K,
         activation_parameter,
         EARLY, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,
@@ -259,13 +266,14 @@ def sum_gradients(
 @triton.jit(
     do_not_specialize=["units", "rows"],
     do_not_specialize_on_alignment=[
-        "columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row", "before_sample", "before_unit",
+        "inverse", "columns", "x_sample", "x_unit", "x_row", "y_sample", "y_unit", "y_row", "before_sample",
+        "before_unit",
         "before_row", "behind_sample", "behind_unit", "behind_row",
     ],
 )  # fmt: skip
 def held_sum_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_before, p_gate, p_channels, p_behind,
-    p_total, units, G, C, rows, columns,
+    p_total, units, G, inverse: tl.int64, C, rows, columns,
     x_sample, x_unit, x_row, y_sample, y_unit, y_row,
     before_sample, before_unit, before_row, behind_sample, behind_unit, behind_row, eps: tl.float64,
     activation_parameter: tl.float64,
@@ -281,7 +289,7 @@ def held_sum_forward(
     )  # fmt: skip
     held_units_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var,
-        added, units, G, C, rows, columns,
+        added, units, G, inverse, C, rows, columns,
         x_sample, x_unit, x_row, y_sample, y_unit, y_row, eps, activation_parameter,
         RMS, VALUE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K, LEADING_R, LEADING_K,
         EXACT,
@@ -291,14 +299,15 @@ def held_sum_forward(
 @triton.jit(
     do_not_specialize=["units", "rows"],
     do_not_specialize_on_alignment=[
-        "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit", "dx_row",
+        "inverse", "columns", "dy_sample", "dy_unit", "dy_row", "x_sample", "x_unit", "x_row", "dx_sample", "dx_unit",
+        "dx_row",
         "behind_sample", "behind_unit", "behind_row",
     ],
 )  # fmt: skip
 def held_sum_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
     p_partials,
-    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+    p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, inverse: tl.int64, C, rows, columns,
     dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row,
     behind_sample, behind_unit, behind_row, sums,
     activation_parameter: tl.float64,
@@ -311,7 +320,7 @@ def held_sum_backward(
     held_units_backward(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_unit, behind_row),
-        p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, C, rows, columns,
+        p_partials, p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift, units, G, inverse, C, rows, columns,
         dy_sample, dy_unit, dy_row, x_sample, x_unit, x_row, dx_sample, dx_unit, dx_row, sums, activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, AFFINE, ONE, PACKED, SPAN, APART, ALL_SAMPLES, ALIGN, BLOCK_U, BLOCK_R, BLOCK_K,
         LEADING_R, LEADING_K,
@@ -321,12 +330,13 @@ def held_sum_backward(
 @triton.jit(
     do_not_specialize_on_alignment=[
         "S", "x_sample", "x_channel", "y_sample", "y_channel", "before_sample", "before_channel", "behind_sample",
-        "behind_channel", "blocks",
+        "behind_channel", "blocks", "by_blocks",
     ]
 )  # fmt: skip
 def positions_sum_forward(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_before, p_numbers, p_behind, p_total,
     S, x_sample, x_channel, y_sample, y_channel, before_sample, before_channel, behind_sample, behind_channel, blocks,
+    by_blocks: tl.int64,
     eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, K: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -338,20 +348,22 @@ def positions_sum_forward(
     )  # fmt: skip
     normalize_positions(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, added, S, x_sample, x_channel,
-        y_sample, y_channel, blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S, BLOCK_C,
+        y_sample, y_channel, blocks, by_blocks, eps, activation_parameter, RMS, VALUE, ALPHA, K, ALIGN, BLOCK_S,
+        BLOCK_C,
     )  # fmt: skip
 
 
 @triton.jit(
     do_not_specialize_on_alignment=[
         "S", "dy_sample", "dy_channel", "x_sample", "x_channel", "dx_sample", "dx_channel", "behind_sample",
-        "behind_channel", "blocks",
+        "behind_channel", "blocks", "by_blocks",
     ]
 )  # fmt: skip
 def positions_sum_backward(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_behind, p_grad_total, p_grad_behind,
     p_partials, p_grad_weight, p_grad_bias,
     S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, behind_sample, behind_channel, blocks,
+    by_blocks: tl.int64,
     activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, BIAS: tl.constexpr, K: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -361,5 +373,6 @@ def positions_sum_backward(
         p_dy, p_x, p_dx, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd,
         AddedGradients(p_behind, p_grad_behind, p_grad_total, behind_sample, behind_channel, 1), p_partials,
         p_grad_weight, p_grad_bias, S, dy_sample, dy_channel, x_sample, x_channel, dx_sample, dx_channel, blocks,
+        by_blocks,
         activation_parameter, OVERLAP, DERIVATIVE, ALPHA, BIAS, K, ALIGN, BLOCK_S, BLOCK_C,
     )  # fmt: skip

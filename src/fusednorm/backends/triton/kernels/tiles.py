@@ -145,7 +145,8 @@ def statistics_of(statistics, groups, n, o_c, m_c, PER_BATCH: tl.constexpr):
 
 @triton.jit
 def planes_moments(
-    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
+    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks,
+    chunks, by_chunks, total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, EXACT: tl.constexpr = False,
 ):  # fmt: skip
@@ -156,7 +157,7 @@ def planes_moments(
     EVICTION: tl.constexpr = "" if added.total is None else "evict_first"
     dtype: tl.constexpr = p_partials.dtype.element_ty
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, False)
-    n, block, chunk = locate(tl.program_id(0), blocks, chunks, False)
+    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, False)
     n = n.to(tl.int64)
     SPAN: tl.constexpr = BLOCK_S - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
@@ -201,16 +202,30 @@ def planes_moments(
     tl.store(p_partials + total + o_partial, m2, o_c < C)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "total"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S",
+        "x_sample",
+        "x_channel",
+        "x_spatial",
+        "blocks",
+        "by_blocks",
+        "chunks",
+        "by_chunks",
+        "total",
+    ]
+)
 def moments_of_planes(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total,
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64,
+    total,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """:func:`planes_moments` with nothing before the norm."""
     planes_moments(
         p_x, p_partials, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel,
-        x_spatial, 1, 1, 1, blocks, chunks, total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C, BLOCK_S,
+        x_spatial, 1, 1, 1, blocks, by_blocks, chunks, by_chunks, total, OVERLAP, RMS, EVEN, ALIGN, WINDOW, BLOCK_C,
+        BLOCK_S,
     )  # fmt: skip
 
 
@@ -260,7 +275,8 @@ def welford_rows(
 
 @triton.jit
 def rows_moments(
-    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, chunks, total,
+    p_x, p_partials, added, C, S, x_sample, x_channel, x_spatial, s_sample, s_channel, s_spatial, blocks, by_blocks,
+    chunks, by_chunks, total,
     tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
@@ -277,7 +293,7 @@ def rows_moments(
     dtype: tl.constexpr = p_partials.dtype.element_ty
     LARGEST: tl.constexpr = 1.7e308 if dtype == tl.float64 else 3.4e38
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, True)
-    n, block, chunk = locate(tl.program_id(0), blocks, chunks, True)
+    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, True)
     n = n.to(tl.int64)
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
     first = chunk.to(tl.int64) * (BLOCK_S * DEPTH * tiles)
@@ -389,16 +405,30 @@ def rows_moments(
     tl.store(p_partials + total + o_partial, m2, o_lane < C * REPEAT)
 
 
-@triton.jit(do_not_specialize_on_alignment=["S", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles"])
+@triton.jit(
+    do_not_specialize_on_alignment=[
+        "S",
+        "x_sample",
+        "x_channel",
+        "x_spatial",
+        "blocks",
+        "by_blocks",
+        "chunks",
+        "by_chunks",
+        "tiles",
+    ]
+)
 def moments_of_rows(
-    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, chunks, total, tiles,
+    p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64,
+    total, tiles,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, REPEAT: tl.constexpr,
     ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """:func:`rows_moments` with nothing before the norm."""
     rows_moments(
         p_x, p_partials, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), C, S, x_sample, x_channel,
-        x_spatial, 1, 1, 1, blocks, chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
+        x_spatial, 1, 1, 1, blocks, by_blocks, chunks, by_chunks, total, tiles, OVERLAP, RMS, EVEN, ALIGN, REPEAT,
+        ACROSS, BLOCK_C, BLOCK_S,
         DEPTH, STAGES,
     )  # fmt: skip
 
@@ -427,7 +457,8 @@ def finalize(
 @triton.jit
 def apply_tiles(
     p_x, p_y, parameters, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var, added,
-    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
+    programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
     OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
@@ -450,7 +481,7 @@ def apply_tiles(
     groups = Groups(G, D, C)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
     y_steps = steps_of(y_sample, y_channel, y_spatial, ALIGN, LAST)
-    n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, chunks, LAST)
+    n, block, chunk = locate(programs - 1 - tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
@@ -562,13 +593,15 @@ def apply_tiles(
 @triton.jit(
     do_not_specialize=["programs", "partial_spatial", "partial_span"],
     do_not_specialize_on_alignment=[
-        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "chunks",
+        "S", "x_sample", "x_channel", "x_spatial", "y_sample", "y_channel", "y_spatial", "blocks", "by_blocks",
+        "chunks", "by_chunks",
         "partial_rows", "partial_chunks",
     ],
 )  # fmt: skip
 def apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_partials, p_given_mean, p_given_var,
-    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs,
+    G, D, C, S, x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks: tl.int64, chunks,
+    by_chunks: tl.int64, programs,
     total, partial_spatial, partial_rows, partial_chunks, partial_span, eps: tl.float64,
     activation_parameter: tl.float64, OVERLAP: tl.constexpr, RMS: tl.constexpr, VALUE: tl.constexpr,
     ALPHA: tl.constexpr, MERGE: tl.constexpr, GROUPED: tl.constexpr, SHARED: tl.constexpr,
@@ -580,7 +613,8 @@ def apply(
     apply_tiles(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, p_partials, p_given_mean,
         p_given_var, Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1), G, D, C, S,
-        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, chunks, programs, total,
+        x_sample, x_channel, x_spatial, y_sample, y_channel, y_spatial, blocks, by_blocks, chunks, by_chunks,
+        programs, total,
         partial_spatial, partial_rows, partial_chunks, partial_span, eps, activation_parameter,
         OVERLAP, RMS, VALUE, ALPHA, MERGE, GROUPED, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS,
         BLOCK_C, BLOCK_S, TILES, BLOCK_R, BLOCK_D,

@@ -71,7 +71,7 @@ def sum_rows(
 def reduce_tiles(
     p_dy, p_x, parameters, p_mean, p_rstd, p_partials, added,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, total, tiles, activation_parameter,
+    blocks, by_blocks, chunks, by_chunks, total, tiles, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, DEPTH: tl.constexpr,
@@ -82,7 +82,7 @@ def reduce_tiles(
     if OVERLAP:
         gdc_launch_dependents()
     dtype: tl.constexpr = p_rstd.dtype.element_ty
-    n, block, chunk = locate(tl.program_id(0), blocks, chunks, LAST)
+    n, block, chunk = locate(tl.program_id(0), blocks, by_blocks, chunks, by_chunks, LAST)
     groups = Groups(G, D, C)
     dy_steps = steps_of(dy_sample, dy_channel, dy_spatial, ALIGN, LAST)
     x_steps = steps_of(x_sample, x_channel, x_spatial, ALIGN, LAST)
@@ -166,12 +166,14 @@ def reduce_tiles(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial", "blocks", "chunks", "tiles",
+        "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial", "blocks", "by_blocks",
+        "chunks", "by_chunks", "tiles",
     ],
 )  # fmt: skip
 def reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials,
-    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, chunks,
+    G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, blocks, by_blocks: tl.int64,
+    chunks, by_chunks: tl.int64,
     total, tiles, activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
@@ -182,7 +184,8 @@ def reduce(
     reduce_tiles(
         p_dy, p_x, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_partials,
         AddedGradients(None, None, None, 1, 1, 1), G, D, C, S,
-        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, 1, 1, 1, blocks, chunks, total, tiles,
+        dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, 1, 1, 1, blocks, by_blocks, chunks,
+        by_chunks, total, tiles,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         DEPTH, STAGES, False,
@@ -423,7 +426,7 @@ def through_statistics(dz, xhat, gain, scaled_p, scaled_q):
 @triton.jit
 def input_program(
     pid, p_dy, p_x, p_dx, parameters, statistics, added, p_totals, partials,
-    groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
+    groups, S, dy_steps, x_steps, dx_steps, blocks, by_blocks, chunks, by_chunks, K, activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
@@ -434,7 +437,7 @@ def input_program(
     around the norm the input is the sum, and dx includes the gradient that it has got from elsewhere."""
     dtype: tl.constexpr = statistics.rstd.dtype.element_ty
     G, D, C = groups
-    n, block, chunk = locate(pid, blocks, chunks, LAST)
+    n, block, chunk = locate(pid, blocks, by_blocks, chunks, by_chunks, LAST)
     SPAN: tl.constexpr = BLOCK_S * TILES - WINDOW + 1
     first = chunk.to(tl.int64) * SPAN
     o_lane, o_s = block * BLOCK_C + tl.arange(0, BLOCK_C), tl.arange(0, BLOCK_S)
@@ -538,7 +541,8 @@ def input_program(
 def gradients_of_tiles(
     p_dy, p_x, p_dx, parameters, p_mean, p_rstd, added, p_totals, p_partials, grads, parameter_programs, programs,
     channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
-    dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter,
+    dx_sample, dx_channel, dx_spatial, blocks, by_blocks, chunks, by_chunks, total, partial_rows, partial_chunks, K,
+    activation_parameter,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
@@ -565,7 +569,8 @@ def gradients_of_tiles(
     if pid >= parameter_programs:
         input_program(
             programs - 1 - (pid - parameter_programs), p_dy, p_x, p_dx, parameters, Statistics(p_mean, p_rstd),
-            added, p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, chunks, K, activation_parameter,
+            added, p_totals, partials, groups, S, dy_steps, x_steps, dx_steps, blocks, by_blocks, chunks, by_chunks,
+            K, activation_parameter,
             OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C,
             BLOCK_S, TILES, BLOCK_R, BLOCK_D,
         )  # fmt: skip
@@ -575,7 +580,8 @@ def gradients_of_tiles(
     do_not_specialize=["parameter_programs", "programs", "channel_programs", "N", "K"],
     do_not_specialize_on_alignment=[
         "S", "dy_sample", "dy_channel", "dy_spatial", "x_sample", "x_channel", "x_spatial",
-        "dx_sample", "dx_channel", "dx_spatial", "blocks", "chunks", "partial_rows", "partial_chunks",
+        "dx_sample", "dx_channel", "dx_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "partial_rows",
+        "partial_chunks",
     ],
 )  # fmt: skip
 def gradients(
@@ -583,7 +589,8 @@ def gradients(
     p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift,
     parameter_programs, programs, channel_programs, N,
     G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial, dx_sample, dx_channel, dx_spatial,
-    blocks, chunks, total, partial_rows, partial_chunks, K, activation_parameter: tl.float64,
+    blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, total, partial_rows, partial_chunks, K,
+    activation_parameter: tl.float64,
     OVERLAP: tl.constexpr, DERIVATIVE: tl.constexpr, ALPHA: tl.constexpr, SHARED: tl.constexpr,
     PER_BATCH: tl.constexpr, LAST: tl.constexpr, EVEN: tl.constexpr, ALIGN: tl.constexpr, WINDOW: tl.constexpr,
     REPEAT: tl.constexpr, ACROSS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_S: tl.constexpr, TILES: tl.constexpr,
@@ -596,7 +603,7 @@ def gradients(
         AddedGradients(None, None, None, 1, 1, 1), p_totals, p_partials,
         Parameters(p_grad_weight, p_grad_bias, p_grad_scale, p_grad_shift), parameter_programs, programs,
         channel_programs, N, G, D, C, S, dy_sample, dy_channel, dy_spatial, x_sample, x_channel, x_spatial,
-        dx_sample, dx_channel, dx_spatial, blocks, chunks, total, partial_rows, partial_chunks, K,
+        dx_sample, dx_channel, dx_spatial, blocks, by_blocks, chunks, by_chunks, total, partial_rows, partial_chunks, K,
         activation_parameter,
         OVERLAP, DERIVATIVE, ALPHA, SHARED, PER_BATCH, LAST, EVEN, ALIGN, WINDOW, REPEAT, ACROSS, BLOCK_C, BLOCK_S,
         TILES, BLOCK_R, BLOCK_D, CHANNELS, BLOCK_N,

@@ -18,7 +18,14 @@ from fusednorm.backends.triton.kernels.added import behind, sum_of
 from fusednorm.backends.triton.kernels.addressing import aligned, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, Numbers, Parameters
 from fusednorm.backends.triton.kernels.codes import store_codes
-from fusednorm.backends.triton.kernels.moments import compute_dtype, held_moments, inverse_deviation
+from fusednorm.backends.triton.kernels.moments import (
+    add_pair,
+    compute_dtype,
+    held_moments,
+    inverse_deviation,
+    pivoted,
+    pivoted_moments,
+)
 from fusednorm.backends.triton.kernels.tiles import affine, alpha_of, normalized
 
 
@@ -51,13 +58,19 @@ def affine_of_units(
 
 
 @triton.jit
-def pointers_of_units(p, o_u, n, place, sample, unit, K, o_k, PACKED: tl.constexpr, ALIGN: tl.constexpr):
-    """Pointers to the elements of units; ALIGN divides the strides of samples and units. PACKED: units follow one
-    another in memory."""
+def begin_of_units(o_u, n, place, sample, unit, K, PACKED: tl.constexpr, ALIGN: tl.constexpr):
+    """The offsets of the first elements of units; ALIGN divides the strides of samples and units. PACKED: units follow
+    one another in memory."""
     if PACKED:
-        return p + (o_u.to(tl.int64) * K)[:, None] + o_k[None, :]
+        return o_u.to(tl.int64) * K
     else:
-        return p + (n * aligned(sample, ALIGN) + place * aligned(unit, ALIGN))[:, None] + o_k[None, :]
+        return n * aligned(sample, ALIGN) + place * aligned(unit, ALIGN)
+
+
+@triton.jit
+def pointers_of_units(p, o_u, n, place, sample, unit, K, o_k, PACKED: tl.constexpr, ALIGN: tl.constexpr):
+    """Pointers to the elements of units."""
+    return p + begin_of_units(o_u, n, place, sample, unit, K, PACKED, ALIGN)[:, None] + o_k[None, :]
 
 
 @triton.jit
@@ -118,14 +131,16 @@ def units_forward(
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
     ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr,
     PER_ELEMENT: tl.constexpr, BY_CHANNEL: tl.constexpr, p_out_scale, OUT: tl.constexpr, BY_ROW: tl.constexpr,
-    NATIVE: tl.constexpr,
+    NATIVE: tl.constexpr, PIVOT: tl.constexpr = False, FIRST: tl.constexpr = False,
 ):  # fmt: skip
     """The statistics, stored where somebody wants them, and the output of BLOCK_U units.
 
     K is ``length`` where S is None. EVEN: K = BLOCK_K. LEADING: see :func:`within`. EARLY: the parameters and post_add
     are loaded beside the input, and wait in registers for the statistics; where a thread holds few elements, that saves
     the time of one access. ONCE: the units of a program have the same parameters, which are loaded once, and then move
-    to the threads that need them. OUT: the 8-bit format of the output (codes.py), or None.
+    to the threads that need them. OUT: the 8-bit format of the output (codes.py), or None. PIVOT: the statistics are
+    counted from an element of each unit. FIRST: the parameters are loaded before the input, with a barrier between the
+    two. Without it NVIDIA's assembler moves their loads behind the first use of the input, for which they then wait.
 
     A mask of rows is known when compiling, and of units that are no rows not. So only rows have one for their units:
     where the last program has fewer others it takes the last one again, and stores the same.
@@ -142,6 +157,11 @@ def units_forward(
     n = (o_u // (G * positions)).to(tl.int64)
     place = o_u % (G * positions)
     g = o_u % G
+    if FIRST:
+        gain, offset = affine_of_units(
+            parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+        )
+        tl.debug_barrier()
     b_x = tl.load(pointers_of_units(p_x, o_u, n, place, x_sample, x_unit, K, o_k, PACKED, ALIGN), mask, 0.0)
     if added.before is not None or BY_CHANNEL:
         b_gate = None
@@ -155,14 +175,22 @@ def units_forward(
     b_x = b_x.to(dtype)
     if EARLY:
         b_behind = added_behind(added, o_u, n, place, K, o_k, mask, PACKED, ALIGN)
-        gain, offset = affine_of_units(
-            parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
-        )
+        if not FIRST:
+            gain, offset = affine_of_units(
+                parameters, o_u // positions, m_u, n, g, o_k, m_k, mask, reciprocal, G, D, S, ONCE, ALIGN, dtype
+            )
     if RMS:
         variance = tl.sum(b_x * b_x, 1) / K
         mean = tl.zeros_like(variance)
     else:
-        mean, m2 = held_moments(b_x, mask, None, None, K, not EVEN, p_x.dtype.element_ty.primitive_bitwidth > 16)
+        if PIVOT:
+            begin = begin_of_units(o_u, n, place, x_sample, x_unit, K, PACKED, ALIGN)
+            pivot = tl.load(p_x + begin, m_u, 0.0).to(dtype)
+            deviation = pivoted(b_x, pivot[:, None], mask, not EVEN)
+            b_total, b_squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
+            mean, m2 = pivoted_moments(pivot, b_total, b_squares, K)
+        else:
+            mean, m2 = held_moments(b_x, mask, None, None, K, not EVEN, p_x.dtype.element_ty.primitive_bitwidth > 16)
         variance = m2 / K
         if p_mean is not None:
             tl.store(p_mean + o_u, mean, m_u)
@@ -194,8 +222,8 @@ def whole_forward(
     reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps: tl.float64, activation_parameter: tl.float64,
     RMS: tl.constexpr, VALUE: tl.constexpr, ALPHA: tl.constexpr, G: tl.constexpr, D: tl.constexpr,
     S: tl.constexpr, EVEN: tl.constexpr, EARLY: tl.constexpr, ONCE: tl.constexpr, PACKED: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr, OUT: tl.constexpr,
-    BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
+    ALIGN: tl.constexpr, BLOCK_U: tl.constexpr, BLOCK_K: tl.constexpr, LEADING: tl.constexpr, PIVOT: tl.constexpr,
+    FIRST: tl.constexpr, OUT: tl.constexpr, BY_ROW: tl.constexpr, NATIVE: tl.constexpr,
 ):  # fmt: skip
     """:func:`units_forward` with nothing around the norm."""
     nothing = Added(None, None, None, None, None, 1, 1, 1, 1, 1, 1, 1, 1)
@@ -203,5 +231,5 @@ def whole_forward(
         p_x, p_y, Parameters(p_weight, p_bias, p_scale, p_shift), p_mean, p_rstd, p_var, nothing, units, length,
         reciprocal, positions, x_sample, x_unit, y_sample, y_unit, eps, activation_parameter,
         RMS, VALUE, ALPHA, G, D, S, EVEN, EARLY, ONCE, PACKED, ALIGN, BLOCK_U, BLOCK_K, LEADING, False, False,
-        p_out_scale, OUT, BY_ROW, NATIVE,
+        p_out_scale, OUT, BY_ROW, NATIVE, PIVOT, FIRST,
     )  # fmt: skip

@@ -10,7 +10,7 @@ from fusednorm.backends.triton.launch import prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.rows import SummedRowsBackward
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
-from fusednorm.backends.triton.runs import alignment
+from fusednorm.backends.triton.runs import alignment, divisor
 from fusednorm.problem import Layout, Problem
 
 
@@ -30,7 +30,7 @@ def _blocks(problem: Problem, config: PositionsConfig) -> int:
 
 def _scalars(problem: Problem, config: PositionsConfig, layouts: tuple[Layout, ...]) -> tuple[int, ...]:
     steps = (step for layout in layouts for step in (layout.sample, layout.channel))
-    return problem.view.spatial, *steps, max(1, _blocks(problem, config))
+    return problem.view.spatial, *steps, *divisor(_blocks(problem, config))
 
 
 class ColumnsForward(OneLaunchForward):

@@ -7,13 +7,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import HeldConfig
-from fusednorm.backends.triton.config.units import HeldUnits
+from fusednorm.backends.triton.config.units import HeldUnits, pivots
 from fusednorm.backends.triton.kernels import held, held_samples, sums
 from fusednorm.backends.triton.launch import Launch, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, Given, OneLaunchForward, Saved, Tensors
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward
 from fusednorm.backends.triton.plans.tiles import Combination, ParameterSums, PartialsShape
-from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, leading_bits
+from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, divisor, leading_bits
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 
@@ -25,8 +25,9 @@ def _programs(seen: HeldUnits, config: HeldConfig) -> int:
     return seen.samples * -(-seen.in_sample // config.units)
 
 
-def _sizes(seen: HeldUnits) -> tuple[int, ...]:
-    return seen.units, seen.in_sample, seen.channels, seen.rows, seen.columns
+def _sizes(seen: HeldUnits, config: HeldConfig) -> tuple[int, ...]:
+    _, inverse = divisor(seen.in_sample if seen.spans else -(-seen.in_sample // config.units))
+    return seen.units, seen.in_sample, inverse, seen.channels, seen.rows, seen.columns
 
 
 def _tile(problem: Problem, seen: HeldUnits, config: HeldConfig, layouts: tuple[Layout, ...]) -> dict[str, int | None]:
@@ -77,8 +78,8 @@ class HeldForward(OneLaunchForward):
             problem,
             held.held_forward,
             programs,
-            (*_sizes(seen), *seen.steps(seen.input), *seen.steps(seen.output)),
-            _tile(problem, seen, config, (seen.input, seen.output)),
+            (*_sizes(seen, config), *seen.steps(seen.input), *seen.steps(seen.output)),
+            {**_tile(problem, seen, config, (seen.input, seen.output)), "PIVOT": pivots(problem)},
             config.warps,
         )
 
@@ -97,7 +98,7 @@ class HeldSumForward(SumForward):
             sums.held_sum_forward,
             _programs(seen, config),
             (
-                *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)), self.eps,
+                *_sizes(seen, config), *(step for layout in layouts for step in seen.steps(layout)), self.eps,
                 self.activation_parameter,
             ),
             {
@@ -147,7 +148,7 @@ class HeldBackward(SummedUnitsBackward):
             held.held_backward if problem.added is None else sums.held_sum_backward,
             _programs(seen, config),
             (
-                *_sizes(seen), *(step for layout in layouts for step in seen.steps(layout)),
+                *_sizes(seen, config), *(step for layout in layouts for step in seen.steps(layout)),
                 self.partials.total, self.activation_parameter,
             ),
             {
@@ -178,7 +179,7 @@ class HeldSamplesBackward(BackwardPlan):
             (
                 seen.samples, seen.in_sample, seen.channels, seen.rows, seen.columns,
                 *(step for layout in layouts for step in seen.steps(layout)),
-                self.partials.total, blocks, chunks, config.steps, self.activation_parameter,
+                self.partials.total, *divisor(blocks), chunks, config.steps, self.activation_parameter,
             ),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **tile, "BLOCK_N": config.samples,

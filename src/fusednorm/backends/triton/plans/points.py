@@ -52,7 +52,7 @@ class PointsForward(TilesForward):
             kernels.points_apply,
             output.programs,
             (
-                problem.view.channels, problem.view.spatial, *output.rows, output.blocks, output.chunks,
+                problem.view.channels, problem.view.spatial, *output.rows, *output.grid,
                 output.programs, self.eps, self.activation_parameter,
             ),
             {
@@ -85,7 +85,7 @@ class PointsBackward(BackwardPlan):
             kernels.points_reduce,
             reduction.programs,
             (
-                *sizes, *reduction.rows, reduction.blocks, reduction.chunks, self.partials.total, reduction.tiles,
+                *sizes, *reduction.rows, *reduction.grid, self.partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {**self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **reduction.constants, **reduction.staged},
@@ -94,7 +94,7 @@ class PointsBackward(BackwardPlan):
         self.gradients = prepared(
             kernels.points_gradients,
             output.programs,
-            (*sizes, *output.rows, output.blocks, output.chunks, output.programs, self.activation_parameter),
+            (*sizes, *output.rows, *output.grid, output.programs, self.activation_parameter),
             {
                 **self.overlap, "DERIVATIVE": self.derivative, **self.alpha, **output.constants, "TILES": output.tiles,
             },

@@ -21,6 +21,7 @@ from fusednorm.backends.triton.launch import Launch, Scalars, prepared
 from fusednorm.backends.triton.plans.base import BackwardPlan, ForwardPlan, Given, Saved, Tensors, stages
 from fusednorm.backends.triton.plans.sums import SumBackward, SumForward, added_of
 from fusednorm.backends.triton.runs import (
+    divisor,
     for_moments,
     power_of_two,
     runs_of,
@@ -89,8 +90,9 @@ class Pass:
         self.repeat, seen = runs.repeat, runs.view
         window = window_of(problem.dtype, seen, runs.layouts)
         self.span = config.positions * config.tiles - window + 1
-        self.blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
-        self.programs = view.samples * self.blocks * self.chunks
+        blocks, self.chunks = -(-seen.channels // config.channels), -(-seen.spatial // self.span)
+        self.programs = view.samples * blocks * self.chunks
+        self.grid = *divisor(blocks), *divisor(self.chunks)
         #: The partials that the pass leaves for each channel of a sample, where it leaves any.
         self.partials = self.chunks * self.repeat
         self.warps = config.warps
@@ -223,7 +225,7 @@ class TilesForward(ForwardPlan):
             MOMENTS[rows, before],
             reduction.programs,
             (
-                seen.channels, seen.spatial, *reduction.steps, reduction.blocks, reduction.chunks,
+                seen.channels, seen.spatial, *reduction.steps, *reduction.grid,
                 partials.total, *((reduction.tiles,) if rows else ()),
             ),
             {**self.overlap, "RMS": self.rms, **reduction.tile, **extra},
@@ -253,7 +255,7 @@ class TilesForward(ForwardPlan):
             output.programs,
             (
                 *_sizes(problem.view), *output.steps,
-                output.blocks, output.chunks, output.programs,
+                *output.grid, output.programs,
                 *(numbers if self.merges else UNUSED * len(numbers)), self.eps, self.activation_parameter,
             ),
             {
@@ -327,7 +329,7 @@ class TilesBackward(BackwardPlan):
             backward_kernels.reduce if problem.added is None else sum_kernels.sum_reduce,
             reduction.programs,
             (
-                *_sizes(view), *reduction.steps, reduction.blocks, reduction.chunks, partials.total, reduction.tiles,
+                *_sizes(view), *reduction.steps, *reduction.grid, partials.total, reduction.tiles,
                 self.activation_parameter,
             ),
             {
@@ -343,7 +345,7 @@ class TilesBackward(BackwardPlan):
         few = partials.count <= merged(problem) and partials.summed <= MOST_SUMMED
         self.merges = self.may_merge and self.totals and within and not shared and few and not numbers
         self.arguments = (
-            *_sizes(view), *output.steps, output.blocks, output.chunks,
+            *_sizes(view), *output.steps, *output.grid,
             *((partials.total, partials.rows, reduction.chunks) if self.merges else UNUSED * 3),
             problem.reduced, self.activation_parameter,
         )  # fmt: skip

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fusednorm.backends.triton.config.kinds import WholeConfig
-from fusednorm.backends.triton.config.whole import early, once
+from fusednorm.backends.triton.config.units import pivots
+from fusednorm.backends.triton.config.whole import early, first, once
 from fusednorm.backends.triton.kernels import sums, whole
 from fusednorm.backends.triton.launch import Scalars, prepared
 from fusednorm.backends.triton.plans.base import Given, OneLaunchForward, Saved, Tensors, codes_of
@@ -59,6 +60,9 @@ class Units:
             "BLOCK_K": block,
             "LEADING": leading_bits(problem.reduced, block, 3) if compiled is None and align == 1 else 0,
         }
+        #: Of units with nothing around the norm: whether their statistics are counted from an element of each, and
+        #: whether their parameters are loaded before the input.
+        self.alone = {"PIVOT": pivots(problem), "FIRST": self.tile["EARLY"] and first(problem, config)}
 
 
 def by_row(problem: Problem) -> dict[str, bool]:
@@ -71,7 +75,7 @@ class WholeForward(OneLaunchForward):
 
     def __init__(self, problem: Problem, config: WholeConfig) -> None:
         units = Units(problem, config)
-        tile = {**units.tile, **codes_of(problem), **by_row(problem)}
+        tile = {**units.tile, **units.alone, **codes_of(problem), **by_row(problem)}
         super().__init__(problem, whole.whole_forward, units.programs, units.scalars, tile, config.warps)
 
     def run(self, x: Tensor, y: Tensor, parameters: Tensors, given: Given, saved: Saved) -> None:
