@@ -21,7 +21,7 @@ from fusednorm.backends.triton.config.kinds import (
     TilesConfig,
     WholeConfig,
 )
-from fusednorm.backends.triton.config.units import held_units
+from fusednorm.backends.triton.config.units import held_units, pivots
 from fusednorm.backends.triton.config.whole import whole_forward_for
 from fusednorm.backends.triton.plans.whole import Units
 from fusednorm.backends.triton.runs import (
@@ -1403,6 +1403,20 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("batch_norm", 0, None, True), (9, 2048, 1, 1), torch.float32, False, "backward", HeldConfig(16, 1)),
         (("batch_norm", 0, None, False), (16000, 31),
          torch.float32, False, "backward", TilesConfig(PassConfig(32, 32, warps=2), PassConfig(32, 32))),
+        (("group_norm", 2, "silu", False), (4330, 358),
+         torch.bfloat16, False, "backward", HeldConfig(2, 4, samples=2, steps=5)),
+        (("batch_norm", 0, None, True), (110, 1693, 5, 5),
+         torch.bfloat16, True, "backward", TilesConfig(PassConfig(64, 16, 2, stages=3), PassConfig(128, 8, 2))),
+        (("group_norm", 13, "silu", False), (30661, 169), torch.bfloat16, False, "forward", WholeConfig(32, 4)),
+        (("rms_norm", 1, None, False), (40150, 67), torch.float32, False, "forward", WholeConfig(8, 1)),
+        (("group_norm", 17, "gelu", True), (93, 374, 3, 5, 5), torch.float16, True, "forward", HeldConfig(1, 8)),
+        (("batch_norm", 0, "silu", True), (65536, 13),
+         torch.bfloat16, False, "backward", TilesConfig(PassConfig(16, 128, warps=8), PassConfig(16, 64, warps=2))),
+        (("rms_norm", 1, "silu", False), (765, 4323), torch.float16, False, "backward", RowsBackwardConfig(2, 16, 132)),
+        (("group_norm", 47, "silu", False), (9978, 94),
+         torch.float32, False, "backward", HeldConfig(64, 4, samples=8, steps=3)),
+        (("group_norm", 32, None, True), (25550, 640),
+         torch.float16, False, "backward", HeldConfig(32, 2, steps=49, stages=3)),
         (("rms_norm", 1, "gelu", False), (220000, 94),
          torch.float32, False, "backward", RowsBackwardConfig(8, 4, 528, 4)),
         (("rms_norm", 1, None, False), (15936, 768), torch.bfloat16, False, "forward", WholeConfig(2, 4)),
@@ -1498,3 +1512,44 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
     else:
         problem = backward_problem(norm, BackwardOperands(x, x, x, x, scale=scale, shift=scale))
     assert instances.choose(problem).configs(problem)[0] == expected
+
+
+def _rows_plan(rows: int, length: int, dtype: torch.dtype) -> dict[str, Any]:
+    x = torch.empty((rows, length), dtype=dtype, device="meta")
+    constants: dict[str, Any] = instances.WHOLE.plan(
+        forward_problem(norm_of("layer_norm", 1), Operands(x))
+    ).launch.constants
+    return constants
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "pivot"),
+    [
+        ((8, 32, 7, 7), torch.float16, True),
+        ((8, 32, 7, 7), torch.bfloat16, True),
+        ((8, 32, 7, 7), torch.float32, False),  # it would cost accuracy
+        ((8, 32, 45, 45), torch.float16, True),
+        ((8, 32, 46, 46), torch.float16, False),
+        ((256, 32, 7, 7), torch.float16, True),
+        ((257, 32, 7, 7), torch.float16, False),
+    ],
+)
+def test_few_short_units_of_16_bits_have_a_pivot(
+    shape: tuple[int, ...], dtype: torch.dtype, pivot: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    problem = forward_problem(norm_of("instance_norm"), Operands(x))
+    assert pivots(problem) is pivot
+    for instance in (instances.WHOLE, instances.HELD):
+        plan: Any = instance.plan(problem)
+        assert plan.launch.constants["PIVOT"] is pivot
+
+
+def test_rows_of_several_warps_load_their_parameters_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    assert _rows_plan(4680, 1024, torch.float16)["FIRST"]
+    assert not _rows_plan(4680, 1024, torch.float32)["FIRST"]
+    assert not _rows_plan(4, 128, torch.float16)["FIRST"]  # on one warp
+    assert not _rows_plan(1 << 16, 1024, torch.float16)["FIRST"]  # programs wait for one another
+    assert not _rows_plan(1 << 16, 1024, torch.float16)["EARLY"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fusednorm.backends.triton.config.device import PROCESSORS, SMALL_HELD, program_elements, thread_elements
 from fusednorm.backends.triton.config.kinds import HeldConfig
 from fusednorm.backends.triton.config.units import HeldUnits
-from fusednorm.backends.triton.runs import WIDEST_LOAD, load_bytes, power_of_two
+from fusednorm.backends.triton.runs import WIDE_LOAD, WIDEST_LOAD, load_bytes, power_of_two
 from fusednorm.problem import DTYPE_BYTES, Problem
 
 #: Elements of a tile of whole units in the registers of 16 warps: 32 a thread. Units that are neighbours in memory are
@@ -38,6 +38,8 @@ MANY_MODULATED = 120
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
+#: Samples from which on programs of such a walk have many steps.
+MANY_WALKED = 1 << 14
 #: Programs with a row of units each, few of which are faster than more with shorter rows.
 FEWEST_ROWS = 64
 #: Programs that a backward of few long units in channels_last leaves at least.
@@ -410,6 +412,9 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if narrow and full < 1 and seen.elements == WALKED_TILE // 2 and not problem.modulated:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
+    if narrow and full < 1 and size == 2 and seen.elements == WALKED_TILE // 4 and not problem.modulated:
+        # (4330, 358) in 2 groups in bf16 with silu takes 15.7 us so, and 37.5 with a unit of four samples.
+        return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 8, 16, 1)
     if narrow and full < 1:
         # With scale and shift, four sums of fewer programs: (5378, 96) in 32 groups in fp16 takes 10.3 us so, and 12.5
         # with 16, (20000, 96) 20.7 and 23.1.
@@ -424,6 +429,12 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     # (4657, 960) in 5 groups in fp16 with gelu takes 18.5 us so, and 21.8 with 16 elements a thread, (65536, 140) in 70
     # with gelu_tanh 58, and 76.
     busy = problem.modulated or (size == 2 and problem.norm.smooth)
+    if problem.modulated and seen.elements <= 32 and not problem.norm.smooth and seen.samples > MANY_WALKED:
+        # (25550, 640) in 32 groups in fp16 takes 66 us so, and 76 with 8 elements a thread.
+        busy = False
+    if size == 4 and seen.load_bytes(problem) == WIDE_LOAD and problem.norm.smooth and seen.elements <= 4:
+        # Loads of 8 bytes are slow ahead of their use: (9978, 94) in 47 groups with silu takes 10.3 us so, and 13.1.
+        return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
     return walk_of(seen, units, WALKED_TILE, 8 if busy else 16, 8, 3)
 
 

@@ -190,8 +190,9 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         # (67, 320, 8, 16) in 32 groups in fp32 with silu takes 15.8 us held, and 18.7 in tiles, (23, 408, 5, 5, 5) in
         # 68 in fp16 with scale and shift and silu 6.9 and 11.6.
         return True
-    if load_bytes(problem) < WIDEST_LOAD and full >= 0.45 and registers:
-        # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33.
+    if load_bytes(problem) < WIDEST_LOAD and full >= (0.45 if problem.backward else 0.4) and registers:
+        # (55, 1946, 32) in 14 groups in fp16 takes 9.0 us held, 54 % full, and 24.7 in tiles, backward 16 and 33, (93,
+        # 374, 75) in 17 with scale and shift and gelu 12.3, 40 % full, and 20.4.
         return True
     return None
 
