@@ -1417,6 +1417,10 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
          torch.float32, False, "backward", HeldConfig(64, 4, samples=8, steps=3)),
         (("group_norm", 32, None, True), (25550, 640),
          torch.float16, False, "backward", HeldConfig(32, 2, steps=49, stages=3)),
+        (("group_norm", 512, None, False), (5, 2560, 32, 32),
+         torch.float16, True, "forward", TilesConfig(PassConfig(64, 16, 8, 1, 3), PassConfig(128, 32, 2))),
+        (("instance_norm", 0, None, False), (3, 640, 7, 7), torch.float16, False, "forward", WholeConfig(2, 1)),
+        (("batch_norm", 0, "silu", True), (25, 10), torch.float32, False, "forward", HeldConfig(2, 1)),
         (("rms_norm", 1, "gelu", False), (220000, 94),
          torch.float32, False, "backward", RowsBackwardConfig(8, 4, 528, 4)),
         (("rms_norm", 1, None, False), (15936, 768), torch.bfloat16, False, "forward", WholeConfig(2, 4)),
@@ -1530,8 +1534,10 @@ def _rows_plan(rows: int, length: int, dtype: torch.dtype) -> dict[str, Any]:
         ((8, 32, 7, 7), torch.float32, False),  # it would cost accuracy
         ((8, 32, 45, 45), torch.float16, True),
         ((8, 32, 46, 46), torch.float16, False),
-        ((256, 32, 7, 7), torch.float16, True),
-        ((257, 32, 7, 7), torch.float16, False),
+        ((256, 32, 8, 8), torch.float16, True),
+        ((257, 32, 8, 8), torch.float16, False),
+        ((64, 32, 7, 7), torch.float16, True),
+        ((65, 32, 7, 7), torch.float16, False),
     ],
 )
 def test_few_short_units_of_16_bits_have_a_pivot(
@@ -1548,8 +1554,16 @@ def test_few_short_units_of_16_bits_have_a_pivot(
 
 def test_rows_of_several_warps_load_their_parameters_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "_common", lambda problem: None)
-    assert _rows_plan(4680, 1024, torch.float16)["FIRST"]
-    assert not _rows_plan(4680, 1024, torch.float32)["FIRST"]
-    assert not _rows_plan(4, 128, torch.float16)["FIRST"]  # on one warp
-    assert not _rows_plan(1 << 16, 1024, torch.float16)["FIRST"]  # programs wait for one another
-    assert not _rows_plan(1 << 16, 1024, torch.float16)["EARLY"]
+    for rows, length, dtype, ahead in (
+        (4680, 1024, torch.float16, True),
+        (1 << 16, 1024, torch.bfloat16, True),
+        (4680, 1024, torch.float32, False),
+        (4, 128, torch.float16, False),  # on one warp
+    ):
+        constants = _rows_plan(rows, length, dtype)
+        assert constants["FIRST"] is ahead, (rows, length, dtype)
+        assert constants["EARLY"] or not ahead
+    x, added = (torch.empty((4680, 1024), dtype=torch.float16, device="meta") for _ in range(2))
+    sums = Sums(pre_add=added)
+    plan: Any = instances.WHOLE.plan(sum_forward_problem(norm_of("layer_norm", 1), Operands(x), sums, True))
+    assert "FIRST" not in plan.launch.constants

@@ -9,9 +9,10 @@ from fusednorm.backends.triton.runs import WIDE_LOAD, alignment, load_bytes, pow
 from fusednorm.problem import DTYPE_BYTES, Layout, Problem
 
 #: Units of so few elements, and so few of them, whose statistics are counted from an element of each: the time of a
-#: sum across threads is saved, and M2 loses so many roundings of float32 at most. Of many units the loads of that
-#: element take as long: group_norm(1) of (65536, 11) in fp16 takes 4.1 us without and 4.5 with them.
-PIVOTED_ELEMENTS, PIVOTED_UNITS = 1 << 11, 1 << 13
+#: sum across threads is saved, and M2 loses so many roundings of float32 at most. Of many short units the loads of that
+#: element take as long: group_norm(1) of (65536, 11) in fp16 takes 4.1 us without and 4.5 with them, instance_norm of
+#: (6, 960, 5, 5) in bf16 2.5 and 2.7.
+PIVOTED_ELEMENTS, PIVOTED_UNITS, PIVOTED_SHORT, SHORT_PIVOTED = 1 << 11, 1 << 13, 1 << 11, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,5 +122,6 @@ def held_units(problem: Problem) -> HeldUnits:
 
 def pivots(problem: Problem) -> bool:
     """Whether the statistics of held units are counted from an element of each. Of 32 bits it would cost accuracy."""
-    few = problem.reduced <= PIVOTED_ELEMENTS and problem.num_statistics <= PIVOTED_UNITS
+    most = PIVOTED_UNITS if problem.reduced >= SHORT_PIVOTED else PIVOTED_SHORT
+    few = problem.reduced <= PIVOTED_ELEMENTS and problem.num_statistics <= most
     return few and DTYPE_BYTES[problem.dtype] == 2

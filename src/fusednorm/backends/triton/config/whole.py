@@ -207,10 +207,10 @@ def _small_whole(problem: Problem, block: int, units: int, narrow: bool) -> Whol
         # (1000, 95) in fp32 with silu takes 2.1 us with two units on a warp, and 3.0 with four, on an H100 (5, 82) 1.6
         # with one, and 2.1 with four on four.
         return WholeConfig(1 if units <= FEW_UNITS else 2 if units <= MANY_UNITS else 4, 1)
-    if block == 64 and narrow and problem.view.spatial > 1 and 5 * units > 4 * MANY_UNITS:
+    if block == 64 and narrow and problem.view.spatial > 1 and units > FEW_UNITS:
         # (7, 960, 7, 7) in bf16 takes 2.6 us so, and 3.3 with 8 on four warps, (36, 128, 11, 5) in fp32 2.6 and 3.3,
-        # (4, 640, 9, 7) with relu 2.2 and 2.75.
-        return WholeConfig(4, 1)
+        # (4, 640, 9, 7) with relu 2.2 and 2.75, (3, 640, 7, 7) in fp16 1.8 with two, 1.9 with four and 2.1 with 8.
+        return WholeConfig(4 if 5 * units > 4 * MANY_UNITS else 2, 1)
     if narrow and block <= 32 and units <= 32 and not problem.modulated:
         return WholeConfig(16, 4)  # (1, 960) in 32 groups in bf16 with relu takes 1.57 us so, and 1.77 with one on one
     if block <= 128:
@@ -246,9 +246,10 @@ def early(programs: int, warps: int, elements: int) -> bool:
 
 
 def first(problem: Problem, config: WholeConfig) -> bool:
-    """Whether parameters that are loaded early are loaded before the input: in rows of 16 bits that several warps sum,
-    where the wait for the sum is long. layer_norm of (4680, 1024) in fp16 takes 6.4 us so, and 7.8 where the loads come
-    behind the input, of (7, 768) in bf16 1.65 and 1.79; of (2, 256), on one warp, 1.36 and 1.32."""
+    """Whether parameters are loaded before the input: in rows of 16 bits that several warps sum, where the wait for the
+    sum is long. layer_norm of (4680, 1024) in fp16 takes 6.4 us so, and 7.8 where the loads come behind the input, of
+    (8192, 2048) 17.8 and 19.3, of (7, 768) in bf16 1.65 and 1.79, but rms_norm of (2, 256), on one warp, 1.36 and 1.32.
+    """
     rows = problem.view.spatial == 1 or problem.norm.per_position
     return rows and DTYPE_BYTES[problem.dtype] == 2 and config.units <= 2 <= config.warps
 

@@ -46,13 +46,14 @@ class Units:
         steps = [step for layout in layouts for step in steps_of(layout)]
         known = [step for layout in layouts if layout for step in steps_of(layout)]
         align = alignment(problem.dtype, problem.reduced, *known)
+        ahead = problem.added is None and first(problem, config)
         self.scalars: Scalars = (problem.num_statistics, length, reciprocal, positions, *steps)
         self.tile: dict[str, Any] = {
             "G": view.groups,
             "D": view.group_channels,
             "S": compiled,
             "EVEN": problem.reduced == block,
-            "EARLY": early(self.programs, config.warps, block * config.units),
+            "EARLY": early(self.programs, config.warps, block * config.units) or ahead,
             "ONCE": once(problem, config, block),
             "PACKED": all(packed(layout) for layout in layouts if layout),
             "ALIGN": align,
@@ -62,7 +63,7 @@ class Units:
         }
         #: Of units with nothing around the norm: whether their statistics are counted from an element of each, and
         #: whether their parameters are loaded before the input.
-        self.alone = {"PIVOT": pivots(problem), "FIRST": self.tile["EARLY"] and first(problem, config)}
+        self.alone = {"PIVOT": pivots(problem), "FIRST": ahead}
 
 
 def by_row(problem: Problem) -> dict[str, bool]:
