@@ -51,6 +51,7 @@ class Subject:
 
 SUBJECTS = (
     Subject("cpu.planes", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7)),
+    Subject("cpu.planes", norm_of("instance_norm", eps=1e-3), (3, 19, 5, 7)),
     Subject("cpu.planes_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7)),
     Subject("cpu.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("cpu.slabs", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),

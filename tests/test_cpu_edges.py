@@ -29,7 +29,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusednorm
 from fusednorm import choice, dispatch, ops
 from fusednorm.backends import reference
-from fusednorm.backends.cpu.geometry import in_tiles, in_vectors, repeat, tile
+from fusednorm.backends.cpu.geometry import by_vectors, in_tiles, in_vectors, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, Segments, choose
 from fusednorm.backends.cpu.plans.rows import FewRowsBackward, PlaneRowsBackward
 from fusednorm.bench.operations import problem_of_workload
@@ -434,6 +434,44 @@ def test_units_of_every_length_below_a_vector(length: int, dtype: str) -> None:
         whole = fusednorm.instance_norm(rows)
         parts = [fusednorm.instance_norm(rows[:, c : c + 2]) for c in range(0, 38, 2)]
     assert torch.equal(whole, torch.cat(parts, 1))
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "gelu"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+@pytest.mark.parametrize("length", [16, 17, 31, 32, 33, 49, 64, 81, 100, 200, 256])
+def test_planes_of_a_few_vectors(length: int, dtype: str, activation: str | None) -> None:
+    """Sixteen of a sample and some more, far from 0, whose bits do not depend on their place or their distance from one
+    another; one of equal numbers, one with an outlier in front."""
+    workload = Workload("instance_norm", (2, 37, length), 0, dtype, "nchw", activation, modulated=True)
+    inputs = draw(workload)
+    inputs.input.detach().add_(30)[0, 1], inputs.input.detach()[0, 2, 0] = 0.1, 1e4
+    assert faults(workload, inputs, run(workload, inputs, "cpu.planes")) == []
+    x = inputs.input.detach()
+    apart = torch.empty(2, 37, length + 3, dtype=x.dtype)[..., :length].copy_(x)
+    with torch.no_grad():
+        whole = fusednorm.instance_norm(x, activation=activation)
+        parts = [fusednorm.instance_norm(x[:, c : c + 2], activation=activation) for c in range(0, 37, 2)]
+        assert torch.equal(whole, torch.cat(parts, 1))
+        assert torch.equal(whole, fusednorm.instance_norm(apart, activation=activation))
+        bare = fusednorm.instance_norm(x)
+    assert torch.count_nonzero(bare[0, 1]) == 0
+
+
+@pytest.mark.parametrize(
+    ("family", "groups", "shape", "dtype", "together"),
+    [
+        ("instance_norm", 0, (2, 6, 15), torch.float32, False), ("instance_norm", 0, (2, 6, 4, 4), torch.float32, True),
+        ("instance_norm", 0, (2, 6, 100), torch.float32, True), ("instance_norm", 0, (2, 6, 101), torch.float32, False),
+        ("instance_norm", 0, (2, 6, 16, 16), torch.float16, True), ("group_norm", 6, (2, 6, 64), torch.float64, True),
+        ("instance_norm", 0, (2, 6, 65), torch.float64, False), ("group_norm", 3, (2, 6, 64), torch.float32, False),
+        ("instance_norm", 0, (2, 6, 257), torch.bfloat16, False), ("batch_norm", 0, (1, 6, 64), torch.float32, False),
+    ],
+)  # fmt: skip
+def test_what_planes_a_forward_takes_together(
+    family: Family, groups: int, shape: tuple[int, ...], dtype: torch.dtype, together: bool
+) -> None:
+    problem = forward_problem(norm_of(family, groups), Operands(torch.empty(shape, dtype=dtype)))
+    assert by_vectors(problem) is together
 
 
 @pytest.mark.parametrize("workload", TILED, ids=lambda workload: workload.key)

@@ -76,6 +76,8 @@ COLUMNS = SCRATCH
 #: Planes of at most so many elements are taken in tiles (:func:`in_tiles` says which of the two numbers holds when),
 #: and the longer ones of batch_norm in float32 over so many samples at least.
 TILED_PLANE, ALWAYS_TILED_PLANE, FEWEST_TILED = 64, 32, 8
+#: Planes of so many elements at most, each a unit, are taken together in a forward.
+FEW_VECTORS = {"float64": 64, "float32": 100, "float16": 256, "bfloat16": 256}
 #: Groups of rows of at most so many elements are taken by blocks of groups, or of so many with an exponential: in
 #: float32 341 x 32 groups of 24 take 114 us in blocks and 99 one by one, but backward with silu 152 and 300.
 SHORT_GROUP, COSTLY_SHORT_GROUP = 20, 31
@@ -178,6 +180,17 @@ def in_vectors(problem: Problem) -> bool:
 def padded(n: int) -> int:
     """A number of elements in whole vectors."""
     return (n + VECTOR - 1) // VECTOR * VECTOR
+
+
+def by_vectors(problem: Problem) -> bool:
+    """Whether a forward of channels_first takes planes that are units of their own and one vector long or a few
+    together. In one thread, us together and plane by plane: (42, 1111, 100) in float16 with relu 1170 and 2120, (42,
+    1111, 81) in float32 1670 and 2070, (22, 1111, 128) 1390 and 1130, in bfloat16 780 and 1300, (42, 1111, 81) in
+    float64 5740 and 3230."""
+    alone = problem.view.group_channels == 1 and not problem.norm.per_batch and problem.added is None
+    length = problem.view.spatial
+    fits = VECTOR <= length <= FEW_VECTORS[problem.dtype]
+    return alone and fits and not problem.backward and problem.norm.has_mean
 
 
 def in_tiles(problem: Problem) -> bool:

@@ -58,34 +58,14 @@ def of_units(element: Element):
 
 
 @cache
-def statistics_of_units(element: Element):
-    """statistics: mean and rstd of units, as of rows and planes."""
-    load, read, recall, keep, nearest = element.load, element.read, element.recall, element.keep, element.round
-    unit_sums, spread_units = of_units(element)
-    T = element.compute
-
-    @exact
-    def widen(x, i, n, values):
-        for k in range(n):
-            keep(values, k, load(x, i + k))
+def _finishing(element: Element):
+    """The pivots of units from the sums of their elements, and mean and rstd from the sums of deviations."""
+    recall, keep, nearest, T = element.recall, element.keep, element.round, element.compute
 
     @exact
     def divide(sums, units, length):
         for u in range(units):
             keep(sums, u, nearest(recall(sums, u) / T(length)))
-
-    @exact
-    def deviate(x, i, pivots, n, values, squares):
-        for k in range(n):
-            deviation = load(x, i + k) - read(pivots, k)
-            keep(values, k, deviation)
-            keep(squares, k, deviation * deviation)
-
-    @exact
-    def square(x, i, n, squares):
-        for k in range(n):
-            value = load(x, i + k)
-            keep(squares, k, value * value)
 
     @exact
     def finish(pivots, first, second, units, length, eps, means, rstds):
@@ -103,6 +83,75 @@ def statistics_of_units(element: Element):
         for u in range(units):
             keep(means, u, T(0))
             keep(rstds, u, T(1.0 / np.sqrt(np.float64(recall(second, u)) / length + eps)))
+
+    return divide, finish, finish_rms
+
+
+@cache
+def statistics_of_vectors(element: Element):
+    """statistics: mean and rstd of VECTOR units at most, each of one vector or a few, ``step`` apart."""
+    (divide, finish, _), recall, vector = _finishing(element), element.recall, lanes(element.dtype)
+    load, keep, spread, behind, run_totals = vector.load, vector.keep, vector.spread, vector.behind, vector.run_totals
+
+    @exact
+    def head(x, i, step, units, sums):
+        for u in range(units):
+            keep(sums, u * VECTOR, load(x, i + u * step))
+
+    @exact
+    def deviate(x, i, step, units, length, pivots, sums, squares):
+        whole = length - length % VECTOR
+        for u in range(units):
+            pivot, at = spread(recall(pivots, u)), i + u * step
+            deviation = load(x, at) - pivot
+            total, square = deviation, deviation * deviation
+            for k in range(VECTOR, whole, VECTOR):
+                deviation = load(x, at + k) - pivot
+                total, square = total + deviation, square + deviation * deviation
+            if length > whole:
+                deviation = behind(load(x, at + length - VECTOR) - pivot, VECTOR - (length - whole))
+                total, square = total + deviation, square + deviation * deviation
+            keep(sums, u * VECTOR, total)
+            keep(squares, u * VECTOR, square)
+
+    @exact
+    def statistics(x, i, step, units, length, eps, sums, squares, pivots, first, second, means, rstds):
+        """``second`` gets the variances. The pivot of a unit is the mean of its first vector: a sixteenth of it at
+        least, as moments.py asks."""
+        head(x, i, step, units, sums)
+        keep(pivots, 0, run_totals(sums, 0, VECTOR, VECTOR))
+        divide(pivots, units, VECTOR)
+        deviate(x, i, step, units, length, pivots, sums, squares)
+        keep(first, 0, run_totals(sums, 0, VECTOR, VECTOR))
+        keep(second, 0, run_totals(squares, 0, VECTOR, VECTOR))
+        finish(pivots, first, second, units, length, eps, means, rstds)
+
+    return statistics
+
+
+@cache
+def statistics_of_units(element: Element):
+    """statistics: mean and rstd of units, as of rows and planes."""
+    load, read, keep = element.load, element.read, element.keep
+    (unit_sums, spread_units), (divide, finish, finish_rms) = of_units(element), _finishing(element)
+
+    @exact
+    def widen(x, i, n, values):
+        for k in range(n):
+            keep(values, k, load(x, i + k))
+
+    @exact
+    def deviate(x, i, pivots, n, values, squares):
+        for k in range(n):
+            deviation = load(x, i + k) - read(pivots, k)
+            keep(values, k, deviation)
+            keep(squares, k, deviation * deviation)
+
+    @exact
+    def square(x, i, n, squares):
+        for k in range(n):
+            value = load(x, i + k)
+            keep(squares, k, value * value)
 
     @exact
     def statistics(x, i, units, length, rms, eps, pivots, spread, values, squares, first, second, means, rstds):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, in_tiles, padded
+from fusednorm.backends.cpu.geometry import PIECE, TILE_UNITS, VECTOR, by_vectors, in_tiles, padded
 from fusednorm.backends.cpu.plans.base import KEPT_ELEMENTS, BackwardPlan, ForwardPlan, Plan
 from fusednorm.backends.cpu.plans.sums import NumbersOfPlanes, SumBackward, SumForward, makes_twice
 from fusednorm.backends.cpu.threads import Loop
@@ -18,7 +18,10 @@ class PlanesForward(ForwardPlan):
     module = "planes"
 
     def loops(self) -> list[Loop]:
-        kernel = self.kernel("forward", module=_module(self.problem))
+        if by_vectors(self.problem):
+            kernel = self.kernel("short_forward")
+        else:
+            kernel = self.kernel("forward", module=_module(self.problem))
         return [self.loop(kernel, self.num_statistics, self.work_bytes)]
 
 
