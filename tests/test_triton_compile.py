@@ -165,13 +165,16 @@ def test_compiles(target: str, record_property: Any) -> None:
         Case("batch_norm", 0, (56, 16), torch.float16, "gelu", instance=HELD),
     ],
 )
-def test_a_small_forward_loads_before_threads_wait_for_one_another(case: Case) -> None:
+def test_a_small_forward_loads_before_warps_wait_for_one_another(case: Case) -> None:
+    """Parameters that are loaded first are under way before threads wait for one another, too."""
     made = next(made for made in _launches("sm_90", [case]) if made.kernel.endswith("forward"))
     found = _instructions(triton.compile(source(made), target=TARGETS["sm_90"], options=made.launch.options))
     loads = [place for place, name in enumerate(found) if name.startswith("LDG")]
     sums = [place for place, name in enumerate(found) if name.startswith("SHFL")]
+    waits = [place for place, name in enumerate(found) if name.startswith("BAR") and place > min(sums)]
     assert len(loads) >= 2
-    assert not sums or max(loads) < min(sums)
+    assert not waits or max(loads) < min(waits)
+    assert not made.launch.constants.get("FIRST") or max(loads) < min(sums)
 
 
 @pytest.mark.parametrize("dtypes", [(BF16, BF16), (BF16, FP32), (FP32, BF16), (FP32, FP32)], ids=str)

@@ -29,6 +29,7 @@ from fusednorm.backends.triton.kernels.moments import (
     corrected,
     inverse_deviation,
     mean_of,
+    pivot_of,
     pivoted,
     pivoted_moments,
     saved_statistics,
@@ -227,7 +228,8 @@ def held_units_forward(
         variance = total(b_x * b_x) / count
         mean = tl.zeros_like(variance)
     elif PIVOT:
-        pivot = tl.load(p_x + begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN), m_u, 0.0).to(dtype)
+        begin = begin_of_units(o_n, o_place, x_steps, NEIGHBOURS, APART, ALIGN)
+        pivot = pivot_of(tl.load(p_x + begin, m_u, 0.0).to(dtype))
         deviation = pivoted(b_x, of_units(pivot), mask, True)
         b_total, b_squares = totals((deviation, deviation * deviation))
         mean, m2 = pivoted_moments(pivot, b_total, b_squares, count)

@@ -73,9 +73,15 @@ def corrected(centre, unit, total, squares, count):
 
 
 @triton.jit
+def pivot_of(b):
+    """The element of a unit that its others are counted from, or 0 where their distance from it could be infinite."""
+    return tl.where(tl.abs(b) < 2.0**126, b, 0.0)
+
+
+@triton.jit
 def pivoted(b_x, pivot, mask, MASKED: tl.constexpr):
-    """The deviations of units from ``pivot``, an element of each. Their sums and those of their squares cross the
-    threads together, which for 16-bit elements takes half the time of held_moments' two sums."""
+    """The deviations of units from their pivots. Their sums and those of their squares cross the threads together,
+    which for 16-bit elements takes half the time of held_moments' two sums."""
     deviation = b_x - pivot
     return tl.where(mask, deviation, 0.0) if MASKED else deviation
 

@@ -23,6 +23,7 @@ from fusednorm.backends.triton.kernels.moments import (
     compute_dtype,
     held_moments,
     inverse_deviation,
+    pivot_of,
     pivoted,
     pivoted_moments,
 )
@@ -185,7 +186,7 @@ def units_forward(
     else:
         if PIVOT:
             begin = begin_of_units(o_u, n, place, x_sample, x_unit, K, PACKED, ALIGN)
-            pivot = tl.load(p_x + begin, m_u, 0.0).to(dtype)
+            pivot = pivot_of(tl.load(p_x + begin, m_u, 0.0).to(dtype))
             deviation = pivoted(b_x, pivot[:, None], mask, not EVEN)
             b_total, b_squares = tl.reduce((deviation, deviation * deviation), 1, add_pair)
             mean, m2 = pivoted_moments(pivot, b_total, b_squares, K)
