@@ -453,6 +453,8 @@ def test_planes_of_a_few_vectors(length: int, dtype: str, activation: str | None
         parts = [fusednorm.instance_norm(x[:, c : c + 2], activation=activation) for c in range(0, 37, 2)]
         assert torch.equal(whole, torch.cat(parts, 1))
         assert torch.equal(whole, fusednorm.instance_norm(apart, activation=activation))
+        swapped = x.transpose(0, 1).contiguous().transpose(0, 1)
+        assert torch.equal(whole, fusednorm.instance_norm(swapped, activation=activation))
         bare = fusednorm.instance_norm(x)
     assert torch.count_nonzero(bare[0, 1]) == 0
 

@@ -1558,7 +1558,7 @@ def test_rows_of_several_warps_load_their_parameters_first(monkeypatch: pytest.M
         (4680, 1024, torch.float16, True),
         (1 << 16, 1024, torch.bfloat16, True),
         (4680, 1024, torch.float32, False),
-        (4, 128, torch.float16, False),  # on one warp
+        (800, 256, torch.float16, False),  # on one warp
     ):
         constants = _rows_plan(rows, length, dtype)
         assert constants["FIRST"] is ahead, (rows, length, dtype)

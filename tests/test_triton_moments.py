@@ -108,6 +108,58 @@ def test_merges_at_the_ends(tmp_path: Path) -> None:
     assert all(math.isnan(number) for number in found["pivoted, nan"][0])
 
 
+PIVOTS = """
+import json, warnings
+warnings.simplefilter("ignore")
+import torch
+from fusednorm.backends.triton import instances
+from fusednorm.norm import norm_of
+from fusednorm.operands import Operands
+from fusednorm.problems import forward_problem
+
+def units(shape, over):
+    # Each unit at a distance of a thousand of its deviations from the one before it and the one behind it.
+    x = 4 * torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    n, c = (torch.arange(size).view(-1, *(1,) * (len(shape) - 1 - axis)) for axis, size in enumerate(shape[:2]))
+    if "sample" in over:
+        return x + 4000 * (1 - 2 * (c % 2))
+    return x + 4000 * (1 - 2 * ((n + c) % 2))
+
+found = []
+for name, family, shape, memory in (
+    ("WHOLE", "instance_norm", (3, 6, 4, 10), "packed"), ("WHOLE", "instance_norm", (3, 6, 4, 10), "apart"),
+    ("HELD", "instance_norm", (3, 6, 4, 10), "packed"), ("HELD", "instance_norm", (3, 6, 4, 10), "apart"),
+    ("HELD", "instance_norm", (3, 6, 4, 10), "last"), ("HELD", "batch_norm", (3, 6, 4, 10), "packed"),
+    ("HELD", "batch_norm", (3, 6, 4, 10), "last"), ("HELD", "batch_norm", (40, 6, 1, 1), "packed"),
+):
+    x = units(shape, "sample" if family == "batch_norm" else "").half()
+    if memory == "apart":
+        whole = torch.zeros(shape[0], 2 * shape[1], *shape[2:], dtype=x.dtype)
+        whole[:, ::2] = x
+        x = whole[:, ::2]
+    elif memory == "last":
+        x = x.contiguous(memory_format=torch.channels_last)
+    scale = torch.zeros(shape[:2], dtype=x.dtype) if memory == "last" and family == "batch_norm" else None
+    operands = Operands(x, scale=scale)
+    plan = getattr(instances, name).plan(forward_problem(norm_of(family), operands))
+    results = plan(operands)
+    over = (0, 2, 3) if family == "batch_norm" else (2, 3)
+    variance = x.double().var(over, correction=0).flatten()
+    error = (results.rstd.flatten() * (variance + 1e-5).sqrt() - 1).abs().max().item()
+    found.append((name, family, memory, plan.launch.constants["PIVOT"], error))
+print(json.dumps(found))
+"""
+
+
+def test_a_pivot_is_the_units_own(tmp_path: Path) -> None:
+    """In every memory order: that of another unit, a thousand deviations away, would cost percents."""
+    script = tmp_path / "pivots.py"
+    script.write_text(PIVOTS)
+    for *case, pivot, error in interpreted(f"import runpy; runpy.run_path({str(script)!r})"):
+        assert pivot, case
+        assert error < 1e-5, case
+
+
 DIVISIONS = """
 import warnings
 warnings.simplefilter("ignore")
