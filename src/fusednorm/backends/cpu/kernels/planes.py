@@ -54,7 +54,7 @@ from fusednorm.backends.cpu.kernels.plane_rows import (
     row_keeper,
     row_summer,
 )
-from fusednorm.backends.cpu.kernels.short_units import statistics_of_vectors
+from fusednorm.backends.cpu.kernels.short_units import publish_short, statistics_of_vectors
 from fusednorm.backends.cpu.kernels.variants import backwards
 
 FEW_ROWS = 4  # A and B of so few rows are made one by one: vector code would take longer to begin
@@ -260,11 +260,6 @@ def build_short_forward(element: Element, value, pullback):
         channel_affines(element),
     )
     scratch, wide_scratch, T = element.scratch, accesses("float64").scratch, element.compute
-
-    @exact
-    def publish_short(saved, unit, units, numbers):
-        for u in range(units):
-            saved[unit + u] = numbers[u]
 
     def short_forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop

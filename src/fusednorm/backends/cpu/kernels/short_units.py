@@ -13,6 +13,13 @@ from fusednorm.backends.cpu.kernels.elements import FILLED, Element
 from fusednorm.backends.cpu.kernels.lanes import lanes
 
 
+@exact
+def publish_short(saved, unit, units, numbers):
+    """Store a number of each of so many units from ``unit`` on."""
+    for u in range(units):
+        saved[unit + u] = numbers[u]
+
+
 @cache
 def of_units(element: Element):
     """unit_sums and spread_units: a number per unit from its elements, and a number of each element from its unit."""

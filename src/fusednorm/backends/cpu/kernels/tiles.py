@@ -48,7 +48,7 @@ from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, saved_statistics
-from fusednorm.backends.cpu.kernels.short_units import of_units, statistics_of_units
+from fusednorm.backends.cpu.kernels.short_units import of_units, publish_short, statistics_of_units
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, pivot_finder, row_adder
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
@@ -326,11 +326,6 @@ def build_forward(element: Element, value, pullback, adds_before=False, adds_beh
         channel_affines(element), statistics_of_units(source), _moments_over_samples(source),
         accesses("float64").scratch,
     )  # fmt: skip
-
-    @exact
-    def publish_short(saved, unit, units, numbers):
-        for u in range(units):
-            saved[unit + u] = numbers[u]
 
     def forward(
         x, y, mean, rstd, variance, weight, bias, scale, shift, total, pre_add, pre_gate, post_add, geometry, eps,

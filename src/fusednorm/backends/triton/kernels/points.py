@@ -48,16 +48,9 @@ def affine_of_points(parameters, o_dense, mask, gain, offset, dtype: tl.constexp
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S",
-        "x_spatial",
-        "y_spatial",
-        "blocks",
-        "by_blocks",
-        "chunks",
-        "by_chunks",
-        "programs",
-    ]
-)
+        "S", "x_spatial", "y_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "programs",
+    ],
+)  # fmt: skip
 def points_apply(
     p_x, p_y, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_var, p_given_mean, p_given_var,
     C, S, x_spatial, y_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, programs, eps: tl.float64,
@@ -98,16 +91,9 @@ def points_apply(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S",
-        "dy_spatial",
-        "x_spatial",
-        "blocks",
-        "by_blocks",
-        "chunks",
-        "by_chunks",
-        "tiles",
-    ]
-)
+        "S", "dy_spatial", "x_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "tiles",
+    ],
+)  # fmt: skip
 def points_reduce(
     p_dy, p_x, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_partials, p_grad_scale, p_grad_shift,
     C, S, dy_spatial, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, total, tiles,
@@ -155,17 +141,9 @@ def points_reduce(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S",
-        "dy_spatial",
-        "x_spatial",
-        "dx_spatial",
-        "blocks",
-        "by_blocks",
-        "chunks",
-        "by_chunks",
-        "programs",
+        "S", "dy_spatial", "x_spatial", "dx_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "programs",
     ],
-)
+)  # fmt: skip
 def points_gradients(
     p_dy, p_x, p_dx, p_weight, p_bias, p_scale, p_shift, p_mean, p_rstd, p_totals,
     C, S, dy_spatial, x_spatial, dx_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64, programs,

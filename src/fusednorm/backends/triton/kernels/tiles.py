@@ -204,17 +204,9 @@ def planes_moments(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S",
-        "x_sample",
-        "x_channel",
-        "x_spatial",
-        "blocks",
-        "by_blocks",
-        "chunks",
-        "by_chunks",
-        "total",
-    ]
-)
+        "S", "x_sample", "x_channel", "x_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "total",
+    ],
+)  # fmt: skip
 def moments_of_planes(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64,
     total,
@@ -407,17 +399,9 @@ def rows_moments(
 
 @triton.jit(
     do_not_specialize_on_alignment=[
-        "S",
-        "x_sample",
-        "x_channel",
-        "x_spatial",
-        "blocks",
-        "by_blocks",
-        "chunks",
-        "by_chunks",
-        "tiles",
-    ]
-)
+        "S", "x_sample", "x_channel", "x_spatial", "blocks", "by_blocks", "chunks", "by_chunks", "tiles",
+    ],
+)  # fmt: skip
 def moments_of_rows(
     p_x, p_partials, C, S, x_sample, x_channel, x_spatial, blocks, by_blocks: tl.int64, chunks, by_chunks: tl.int64,
     total, tiles,
