@@ -409,6 +409,9 @@ def test_blocks_of_narrower_slabs_merge_fewer_partials() -> None:
         (problem_of((1, 512, 512, 512), last=True), "triton.tiles"),
         (problem_of((8, 128, 256, 256), last=True, backward=True), "triton.tiles"),
         (problem_of((86, 128, 56, 43), activation="gelu", last=True), "triton.tiles"),
+        (problem_of((4, 128, 300, 300), activation=None, last=True), "triton.tiles"),  # too many partials
+        (problem_of((6, 256, 283, 283), 64, torch.float16, None, last=True), "triton.tiles"),
+        (problem_of((3, 256, 250, 250), 64, torch.float16, None, last=True), "hopper.slabs"),
         (problem_of((86, 128, 56, 43), activation="relu", last=True), "hopper.slabs"),
         (problem_of((30, 2, 512, 607), 2), "triton.tiles"),  # the last chunks of planes are not full
         (problem_of((30, 2, 512, 607), 2, activation="relu"), "hopper.resident"),

@@ -304,7 +304,9 @@ def test_the_programs_that_read_a_batch(shape: tuple[int, ...], last: bool, warp
     [
         ("instance_norm", (49, 439, 32, 32), 16, 1),  # rows of several positions, of which a sample has 128
         ("batch_norm", (4, 100, 40, 40), 16, 1),  # narrow loads of a small problem, one tile to a program
-        ("batch_norm", (1, 100, 160, 260), 32, 2),  # wide ones: 8192 partials of a channel, not 16384
+        ("batch_norm", (1, 100, 160, 260), 16, 1),  # wide ones: 700 partials of a channel
+        ("batch_norm", (16, 3, 224, 224), 32, 2),  # 6000 of them, not 12000
+        ("batch_norm", (57, 3, 167, 167), 64, 4),  # 4000 of them, not 8000
     ],
 )
 def test_the_programs_that_read_odd_channels_last(

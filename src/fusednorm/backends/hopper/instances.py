@@ -21,8 +21,9 @@ from fusednorm.backends.hopper.config.resident import (
 )
 from fusednorm.backends.hopper.config.rows import RowsConfig, rows_for
 from fusednorm.backends.hopper.config.rows import configs as rows_configs
-from fusednorm.backends.hopper.config.slabs import SlabsConfig, held_vectors, slabs_for, span
+from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, held_vectors, merged, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
+from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
 from fusednorm.backends.triton.runs import stores_dz
 from fusednorm.instance import Instance, Plan
@@ -301,11 +302,16 @@ INSTANCES = (RESIDENT, SLABS, COLUMNS, ROWS)
 def _suits_slabs(problem: Problem) -> bool:
     """Whether slabs are faster in one read: where all threads have channels, and pieces are halves of vectors or more,
     32x512x64x64 in bf16 took 96 us, and 117 in two reads; 16x320x64x64, pieces of 2 channels and 10 lanes of 16, 54 and
-    37. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47."""
+    37. Nor with arithmetic that hides a second read: 86x128x56x43 in 32 groups in bf16 with gelu took 64, and 47. Nor
+    where blocks merge too many partials: 4x128x300x300 in 32 groups in bf16, 5632 of them, took 127, and 72."""
     if _dear(problem):
         return False
     config = slabs_for(problem, processors())
     assert config is not None
+    place = slabs_spread(problem, config, processors())
+    assert place is not None
+    if merged(problem, place) > MOST_MERGED:
+        return False
     held = held_vectors(problem, config.lanes)
     assert held is not None
     return held & (held - 1) == 0 and 2 * span(problem) >= vector_of(problem)

@@ -75,8 +75,8 @@ LONGEST_HELD = 24576
 #: STEPPED_ROW of rms_norm without a smooth activation: 16384 x 4096 in bf16 takes 67.5 us in steps, and 71.6 in one,
 #: (1912, 4096) with relu 9.1 and 10.0.
 SIMPLE_ROW = 2560
-#: Elements of rows of 32-bit single loads up to which registers are faster than steps.
-LONGEST_SINGLES = 20480
+#: Elements of rows of 32-bit single loads up to which registers are faster than pieces, and rows up to which steps are.
+LONGEST_SINGLES, SINGLES_IN_STEPS = 20480, 5 * PROCESSORS
 #: With loads of two elements of 16 bits rows of so many elements at most are faster than their pieces:
 #: 3021 x 22114 in bf16 took 118 us, and 79 by rows, 1875 x 50654 185 and 200; without a mean up to twice as many, 1377
 #: x 59918 170 and 137.
@@ -626,15 +626,21 @@ def _pieces_pay(problem: Problem) -> bool:
 def _for_long_rows_of_narrow_loads(problem: Problem) -> Instance | None:
     """The forward of rows of 32 bits beyond 16384 elements whose loads are narrow; None where rows of the widest are as
     fast. Pieces are read twice, the second time from the L2, where that holds all rows: layer_norm of (288, 16967) with
-    silu takes 21 us so, 27 in registers and 36 in steps, but (1000, 20001) 86, 80 and 91, (600, 24001) 63, 67 and 54,
-    rms_norm of (600, 40001) 107 and 93 in steps."""
+    silu takes 21 us so, 27 in registers and 36 in steps, (1837, 20521) with gelu 131, 149 and 195, (1000, 26001) 84,
+    101 and 128, but (1000, 20001) 86, 80 and 91, (600, 24001) 63, 67 and 54, rms_norm of (600, 40001) 107 and 93 in
+    steps."""
     length, count, mean = problem.reduced, problem.view.samples, problem.norm.has_mean
     if load_bytes(problem) == DTYPE_BYTES[problem.dtype]:
         held_by_cache = DTYPE_BYTES[problem.dtype] * problem.view.numel <= CACHED_BYTES
         if held_by_cache or count < 2 * PROCESSORS or (mean and length > MOST_WHOLE):
             return TILES
-        # rms_norm of (1785, 16991) takes 76.8 us in steps, and 85.3 in registers.
-        return WHOLE if mean and length <= LONGEST_SINGLES and WHOLE.supports(problem) is None else ROWS
+        if not mean:
+            return ROWS  # (1785, 16991) takes 76.8 us in steps, and 85.3 in registers
+        if problem.norm.smooth:
+            return TILES
+        if length <= LONGEST_SINGLES and WHOLE.supports(problem) is None:
+            return WHOLE
+        return ROWS if count <= SINGLES_IN_STEPS else TILES
     # Pairs in one wave and little more: (300, 16390) takes 20.0 us in pieces, 23.4 in registers and 25.8 in steps, and
     # the longest: (190, 42650) 26 and 33 in steps, (366, 61598) 72 and 76.
     return TILES if mean and (length > MOST_WHOLE or 2 * PROCESSORS < count <= FEW_IN_WAVES) else None

@@ -90,6 +90,9 @@ SCALAR_ELEMENTS, SCALAR_PROGRAMS, MOST_PARTIALS = 8, 4000, 16384
 #: Tiles of rows of several positions that one program of a backward takes at least, and how many such programs leave
 #: so many partials that larger tiles pay.
 REPEATED_TILES, MANY_REPEATED = 8, 64
+#: Partials of a channel that repeats in a forward's rows of several positions, times an element's bytes, beyond which
+#: programs take twice as much.
+REPEATED_BYTES = 8192
 #: batch_norm's planes of so many bytes, or of narrow loads and so many, are spread over the samples. Each element of a
 #: plane then has partials of its own, 8 bytes, so there must be some samples. A small input is as fast in planes.
 SHORT_PLANE, LONG_PLANE, SPREAD_SAMPLES, SPREAD_ELEMENTS = 512, 4096, 16, 1 << 18
@@ -168,7 +171,9 @@ def _long_rows(problem: Problem) -> TilesConfig:
     share = 4 if problem.dtype == "float64" else 1
     row, length, count = power_of_two(problem.view.channels), problem.view.channels, problem.view.samples
     written = count * -(-length // (TILE // 2))
-    warps = 8 if 4 * written <= 5 * PROCESSORS else 4 if written <= 4 * PROCESSORS else 2
+    # (1500, 18001) in fp32 with gelu takes 92 us so, and 98 with two.
+    some = written <= 4 * PROCESSORS or (problem.norm.smooth and single_floats(problem))
+    warps = 8 if 4 * written <= 5 * PROCESSORS else 4 if some else 2
     wide = load_bytes(problem) >= WIDE_LOAD or DTYPE_BYTES[problem.dtype] > 2
     read = 8 if wide and (not problem.norm.has_mean or count * -(-length // TILE) <= PROCESSORS) else 4
     output = PassConfig(min(row, TILE // 2 // share), 1, warps=warps)
@@ -210,16 +215,19 @@ def _planes(problem: Problem) -> TilesConfig:
         # Of one piece a second tile would be empty: (100, 768, 9, 9) with scale and shift in fp16 takes 22.1 us with
         # one, and 24.2 with two.
         output = _written_in_pieces(problem, TILE // 2)
+        if output.positions == 512 and output.warps == 4 and not narrow:
+            output = replace(output, warps=2)  # (4, 512, 51, 48) in 2 groups in bf16 takes 12.1 us so, and 13.1
         return TilesConfig(reduction, replace(output, tiles=2 if length > output.positions else 1))
     if length > write.positions:
         # Of three tiles a second program would have one: (4, 148, 4337) in fp32 takes 14.6 us with one, 18.8 with two.
         # So would few programs be half as many: instance_norm of (1, 4, 224, 224) in bf16 takes 3.6 us so, and 4.1.
         few = _programs(problem, write) <= 2 * PROCESSORS
         tiles = 1 if few or -(-length // write.positions) == 3 else 2
-        # (3, 320, 75, 75) in 20 groups in bf16 takes 10.6 us with two warps, and 12.7 with four, instance_norm of (1,
-        # 1, 70160) in fp16 with gelu 4.0 and 3.5.
-        wide = narrow and size == 2 and (few or tiles == 2)
-        warps = 4 if wide or _programs(problem, write) <= PROCESSORS // 3 else 2
+        # (3, 320, 75, 75) in 20 groups in bf16 takes 10.6 us with two warps, and 12.7 with four, (20, 85, 99, 99) in
+        # one with gelu 35.8 and 39.6, but of few programs instance_norm of (1, 1, 70160) in fp16 with gelu 4.0 and 3.5,
+        # batch_norm of (19, 8, 56, 64) in bf16 with gelu_tanh 5.3 and 4.5.
+        most = 2 * PROCESSORS * tiles if size == 2 and (narrow or tiles == 2) else PROCESSORS // 3
+        warps = 4 if _programs(problem, write) <= most else 2
         return TilesConfig(reduction, replace(write, tiles=tiles, warps=warps))
     output = tile(problem, TILE // share)
     # Scale and shift take registers: (40, 591, 15, 3) in fp16 takes 8.3 us with 8 warps, and 9.7 with 4, but (22, 960,
@@ -227,6 +235,8 @@ def _planes(problem: Problem) -> TilesConfig:
     warps = 8 if narrow and problem.modulated and output.positions <= MOST_SHORT_PLANE else 4
     if odd and not problem.modulated and problem.view.group_channels > 1:
         warps = 2  # (12, 320, 15, 15) in 16 groups takes 5.9 us so, and 6.2 with 4
+    elif size == 2 and narrow and not problem.modulated and output.channels == 4 and output.positions == 512:
+        warps = 2  # (9, 660, 17, 17) in 15 groups in bf16 takes 6.6 us so, and 7.6 with 4
     if warps == 8 and per_batch and output.positions == 32 and problem.view.numel > 2 * MANY:
         # Short planes in halves: (78, 1895, 5, 5) in bf16 with relu takes 21.7 us so, and 31.9 whole on 8 warps.
         output, warps = replace(output, positions=16), 4
@@ -405,6 +415,11 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         count = -(-view.spatial // positions)
         programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
+        partials = -(-count // tiles) * view.group_channels
+        if runs.repeat == 1 and 2 * partials > MOST_PARTIALS and blocks * count >= 2 * tiles * PROCESSORS:
+            # (1, 158, 16, 16, 16) in 2 groups in bf16 with scale and shift takes 9.5 us so, and 12.0, the backward of
+            # (2, 229, 37, 37) in one in fp32 10.5, and 12.0.
+            tiles *= 2
         elements = 4 * 32 * SCALAR_ELEMENTS
         output = _spread(view, PassConfig(write, max(1, elements // write), 2, 4))
         warps = 4 if count == 1 and not problem.backward else 2
@@ -450,18 +465,35 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
             # batch_norm of (65536, 18) takes 11.8 us so, and 13.5 in half of it on two warps, (65536, 30) 14.4, and
             # 15.2.
             reduction = replace(reduction, positions=2 * positions, warps=4)
+        elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
+            # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
+            reduction = replace(reduction, positions=positions // 2, warps=1)
         return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
     reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
     # Of channels that repeat (1, 3, 73, 73, 73) in 3 groups in fp16 takes 12.3 us so, and 13.9 on one warp, batch_norm
-    # of (16, 3, 224, 224) 14.2 and 17.5, but instance_norm of (8, 3, 256, 256) 9.7, and 8.9.
-    least = MERGED if runs.repeat == 1 or problem.norm.per_batch else 4 * MERGED
+    # of (16, 3, 224, 224) 14.2 and 17.5, but instance_norm of (8, 3, 256, 256) 9.7, and 8.9, batch_norm of (65536, 28)
+    # 10.1, and 9.6.
+    least = MERGED if runs.repeat == 1 else 4 * MERGED
     some = view.samples > 1 or view.numel > 3 * MANY or runs.repeat > 1
     if tiles * positions < 256 and chunks >= least and some and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
+    elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 3 * PROCESSORS:
+        # (91, 192, 64) with silu takes 8.8 us so, and 9.1 with twice the positions on two warps, (57, 32, 24, 32) with
+        # scale and shift and relu 9.6 and 10.0.
+        reduction = replace(reduction, positions=max(1, positions // 2))
     elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 4 * PROCESSORS:
         # (1, 1263, 35, 35) takes 13.6 us forward with 2 warps, and 15.2 with one.
         reduction = replace(reduction, warps=2)
+    count = -(-view.spatial // (tiles * reduction.positions))
+    least = (5 if size == 2 else 4) * PROCESSORS // 2
+    if problem.norm.per_batch and runs.repeat * count * size > REPEATED_BYTES and blocks * count >= least:
+        # In bf16 (57, 3, 167, 167) with scale and shift takes 19.5 us so, and 21.9, in fp16 (2, 2, 1024, 1096) 14.4,
+        # and 16.2, in fp32 (71, 6, 16, 16, 16) 12.1, and 12.5.
+        if size == 2 and reduction.warps == 2:
+            reduction = replace(reduction, positions=2 * reduction.positions, warps=4)
+        else:
+            reduction = replace(reduction, tiles=2 * tiles)
     elements = 2048 // share
     # Evaluations of some size end sooner: on an H200 (40000, 50) in bf16 takes 4.1 us with one tile, and 4.5 with two,
     # (100, 512, 7, 7) 4.4 and 4.8.
