@@ -293,8 +293,9 @@ def _short_backward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     odd = narrow and seen.contiguous and seen.positions and seen.samples > 1 and size == 2
     if odd and 128 <= seen.elements <= 256 and (seen.affine == 0 or seen.elements == 256):
         # (25, 759, 9, 9) in bf16 with relu takes 7.3 us with 16 on four warps, and 9.0 with 8, (52, 19, 19, 8) with
-        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four.
-        most = 16 if seen.elements == 128 and total > 2 * SMALL_HELD else 8
+        # scale and shift and silu 4.2 with 8 on 8, and 5.3 with 16 on four, (16, 2429, 16, 16) with gelu 39.9 with 16
+        # on 8, and 47.2 with 8.
+        most = 16 if total > (2 if seen.elements == 128 else 32) * SMALL_HELD else 8
         return HeldConfig(max(1, min(most, _fitting(seen))), seen.elements // 32)
     if odd and seen.elements == 64 and problem.norm.smooth and seen.affine == 0:
         # (33, 71, 7, 7) in fp16 with silu takes 3.6 us so, and 4.3 with 4 on a warp.

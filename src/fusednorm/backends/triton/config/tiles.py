@@ -135,7 +135,12 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         count, blocks = -(-sample.view.spatial // read.positions), -(-sample.view.channels // read.channels)
         tiles = max(read.tiles, shares(count, blocks * count // POINT_PROGRAMS))
         found = replace(found, reduction=replace(read, tiles=tiles))
-    if load_bytes(sample) >= WIDE_LOAD or found.output.warps != 4:
+    if load_bytes(sample) >= WIDE_LOAD:
+        return found
+    if sample.backward and DTYPE_BYTES[sample.dtype] == 2 and sample.norm.smooth and found.output.warps == 2:
+        # (65536, 53) in bf16 with silu takes 27.6 us so, and 31.0 on two warps.
+        return replace(found, output=replace(found.output, warps=4))
+    if found.output.warps != 4:
         return found
     if sample.direction == "inference":
         return found  # (65536, 45) in fp16 with gelu_tanh takes 8.8 us so, and 12.6 on 8
@@ -468,6 +473,10 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         elif runs.repeat == 1 and size == 4 and tiles >= 4 and blocks * -(-count // tiles) <= 300:
             # (91, 192, 64) with silu takes 10.8 us so, and 12.2, (1, 1280, 56, 8) with gelu_tanh 8.3 and 9.0.
             reduction = replace(reduction, positions=positions // 2, warps=1)
+        if size == 2 and problem.norm.smooth and reduction.channels <= 16 and reduction.warps == 2:
+            # (45, 2, 139, 139) in bf16 with gelu_tanh takes 14.8 us so, and 18.1 on two warps, (17, 16, 307, 128) in 4
+            # groups with silu 34.8 and 36.8.
+            reduction = replace(reduction, warps=4)
         return _with_positions(problem, view, None, reduction, _spread(view, _gradients_of_channels(problem, write)))
     reduction = PassConfig(read, positions, tiles, 1, BACKWARD_STAGES if size == 2 else FORWARD_STAGES)
     chunks = -(-count // tiles) * runs.repeat * (1 if problem.norm.per_batch else problem.view.group_channels)
@@ -498,8 +507,10 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # Evaluations of some size end sooner: on an H200 (40000, 50) in bf16 takes 4.1 us with one tile, and 4.5 with two,
     # (100, 512, 7, 7) 4.4 and 4.8.
     two = problem.direction != "inference" or view.numel > 4 * FEW
-    # (4000, 384) in bf16 with silu takes 3.6 us on four warps, and 3.9 on two.
-    warps = max(1, elements * share // (1024 if two or write < WRITE_CHANNELS else 512))
+    # (4000, 384) in bf16 with silu takes 3.6 us on four warps, and 3.9 on two, in fp32 (26, 32, 48, 48) in 32 groups
+    # with silu 10.0 and 10.6.
+    few = size == 4 if write < WRITE_CHANNELS else not two
+    warps = max(1, elements * share // (512 if few else 1024))
     output = PassConfig(write, max(1, elements // write), 2 if two else 1, warps)
     large = _written(view, output) > 8 * PROCESSORS and problem.direction != "inference"
     if size == 2 and write == WRITE_CHANNELS and large:
