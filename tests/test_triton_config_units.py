@@ -1555,6 +1555,7 @@ def test_the_backward_of_large_planes_reads_them_in_steps_that_the_l2_holds(
         (("batch_norm", 0, None, False), (80, 960, 11, 9),
          torch.float32, True, "forward", TilesConfig(PassConfig(64, 8, 11, 1, 4), PassConfig(64, 32, 2, 4, 1))),
         (("group_norm", 2429, "gelu", False), (16, 2429, 16, 16), torch.bfloat16, True, "backward", HeldConfig(16, 8)),
+        (("batch_norm", 0, None, False), (4, 33, 7, 3), torch.bfloat16, True, "forward", HeldConfig(4, 4)),
     ],
 )  # fmt: skip
 def test_the_configurations_of_drawn_shapes_that_were_measured(
@@ -1562,6 +1563,45 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
     direction: str, expected: Any, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(instances, "_common", lambda problem: None)
+    assert _configuration(called, shape, dtype, last, direction) == expected
+
+
+@pytest.mark.parametrize(
+    ("called", "shape", "dtype", "last", "direction", "expected"),
+    [
+        # More units than two waves of registers.
+        (("group_norm", 32, "silu", False), (20, 1280, 14, 14),
+         torch.float16, True, "forward", TilesConfig(PassConfig(64, 16, 5, 1, 3), PassConfig(128, 32, 2, 4))),
+        # Many partials of a unit, but few programs.
+        (("group_norm", 1, None, False), (1, 229, 40, 40),
+         torch.float32, True, "backward", TilesConfig(PassConfig(64, 16, 2, 2, 3), PassConfig(128, 8, 1, 4))),
+        # No smooth activation.
+        (("instance_norm", 0, None, False), (45, 2, 139, 139),
+         torch.bfloat16, True, "backward", TilesConfig(PassConfig(8, 128, 8, 2, 3), PassConfig(8, 256, 1, 2))),
+        # 16 bits.
+        (("layer_norm", 1, "silu", False), (300, 50001),
+         torch.bfloat16, False, "forward", TilesConfig(PassConfig(1, 4096), PassConfig(2048, 1, warps=2))),
+        # Many channels.
+        (("batch_norm", 0, None, False), (2, 60, 8, 4), torch.float16, True, "forward", HeldConfig(4, 1)),
+    ],
+)  # fmt: skip
+def test_the_configurations_beside_those_that_were_measured(
+    called: tuple[Family, int, str | None, bool], shape: tuple[int, ...], dtype: torch.dtype, last: bool,
+    direction: str, expected: Any, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Where the rules that those gave end."""
+    monkeypatch.setattr(instances, "_common", lambda problem: None)
+    assert _configuration(called, shape, dtype, last, direction) == expected
+
+
+def _configuration(
+    called: tuple[Family, int, str | None, bool],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    last: bool,
+    direction: str,
+) -> Any:
+    """What the heuristics choose: the first configuration of the chosen instance."""
     family, groups, activation, modulated = called
     order = torch.channels_last_3d if len(shape) == 5 else torch.channels_last
     memory = order if last else torch.contiguous_format
@@ -1572,7 +1612,7 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
         problem = forward_problem(norm, Operands(x, scale=scale, shift=scale))
     else:
         problem = backward_problem(norm, BackwardOperands(x, x, x, x, scale=scale, shift=scale))
-    assert instances.choose(problem).configs(problem)[0] == expected
+    return instances.choose(problem).configs(problem)[0]
 
 
 def _rows_plan(rows: int, length: int, dtype: torch.dtype) -> dict[str, Any]:

@@ -421,7 +421,7 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
         programs = SCALAR_PROGRAMS if runs.repeat == 1 else SCALAR_PROGRAMS // 2
         tiles = max(1, shares(count, blocks * count // programs), -(-count // most_chunks))
         partials = -(-count // tiles) * view.group_channels
-        if runs.repeat == 1 and 2 * partials > MOST_PARTIALS and blocks * count >= 2 * tiles * PROCESSORS:
+        if 2 * partials > MOST_PARTIALS and blocks * count >= 2 * tiles * PROCESSORS:
             # (1, 158, 16, 16, 16) in 2 groups in bf16 with scale and shift takes 9.5 us so, and 12.0, the backward of
             # (2, 229, 37, 37) in one in fp32 10.5, and 12.0.
             tiles *= 2
