@@ -197,6 +197,26 @@ def test_second_derivatives(name: str) -> None:
         torch.testing.assert_close(grad(product)(each, given[1]), one, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_derivatives_of_gradients_of_single_examples(name: str) -> None:
+    """The weight's gradient of each example, whose batch does not fold where rows are normalized, and its own
+    derivatives, of which the statistics have a part."""
+    given = [tensor.double() for tensor in tensors()]
+    batch = torch.stack([given[0], 0.5 * given[0] + 1])
+
+    def loss(x: Tensor, weight: Tensor) -> Tensor:
+        return CALLS[name](x, weight, *given[2:]).pow(3).sum()
+
+    def penalty(batch: Tensor, weight: Tensor) -> Tensor:
+        return vmap(grad(loss, 1), (0, None))(batch, weight).square().sum()
+
+    leaves = batch.clone().requires_grad_(), given[1].clone().requires_grad_()
+    firsts = [torch.autograd.grad(loss(x, leaves[1]), leaves[1], create_graph=True)[0] for x in leaves[0]]
+    expected = torch.autograd.grad(sum(first.square().sum() for first in firsts), leaves)
+    torch.testing.assert_close(grad(penalty, (0, 1))(batch, given[1]), expected)
+    torch.testing.assert_close(torch.autograd.grad(penalty(*leaves), leaves), expected)
+
+
 def test_jacobians_and_hessians() -> None:
     x, weight = torch.randn(2, 4, 3, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     call = lambda x: fusednorm.group_norm(x, 2, weight, activation="silu")  # noqa: E731

@@ -264,6 +264,9 @@ class _Backward(torch.autograd.Function):
 
 
 def _reference_gradients(norm: Norm, operands: BackwardOperands, wanted: Wanted) -> FiveTensors:
+    """The gradients of one member, differentiable by torch, to which saved statistics would be constants."""
+    if norm.training:
+        operands.mean, operands.rstd = reference.saved_statistics(norm, operands.input)
     found = five_tensors(reference.backward(norm, operands), operands.input)
     empty = operands.input.new_empty(0)
     a, b, c, d, e = (gradient if want else empty for gradient, want in zip(found, wanted, strict=True))
