@@ -108,7 +108,10 @@ def _with_options(name: str, options: Mapping[str, Any]) -> Activation | None:
         form = {"none": "gelu", "tanh": "gelu_tanh"}.get(options.get("approximate", "none"))
         return None if form is None else Activation(form)
     parameter = FORMULAS[name].parameter
-    return Activation(name, options.get(parameter) if parameter else None)
+    try:
+        return Activation(name, options.get(parameter) if parameter else None)
+    except (TypeError, ValueError):  # a parameter that is a tensor, or not finite
+        return None
 
 
 def is_activation(module: nn.Module) -> bool:

@@ -35,6 +35,7 @@ from fusednorm.convert.source import (
     mentions,
     methods_of,
     taker_of,
+    wrapped_by_others,
 )
 from fusednorm.convert.sum_code import sums_before, sums_behind
 from fusednorm.equivalents import function_activation
@@ -74,6 +75,11 @@ def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
         return None
     if any(method.definition is None for method in relevant):
         return f"the source of {kind.__name__} is not at hand, or not what runs"
+    names = [method.name for method in relevant]
+    if len({*names}) < len(names) and any(mentions(method.function.__code__, "super") for method in relevant):
+        return None  # the method of a base, which nothing edits, runs too
+    if any(wrapped_by_others(kind, method, norm) or _ends_otherwise(method, norm) for method in relevant):
+        return None
     calls: set[ast.Call] = set()
     found: list[tuple[Method, Match]] = []
     for method in relevant:
@@ -102,6 +108,18 @@ def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
     alone = len(takers) == 1 and not sums and _mentioned_once(methods, activation)
     alone = alone and not is_looked_at(kind, activation)
     return Found(activation, None, frozenset(edits), alone, sums)
+
+
+def _ends_otherwise(method: Method, norm: str) -> bool:
+    """Whether a norm is called in a ``try``, whose other parts see what it left too."""
+    assert method.definition is not None
+    return any(
+        method.is_self(inner, norm)
+        for node in ast.walk(method.definition)
+        if isinstance(node, ast.Try)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    )
 
 
 def is_looked_at(kind: type, name: str) -> bool:

@@ -54,10 +54,12 @@ class Folding:
     sums: list[SumFold] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
     callers: dict[int, list[Caller]] = field(default_factory=dict)
-    doubted: set[int] = field(default_factory=set)
+    #: Why only a trace can show what becomes of a norm's result.
+    doubted: dict[int, str] = field(default_factory=dict)
 
     def find(self) -> None:
-        self.callers = callers_of(self.tree, self.norms)
+        acts = {id(module): module for module in self.tree.modules() if module_activation(module) is not None}
+        self.callers = callers_of(self.tree, self.norms | acts)
         for block in self.tree.modules():
             if type(block).forward is nn.Sequential.forward and "forward" not in vars(block):
                 self._in_sequential(block)
@@ -67,28 +69,32 @@ class Folding:
             self._in_traces()
         for key in self.doubted:
             if not self._is_settled(self.norms[key]):
-                caller = self.callers[key][0]
-                self._leave(self.norms[key], f"{type(caller.module).__name__}.{caller.method} calls the norm as well")
+                self._leave(self.norms[key], self.doubted[key])
 
     def _in_traces(self) -> None:
         remaining = {key: norm for key, norm in self.norms.items() if not self._is_settled(norm)}
         for key, follower in tracing.followers(
             self.tree, remaining, lambda act: module_activation(act) is not None
         ).items():
-            if all(id(caller.module) in follower.traced for caller in self.callers.get(key, ())):
+            callers = (*self.callers.get(key, ()), *self.callers.get(id(follower.activation), ()))
+            if all(id(caller.module) in follower.traced for caller in callers):
                 self._replace(self.norms[key], follower.activation, "the only user in a trace")
             else:
-                self.doubted.add(key)
+                self._is_doubted(self.norms[key], follower.activation)
 
     def _is_settled(self, norm: nn.Module) -> bool:
         path = self.tree.path(norm)
         return any(fold.norm is norm for fold in self.folds) or any(entry.path == path for entry in self.left)
 
-    def _is_doubted(self, norm: nn.Module) -> bool:
-        """Whether other code calls a norm too, so that only a trace can show what becomes of its result."""
-        if id(norm) in self.callers:
-            self.doubted.add(id(norm))
-        return id(norm) in self.callers
+    def _is_doubted(self, norm: nn.Module, act: nn.Module | None) -> bool:
+        """Whether other code calls a norm too, or the activation module that an Identity is to stand in for, so that
+        only a trace can show what becomes of their results."""
+        for module, what in (norm, "norm"), (act, f"activation behind it, {type(act).__name__},"):
+            if id(module) in self.callers:
+                caller = self.callers[id(module)][0]
+                name = f"{type(caller.module).__name__}.{caller.method}"
+                self.doubted.setdefault(id(norm), f"{name} calls the {what} as well")
+        return id(norm) in self.doubted
 
     def _in_sequential(self, block: nn.Module) -> None:
         children = list(self.tree.children(block).values())
@@ -98,7 +104,7 @@ class Folding:
             behind = [child for child in children[place + 1 :] if not _is_identity(child)]
             act = behind[0] if behind else None
             if act is not None and _may_act(act):
-                if not self._is_doubted(norm):
+                if not self._is_doubted(norm, act):
                     self._replace(norm, act, "the next module")
             elif isinstance(act, nn.Dropout) and behind[1:] and _may_act(behind[1]):
                 self._leave(norm, "a dropout stands between it and the activation")
@@ -123,7 +129,10 @@ class Folding:
             return  # the norm goes into some other module
         if act is None and found.function is None:
             return  # the child is None, or no module
-        if self._is_doubted(norm):
+        if "forward" in vars(block):
+            self._leave(norm, f"the forward of {kind.__name__} was replaced in the module itself")
+            return
+        if self._is_doubted(norm, act if found.alone else None):
             return
         seen = f"the code of {kind.__name__}"
         if act is not None and found.alone and len(self.tree.places(act)) == 1:

@@ -13,10 +13,13 @@ hand.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
-from types import CellType, CodeType, FunctionType
+from functools import partial
+from types import CellType, CodeType, FunctionType, MethodType
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
 from fusednorm.convert.reading import Reader, is_readable
@@ -36,22 +39,21 @@ class Caller(NamedTuple):
 def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
     """By the norms' ids, who calls them in another way than those that a fold is judged by."""
     owners = [(owner, origin(type(owner))[0]) for owner in tree.modules()]
-    live = _part_of_forward({kind for _, kind in owners})
+    bound = {value.__name__ for owner, _ in owners for value in vars(owner).values() if isinstance(value, MethodType)}
+    live = _part_of_forward({kind for _, kind in owners}, bound)
     found: dict[int, list[Caller]] = {}
     for owner, kind in owners:
-        names = {*tree.children(owner), *CHILDREN, *BELOW}
-        if any(id(child) in norms for child in tree.children(owner).values()):
-            names.add("getattr")
+        names = {*tree.children(owner), *CHILDREN, *BELOW, "getattr"}
         for method in methods_of(kind):
             code = method.function.__code__
-            if method.name not in live or not (
+            if (live is not None and method.name not in live) or not (
                 delegates(kind) or _helpers(method) or any(mentions(code, name) for name in names)
             ):
                 continue
             for key in norms.keys() & Reader.of_method(tree, owner, method).called() if method.definition else ():
                 found.setdefault(key, []).append(Caller(owner, method.name))
-        for name, function in vars(owner).items():
-            for key in norms.keys() & _around(tree, function):
+        for name, value in vars(owner).items():
+            for key in norms.keys() & _held(tree, value):
                 found.setdefault(key, []).append(Caller(owner, name))
     return found
 
@@ -63,14 +65,25 @@ def _helpers(method: Method) -> dict[str, FunctionType]:
     return {name: value for name, value in named.items() if is_readable(value)}
 
 
-def _around(tree: Tree, function: object) -> Modules:
-    """What a function in an attribute names of the modules around which it was made."""
-    if not isinstance(function, FunctionType):
+def _held(tree: Tree, value: object) -> Modules:
+    """What an attribute that is no module may call of the modules that it holds: a function of those around which it
+    was made, a functools.partial of its arguments, any other object of those in its attributes."""
+    if isinstance(value, partial):
+        given = (*value.args, *value.keywords.values())
+        modules = {id(each): each for each in given if isinstance(each, nn.Module)}
+        return modules | _held(tree, value.func)
+    if isinstance(value, FunctionType):
+        holds: list[object] = [_content(cell) for cell in value.__closure__ or ()]
+        codes = [value.__code__]
+    elif isinstance(value, (nn.Module, torch.Tensor, MethodType, type)) or not hasattr(value, "__dict__"):
         return {}
-    modules = [module for module in map(_content, function.__closure__ or ()) if module is not None]
-    children = [tree.children(each) for module in modules for each in module.modules()]
-    named = [child for each in children for name, child in each.items() if mentions(function.__code__, name)]
-    return {id(child): child for child in named}
+    else:
+        holds = list(vars(value).values())
+        codes = [method.function.__code__ for method in methods_of(type(value))]
+    modules = {id(each): each for each in holds if isinstance(each, nn.Module)}
+    below = [child for each in modules.values() for inner in each.modules() for child in tree.children(inner).items()]
+    named = {id(child): child for name, child in below if any(mentions(code, name) for code in codes)}
+    return named if isinstance(value, FunctionType) else modules | named
 
 
 def _content(cell: CellType) -> nn.Module | None:
@@ -80,20 +93,37 @@ def _content(cell: CellType) -> nn.Module | None:
         return None
 
 
-def _part_of_forward(kinds: set[type]) -> set[str]:
-    """The names of methods that the forward of any of these classes mentions, and of those that they mention."""
+def _part_of_forward(kinds: set[type], bound: set[str]) -> set[str] | None:
+    """The names of methods that the forward of any of these classes mentions, or a bound method in an attribute, and of
+    those that they mention; None where one of them asks for a method by a name that is made when it runs."""
     mentioned: dict[str, set[str]] = {}
+    asking: set[str] = set()
     for kind in kinds:
         for method in methods_of(kind):
             helpers = [(name, function.__code__) for name, function in _helpers(method).items()]
             for name, code in [(method.name, method.function.__code__), *helpers]:
                 mentioned.setdefault(name, set()).update(_names_in(code))
+            if mentions(method.function.__code__, "getattr") and _asks_itself(method):
+                asking.add(method.name)
     found: set[str] = set()
-    waiting = {"forward", "__call__"}
+    waiting = {"forward", "__call__", *bound}
     while waiting:
         found |= waiting
         waiting = {name for each in waiting for name in mentioned.get(each, ())} - found
-    return found
+    return None if found & asking else found
+
+
+def _asks_itself(method: Method) -> bool:
+    """Whether a method has ``getattr(self, name)`` with a name that is no constant."""
+    calls = [node for node in ast.walk(method.definition or ast.Module([], [])) if isinstance(node, ast.Call)]
+    me = method.function.__code__.co_varnames[0]
+    return any(
+        ast.unparse(call.func) == "getattr"
+        and len(call.args) > 1
+        and ast.unparse(call.args[0]) == me
+        and not isinstance(call.args[1], ast.Constant)
+        for call in calls
+    )
 
 
 def _names_in(code: CodeType) -> Iterator[str]:

@@ -54,12 +54,23 @@ def edited(kind: type, edits: frozenset[Edit]) -> type[nn.Module]:
     members |= {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
     members |= {name: staticmethod(helper) for name, helper in _HELPERS.items()}
     try:
-        made: type[nn.Module] = type(kind)(
+        made: type[nn.Module] = _metaclass(type(kind))(
             kind.__name__, (kind,), {**members, "__reduce_ex__": _reduce, _ORIGIN: (kind, edits)}
         )
     except Exception as error:  # whatever the class does when it is subclassed
         raise CannotRewriteError(f"{kind.__name__} cannot be subclassed: {error}") from error
     return made
+
+
+@cache
+def _metaclass(meta: type) -> type:
+    """The metaclass of a made class, whose calls make modules of the original one: a new module's norms take nothing
+    in, as those of ``type(model)()``."""
+
+    def call(cls: type, *arguments: Any, **keywords: Any) -> Any:
+        return meta.__call__(origin(cls)[0], *arguments, **keywords)
+
+    return type(meta)(meta.__name__, (meta,), {"__call__": call, "__module__": meta.__module__})
 
 
 def _first_line(text: str) -> str:

@@ -8,18 +8,23 @@ itself.
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
+import random
 import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 
+from fusednorm.convert.source import definition_of
 from fusednorm.convert.tree import Tree
 from fusednorm.private.torch_names import has_own_hooks
 
@@ -43,6 +48,30 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return self._is_leaf(m) or super().is_leaf_module(m, module_qualified_name)
+
+
+class _NoChance(TorchFunctionMode):
+    """Refuses to ask for the value of a tensor once torch has drawn random numbers: what a forward would do with
+    others, no trace shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = torch.random.get_rng_state()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _ASKING and not torch.equal(self._before, torch.random.get_rng_state()):
+            raise RuntimeError("a forward decides by random numbers")
+        return func(*args, **(kwargs or {}))
+
+
+_ASKING = (
+    torch.Tensor.__bool__,
+    torch.Tensor.__int__,
+    torch.Tensor.__float__,
+    torch.Tensor.__index__,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+)
 
 
 def followers(
@@ -79,7 +108,11 @@ def _follow(
 
 def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict[int, nn.Module] | None:
     """Pairs that all traces of a module show; None where one fails, and the module is then no graph."""
-    if type(root).__call__ is not nn.Module.__call__:  # a trace begins at the forward
+    if type(root).__call__ is not nn.Module.__call__ or "forward" in vars(
+        root
+    ):  # a trace begins at the class's forward
+        return None
+    if _asks_for_kinds(root):
         return None
     common: dict[int, nn.Module] | None = None
     for options in _optional_arguments(root):
@@ -87,11 +120,18 @@ def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict
             with _quietly(root, training):
                 for module in filter(is_leaf, root.modules()):
                     module.forward = _past_its_call
+                before = random.getstate()
                 try:
-                    graph = _Tracer(is_leaf).trace(root, options)
+                    with _NoChance():
+                        graph = _Tracer(is_leaf).trace(root, options)
                 except Exception:  # whatever the user's code raises when a Proxy comes in
                     return None
-            pairs = _pairs(root, graph)
+                drawn = before != random.getstate()
+                random.setstate(before)
+                if drawn:
+                    return None
+                kept = {node for module in root.modules() for value in vars(module).values() for node in _nodes(value)}
+            pairs = _pairs(root, graph, kept)
             common = pairs if common is None else {key: act for key, act in common.items() if pairs.get(key) is act}
     return common
 
@@ -143,8 +183,36 @@ class _State:
             collection.extend(held) if isinstance(collection, (list, deque)) else collection.update(held)
 
 
-def _pairs(root: nn.Module, graph: fx.Graph) -> dict[int, nn.Module]:
-    """The modules that are called once, on the result of another that is called once and goes nowhere else."""
+def _nodes(value: object) -> Iterator[fx.Node]:
+    """The nodes of a trace that an attribute holds, and those in its collections."""
+    if isinstance(value, fx.Proxy):
+        yield value.node
+    elif isinstance(value, (list, tuple, set, deque)):
+        for each in value:
+            yield from _nodes(each)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _nodes(each)
+
+
+def _asks_for_kinds(root: nn.Module) -> bool:
+    """Whether a forward asks for the type of an optional argument: a trace has none that a user may give."""
+    forward = inspect.unwrap(type(root).forward)
+    if not isinstance(forward, FunctionType):
+        return False
+    optional = {each.name for each in inspect.signature(forward).parameters.values() if each.default is not each.empty}
+    definition = definition_of(forward) if optional else None
+    return definition is not None and any(
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) in ("isinstance", "type", "len", "torch.is_tensor", "callable")
+        and any(isinstance(each, ast.Name) and each.id in optional for each in node.args)
+        for node in ast.walk(definition)
+    )
+
+
+def _pairs(root: nn.Module, graph: fx.Graph, kept: set[fx.Node]) -> dict[int, nn.Module]:
+    """The modules that are called once, on the result of another that is called once and goes nowhere else, into no
+    attribute either."""
     calls: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_module":
@@ -152,7 +220,7 @@ def _pairs(root: nn.Module, graph: fx.Graph) -> dict[int, nn.Module]:
     pairs = {}
     for key, nodes in calls.items():
         users = list(nodes[0].users)
-        if len(nodes) != 1 or len(users) != 1 or users[0].op != "call_module":
+        if len(nodes) != 1 or len(users) != 1 or users[0].op != "call_module" or nodes[0] in kept:
             continue
         act = root.get_submodule(str(users[0].target))
         if len(calls[id(act)]) == 1 and users[0].args == (nodes[0],) and not users[0].kwargs:

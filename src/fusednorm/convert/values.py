@@ -132,7 +132,8 @@ class Values(ABC):
             asked = call.args[1]
             if isinstance(asked, ast.Constant):
                 return self._attribute(self.value(call.args[0]), str(asked.value)) | self.union(call.args[2:])
-            return Value(perhaps=self.children(taken.modules))
+            asked_of = self.value(call.args[0])
+            return Value(self.children(asked_of.modules)) | self.union(call.args[2:])
         all_given = taken.modules | self.elements(taken)
         if name in COLLECTING:
             return Value(held=all_given, perhaps=taken.perhaps)
