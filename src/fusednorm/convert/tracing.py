@@ -108,11 +108,8 @@ def _follow(
 
 def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict[int, nn.Module] | None:
     """Pairs that all traces of a module show; None where one fails, and the module is then no graph."""
-    if type(root).__call__ is not nn.Module.__call__ or "forward" in vars(
-        root
-    ):  # a trace begins at the class's forward
-        return None
-    if _asks_for_kinds(root):
+    # A trace begins at the forward of the class.
+    if type(root).__call__ is not nn.Module.__call__ or "forward" in vars(root) or _asks_for_kinds(root):
         return None
     common: dict[int, nn.Module] | None = None
     for options in _optional_arguments(root):
@@ -124,12 +121,12 @@ def _traced_pairs(root: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> dict
                 try:
                     with _NoChance():
                         graph = _Tracer(is_leaf).trace(root, options)
+                    if random.getstate() != before:
+                        return None
                 except Exception:  # whatever the user's code raises when a Proxy comes in
                     return None
-                drawn = before != random.getstate()
-                random.setstate(before)
-                if drawn:
-                    return None
+                finally:
+                    random.setstate(before)
                 kept = {node for module in root.modules() for value in vars(module).values() for node in _nodes(value)}
             pairs = _pairs(root, graph, kept)
             common = pairs if common is None else {key: act for key, act in common.items() if pairs.get(key) is act}
