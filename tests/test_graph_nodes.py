@@ -262,6 +262,24 @@ def test_a_gradient_wider_than_its_parameter_is_not_rounded_on_the_way() -> None
     assert graph.verify(pack)
 
 
+def test_results_in_float64_of_intermediates_in_float32() -> None:
+    """A norm that reads such a tensor computes in float32; one that reads a float64 input does not."""
+    graph = Graph(torch.float64)
+    x, r = graph.tensor((2, 4, 3), name="x"), graph.tensor((2, 4, 3), name="r")
+    z, *_ = graph.instancenorm(graph.pointwise("add", x, r), phase="inference")
+    graph.pointwise("relu", z).set_output().set_name("y")
+    plain = Graph(torch.float64)
+    y, *_ = plain.instancenorm(plain.tensor((2, 4, 3), name="x"), phase="inference")
+    y.set_output().set_name("y")
+    for seed in range(20):
+        for plan in ("unfused:cpu.planes", "unfused:reference"):
+            assert graph.verify(run(graph, plan, seed)), (seed, plan)
+        pack = run(plain, seed=seed)
+        assert plain.verify(pack)
+        pack["y"] += 1e-9
+        assert not plain.verify(pack)
+
+
 def test_inputs_of_any_strides_and_results_of_others() -> None:
     base = torch.randn(4, 5, 6, 16)
     for x in (base.permute(0, 3, 1, 2), base[..., ::2].permute(0, 3, 2, 1), base[:1].expand(4, 5, 6, 16)):

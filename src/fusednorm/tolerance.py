@@ -82,6 +82,7 @@ def judge(
     spread: float = 0.0,
     intermediate: Tensor | None = None,
     input_dtype: torch.dtype | None = None,
+    in_float32: bool = False,
 ) -> Verdict:
     """Whether ``got`` is within the rule, given the fp64 result and the plain one with fp32 statistics.
 
@@ -92,12 +93,14 @@ def judge(
 
     ``plain`` is in the compute dtype, not rounded to the dtype of ``got``. For an fp64 ``got``, which is as exact as
     ``expected``, ``plain`` is still computed in fp32: its error is scaled by the ratio of the units, and the roundings
-    are allowed twice, once for ``got`` and once for ``expected``.
+    are allowed twice, once for ``got`` and once for ``expected``. Not so ``in_float32``: then what an fp64 ``got`` is
+    made of is fp32, and so were its statistics.
     """
     if got.shape != expected.shape:
         return Verdict(float("inf"), 0.0, 0.0, f"shape {tuple(got.shape)}, expected {tuple(expected.shape)}")
     info, compute = torch.finfo(got.dtype), torch.finfo(torch.float32)
-    if got.dtype == torch.float64:
+    exact = got.dtype == torch.float64 and not in_float32
+    if exact:
         compute = info
     rounded = expected.to(got.dtype)
     finite = rounded.isfinite()
@@ -110,7 +113,7 @@ def judge(
         intermediate = None if intermediate is None else intermediate[finite]
     largest, rms = _errors(got, expected)
     plain_largest, plain_rms = _errors(plain, expected)
-    if info.bits == 64:
+    if exact:
         scale = info.eps / torch.finfo(torch.float32).eps
         plain_largest, plain_rms = plain_largest * scale, plain_rms * scale
     chosen_largest, chosen_rms = (0.0, 0.0) if intermediate is None else _errors(intermediate, expected)
@@ -118,7 +121,7 @@ def judge(
     if allowance.intermediates and input_dtype is not None:
         eps = max(eps, torch.finfo(input_dtype).eps)
     unit = allowance.roundings * (eps / 2 + compute.eps / 2 * (offset + log2(max(1, terms))))
-    if info.bits == 64:
+    if exact:
         unit *= 2
     floor = allowance.roundings * info.tiny * info.eps / 2
     magnitude = expected.abs()
