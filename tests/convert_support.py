@@ -277,6 +277,15 @@ class OnlyInTraining(nn.Module):
         return self.act(y) + y if self.training else self.act(y)
 
 
+class Acting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(x))
+
+
 # --- as in other packages ---
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from convert_support import fused
+from convert_support import Acting, fused
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -28,19 +28,10 @@ def seed() -> Iterator[None]:
         yield
 
 
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(x))
-
-
 class Around(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.block = Block()
+        self.block = Acting()
 
 
 class CallsTheActivation(Around):
@@ -87,7 +78,7 @@ class HoldsAPartial(Around):
 
 
 class Tap:
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: Acting) -> None:
         self.block = block
 
     def __call__(self, x: Tensor) -> Any:
@@ -111,7 +102,7 @@ def with_the_norm(forward: Callable[..., Tensor]) -> Callable[..., Any]:
     return wrapped
 
 
-class Decorated(Block):
+class Decorated(Acting):
     @with_the_norm
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm(x))
@@ -131,7 +122,7 @@ class CallsItsBase(OfABase):
         return F.silu(self.norm(x)) + super().forward(x)
 
 
-class Optional(Block):
+class Optional(Acting):
     def forward(self, x: Tensor, mask: Any = torch.ones(1)) -> Tensor:  # noqa: B008
         h = self.norm(x)
         if isinstance(mask, Tensor):
@@ -139,7 +130,7 @@ class Optional(Block):
         return self.act(h)
 
 
-class ByChance(Block):
+class ByChance(Acting):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         if torch.rand(()) < 0.9:
@@ -147,7 +138,7 @@ class ByChance(Block):
         return self.act(h)
 
 
-class ByPythonsChance(Block):
+class ByPythonsChance(Acting):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         if random.random() < 0.9:
@@ -179,14 +170,14 @@ def test_results_stay(kind: type[nn.Module]) -> None:
         fusednorm.revert_(model)
 
 
-class Keeps(Block):
+class Keeps(Acting):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         self.kept = [h]
         return self.act(h * 1)
 
 
-class KeepsInTheEnd(Block):
+class KeepsInTheEnd(Acting):
     def forward(self, x: Tensor) -> Tensor:
         try:
             x = self.norm(x)
@@ -210,8 +201,8 @@ def test_a_forward_that_was_put_into_a_module() -> None:
         h = self.norm(x)
         return self.act(h) + h
 
-    for model in (nn.Sequential(Block()), Block()):
-        block: Any = model if isinstance(model, Block) else model[0]
+    for model in (nn.Sequential(Acting()), Acting()):
+        block: Any = model if isinstance(model, Acting) else model[0]
         block.forward = types.MethodType(both, block)
         x = torch.randn(IMAGE)
         expected = model(x)

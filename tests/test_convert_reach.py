@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from convert_support import converted, fused, left
+from convert_support import Acting, converted, fused, left
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
@@ -34,22 +34,13 @@ def features() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(8, 8, 1), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 1))
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.act(self.norm(x))
-
-
 class Taps(nn.Module):
     """Code that takes a Sequential apart; ``trusted`` depends on values, so that no trace shows what happens."""
 
     def __init__(self) -> None:
         super().__init__()
         self.features, self.blocks = features(), nn.ModuleList([features()])
-        self.inner = Inner()
+        self.inner = Acting()
 
     def forward(self, x: Tensor) -> Tensor:
         trusted = float(x.detach().sum()) != 12345.0
@@ -211,7 +202,7 @@ class Holds(Taps):
     def tap(self, x: Tensor) -> Tensor:
         y = self.inner(x)
         for module in self.children():
-            if isinstance(module, Inner):
+            if isinstance(module, Acting):
                 y = y * module.norm(x)
         return y
 
@@ -387,21 +378,21 @@ class PastByProperty(Past):
         return F.silu(self.norm(x)) + self.first(x)
 
 
-class PastTheCall(Inner):
+class PastTheCall(Acting):
     """What a trace shows is the forward."""
 
     def __call__(self, x: Tensor) -> Any:
         return super().__call__(x) * self.norm(x)
 
 
-class RunsTheForward(Inner):
+class RunsTheForward(Acting):
     """A trace does not show a forward that is not called by its module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm.__call__(x)) * self.norm.forward(x)
 
 
-class AsksForTheClass(Inner):
+class AsksForTheClass(Acting):
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm(x)) if isinstance(self.act, nn.SiLU) and isinstance(self.norm, nn.GroupNorm) else x
 
@@ -488,7 +479,7 @@ def test_a_norm_that_its_own_class_calls_in_another_way(model: nn.Module, path: 
     assert left(report)[path] == f"not fused: {caller} calls the norm as well"
 
 
-class Hooked(Inner):
+class Hooked(Acting):
     """Calls on what is attached to modules, as the dtype of diffusers' models makes: no calls of the modules."""
 
     def forward(self, x: Tensor) -> Tensor:

@@ -35,9 +35,9 @@ from fusednorm.convert.source import (
     mentions,
     methods_of,
     taker_of,
-    wrapped_by_others,
 )
 from fusednorm.convert.sum_code import sums_before, sums_behind
+from fusednorm.convert.values import BELOW, CHILDREN
 from fusednorm.equivalents import function_activation
 
 
@@ -78,7 +78,7 @@ def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
     names = [method.name for method in relevant]
     if len({*names}) < len(names) and any(mentions(method.function.__code__, "super") for method in relevant):
         return None  # the method of a base, which nothing edits, runs too
-    if any(wrapped_by_others(kind, method, norm) or _ends_otherwise(method, norm) for method in relevant):
+    if any(_wrapped_by_others(kind, method, norm) or _ends_otherwise(method, norm) for method in relevant):
         return None
     calls: set[ast.Call] = set()
     found: list[tuple[Method, Match]] = []
@@ -108,6 +108,20 @@ def follower(kind: type, norm: str, facts: Facts) -> Found | str | None:
     alone = len(takers) == 1 and not sums and _mentioned_once(methods, activation)
     alone = alone and not is_looked_at(kind, activation)
     return Found(activation, None, frozenset(edits), alone, sums)
+
+
+def _wrapped_by_others(kind: type, method: Method, child: str) -> bool:
+    """Whether a decorator that is not torch's stands around a method, and mentions a child or what gives children."""
+    values = [vars(base)[method.name] for base in kind.__mro__ if method.name in vars(base)]
+    wrapper = next((value for value in values if inspect.unwrap(value) is method.function), method.function)
+    while wrapper is not method.function:
+        package = str(getattr(wrapper, "__globals__", {}).get("__name__", "")).partition(".")[0]
+        code = getattr(wrapper, "__code__", None)
+        alien = package not in (torch.__name__, "contextlib")
+        if alien and (code is None or any(mentions(code, name) for name in (child, "getattr", *CHILDREN, *BELOW))):
+            return True
+        wrapper = getattr(wrapper, "__wrapped__", method.function)
+    return False
 
 
 def _ends_otherwise(method: Method, norm: str) -> bool:

@@ -1,4 +1,4 @@
-"""Code that reaches a norm past the forward of the norm's parent.
+"""Code that reaches a norm, or the activation behind it, past the forward of its parent.
 
 ``self.norm(x)`` in the class of its parent, and the forward of an nn.Sequential, are what a fold is judged by. Any
 other call gets the norm's result too::
@@ -30,14 +30,14 @@ from fusednorm.convert.values import BELOW, CHILDREN, Modules, delegates
 
 
 class Caller(NamedTuple):
-    """The method of a module's class that calls a norm."""
+    """The method of a module's class that calls a norm or an activation, or the attribute that may."""
 
     module: nn.Module
     method: str
 
 
-def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
-    """By the norms' ids, who calls them in another way than those that a fold is judged by."""
+def callers_of(tree: Tree, wanted: Modules) -> dict[int, list[Caller]]:
+    """By the ids of norms and activations, who calls them in another way than those that a fold is judged by."""
     owners = [(owner, origin(type(owner))[0]) for owner in tree.modules()]
     bound = {value.__name__ for owner, _ in owners for value in vars(owner).values() if isinstance(value, MethodType)}
     live = _part_of_forward({kind for _, kind in owners}, bound)
@@ -50,10 +50,10 @@ def callers_of(tree: Tree, norms: Modules) -> dict[int, list[Caller]]:
                 delegates(kind) or _helpers(method) or any(mentions(code, name) for name in names)
             ):
                 continue
-            for key in norms.keys() & Reader.of_method(tree, owner, method).called() if method.definition else ():
+            for key in wanted.keys() & Reader.of_method(tree, owner, method).called() if method.definition else ():
                 found.setdefault(key, []).append(Caller(owner, method.name))
         for name, value in vars(owner).items():
-            for key in norms.keys() & _held(tree, value):
+            for key in wanted.keys() & _held(tree, value):
                 found.setdefault(key, []).append(Caller(owner, name))
     return found
 

@@ -88,24 +88,6 @@ def methods_of(kind: type) -> list[Method]:
     return found
 
 
-#: What gives the children of a module without their names.
-_REACHING = ("getattr", "children", "modules", "named_children", "named_modules", "_modules", "get_submodule")
-
-
-def wrapped_by_others(kind: type, method: Method, child: str) -> bool:
-    """Whether a decorator that is not torch's stands around a method, and mentions a child or what gives children."""
-    values = [vars(base)[method.name] for base in kind.__mro__ if method.name in vars(base)]
-    wrapper = next((value for value in values if inspect.unwrap(value) is method.function), method.function)
-    while wrapper is not method.function:
-        package = str(getattr(wrapper, "__globals__", {}).get("__name__", "")).partition(".")[0]
-        code = getattr(wrapper, "__code__", None)
-        alien = package not in (torch.__name__, "contextlib")
-        if alien and (code is None or any(mentions(code, name) for name in (child, *_REACHING))):
-            return True
-        wrapper = getattr(wrapper, "__wrapped__", method.function)
-    return False
-
-
 def getter(attribute: object) -> FunctionType | None:
     """The function that gives the value of a property."""
     function = attribute.func if isinstance(attribute, cached_property) else getattr(attribute, "fget", None)

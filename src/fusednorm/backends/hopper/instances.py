@@ -21,7 +21,7 @@ from fusednorm.backends.hopper.config.resident import (
 )
 from fusednorm.backends.hopper.config.rows import RowsConfig, rows_for
 from fusednorm.backends.hopper.config.rows import configs as rows_configs
-from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, held_vectors, merged, slabs_for, span
+from fusednorm.backends.hopper.config.slabs import MOST_MERGED, SlabsConfig, merged, slabs_for, span
 from fusednorm.backends.hopper.config.slabs import configs as slabs_configs
 from fusednorm.backends.hopper.config.slabs import spread as slabs_spread
 from fusednorm.backends.triton import instances as triton
@@ -312,9 +312,7 @@ def _suits_slabs(problem: Problem) -> bool:
     assert place is not None
     if merged(problem, place) > MOST_MERGED:
         return False
-    held = held_vectors(problem, config.lanes)
-    assert held is not None
-    return held & (held - 1) == 0 and 2 * span(problem) >= vector_of(problem)
+    return place.held & (place.held - 1) == 0 and 2 * span(problem) >= vector_of(problem)
 
 
 def _suits_rows(problem: Problem) -> bool:

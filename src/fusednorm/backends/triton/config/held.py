@@ -211,10 +211,11 @@ def _short_forward(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
     if channels and not few and seen.elements <= 32 and total <= FEW_LANES:
         # (8, 256, 1, 3) in fp32 takes 1.7 us so, and 1.9 with 8 on two warps.
         return HeldConfig(max(1, min(128 // seen.elements, _fitting(seen))), 1)
-    if few and seen.contiguous and seen.positions and seen.units <= 20 and 32 < seen.elements <= 64:
+    few_channels = few and seen.contiguous and seen.positions
+    if few_channels and seen.units <= 20 and 32 < seen.elements <= 64:
         # (3, 15, 21) in fp16 takes 1.46 us so, and 1.75 with four, (2, 15, 30) in fp32 with relu 1.63 and 1.75.
         return HeldConfig(2, 1)
-    if few and seen.contiguous and seen.positions and seen.elements == 128 and size == 2:
+    if few_channels and seen.elements == 128 and size == 2:
         return HeldConfig(4, 4)  # (4, 33, 21) in bf16 takes 1.56 us so, and 1.88 with two on a warp
     found = _few_neighbours(problem, seen)
     if found is not None:

@@ -177,7 +177,7 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         return False  # (5, 2560, 32, 32) in 512 groups in fp16 takes 67 us held, and 23 in tiles
     if problem.backward and seen.columns == 3 and seen.elements == LARGE_HELD and seen.in_sample > 2:
         return size > 2  # (2, 90, 32, 32) in 30 groups in fp16 takes 5.9 us held, and 4.7 in tiles
-    if seen.elements == MOST_HELD and _fills_one_wave(problem, seen):
+    if seen.elements == MOST_HELD and _fills_few_waves(problem, seen):
         return True
     if seen.elements == MOST_HELD and _fills_registers(problem, seen):
         return False
@@ -294,10 +294,10 @@ def _holding_groups_pays(problem: Problem, seen: HeldUnits, full: float) -> bool
     return shared or _are_short(problem, seen) or (full >= 0.75 and (size > 2 or load_bytes(problem) >= WIDE_LOAD))
 
 
-def _fills_one_wave(problem: Problem, seen: HeldUnits) -> bool:
-    """Whether the forward of groups of channels_last that fill the registers is faster held: one wave of them or two,
-    in rows of 64 bytes that wide loads read. In 32 groups in fp16 (6, 1280, 14, 14) with silu takes 6.4 us held, and
-    8.3 in tiles, in bf16 (10, 2560, 5, 5, 5) 8.9, and 11.0."""
+def _fills_few_waves(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether the forward of groups of channels_last that fill the registers is faster held: one to three to a
+    multiprocessor, in rows of 64 bytes that wide loads read. In 32 groups in fp16 (6, 1280, 14, 14) with silu takes
+    6.4 us held, and 8.3 in tiles, in bf16 (10, 2560, 5, 5, 5) 8.9, and 11.0."""
     size = DTYPE_BYTES[problem.dtype]
     rows = size == 2 and seen.columns * size >= ROW_BYTES and load_bytes(problem) == WIDEST_LOAD
     return not problem.backward and rows and PROCESSORS <= seen.units <= 3 * PROCESSORS
