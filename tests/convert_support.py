@@ -277,11 +277,13 @@ class OnlyInTraining(nn.Module):
         return self.act(y) + y if self.training else self.act(y)
 
 
-class Acting(nn.Module):
+class Parts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.act = nn.GroupNorm(4, 8), nn.SiLU()
 
+
+class Acting(Parts):
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm(x))
 

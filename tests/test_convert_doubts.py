@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from convert_support import Acting, fused
+from convert_support import Acting, Inner, Parts, fused
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -94,6 +94,43 @@ class HoldsAnObject(Around):
         return self.block(x) + self.tap(x)
 
 
+def applied(x: Tensor, module: nn.Module) -> Any:
+    return module(x)
+
+
+class HoldsANamedArgument(HoldsAnObject):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tap: Any = partial(applied, module=self.block.norm)
+
+
+class HoldsAPartialOfAnObject(HoldsAnObject):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tap: Any = partial(Tap(self.block))
+
+
+class Pair(nn.Module):
+    """Only a trace shows what is behind the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.act = Inner(), nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.body(x))
+
+
+class CallsTheActivationOfATrace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = Pair()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pair(x)
+        return self.pair.act(-x) if x.sum() != 12345.0 else x
+
+
 def with_the_norm(forward: Callable[..., Tensor]) -> Callable[..., Any]:
     @functools.wraps(forward)
     def wrapped(self: Any, x: Tensor) -> Any:
@@ -102,7 +139,7 @@ def with_the_norm(forward: Callable[..., Tensor]) -> Callable[..., Any]:
     return wrapped
 
 
-class Decorated(Acting):
+class Decorated(Parts):
     @with_the_norm
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.norm(x))
@@ -122,7 +159,7 @@ class CallsItsBase(OfABase):
         return F.silu(self.norm(x)) + super().forward(x)
 
 
-class Optional(Acting):
+class Optional(Parts):
     def forward(self, x: Tensor, mask: Any = torch.ones(1)) -> Tensor:  # noqa: B008
         h = self.norm(x)
         if isinstance(mask, Tensor):
@@ -130,7 +167,7 @@ class Optional(Acting):
         return self.act(h)
 
 
-class ByChance(Acting):
+class ByChance(Parts):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         if torch.rand(()) < 0.9:
@@ -138,7 +175,15 @@ class ByChance(Acting):
         return self.act(h)
 
 
-class ByPythonsChance(Acting):
+class ByTheValueOfChance(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        if torch.rand(()).item() < 0.9:
+            h = h + 1
+        return self.act(h)
+
+
+class ByPythonsChance(Parts):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         if random.random() < 0.9:
@@ -150,7 +195,8 @@ class ByPythonsChance(Acting):
     "kind",
     [
         CallsTheActivation, AsksForAMethod, HoldsAMethod, AsksForAChild, HoldsAPartial, HoldsAnObject, Decorated,
-        CallsItsBase, Optional, ByChance, ByPythonsChance,
+        CallsItsBase, Optional, ByChance, ByPythonsChance, ByTheValueOfChance, HoldsANamedArgument,
+        HoldsAPartialOfAnObject, CallsTheActivationOfATrace,
     ],
 )  # fmt: skip
 def test_results_stay(kind: type[nn.Module]) -> None:
@@ -165,19 +211,28 @@ def test_results_stay(kind: type[nn.Module]) -> None:
     for number in range(6):  # a trace may see any of the numbers that chance gives
         torch.manual_seed(number)
         random.seed(number)
+        before = random.getstate()
         assert not fused(fusednorm.convert_(model))
+        assert random.getstate() == before
         torch.testing.assert_close(result(), expected)
         fusednorm.revert_(model)
 
 
-class Keeps(Acting):
+class Keeps(Parts):
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm(x)
         self.kept = [h]
-        return self.act(h * 1)
+        return self.act(h)
 
 
-class KeepsInTheEnd(Acting):
+class KeepsByName(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(x)
+        self.kept = {0: h}
+        return self.act(h)
+
+
+class KeepsInTheEnd(Parts):
     def forward(self, x: Tensor) -> Tensor:
         try:
             x = self.norm(x)
@@ -186,11 +241,11 @@ class KeepsInTheEnd(Acting):
             self.kept = [x]
 
 
-@pytest.mark.parametrize("kind", [Keeps, KeepsInTheEnd])
+@pytest.mark.parametrize("kind", [Keeps, KeepsByName, KeepsInTheEnd])
 def test_what_a_forward_keeps_stays(kind: type[nn.Module]) -> None:
     model, x = kind(), torch.randn(IMAGE)
     model(x)
-    (expected,) = model.kept
+    expected = model.kept[0]
     fusednorm.convert_(model)
     model(x)
     torch.testing.assert_close(model.kept[0], expected)
@@ -208,6 +263,38 @@ def test_a_forward_that_was_put_into_a_module() -> None:
         expected = model(x)
         assert not fusednorm.convert_(model).fused
         torch.testing.assert_close(model(x), expected)
+
+
+def test_a_forward_that_was_put_into_a_module_which_only_a_trace_shows() -> None:
+    def both(self: Any, x: Tensor) -> Any:
+        h = self.body(x)
+        return self.act(h) + h
+
+    model, x = Pair(), torch.randn(IMAGE)
+    model.forward = types.MethodType(both, model)  # type: ignore[method-assign]
+    expected = model(x)
+    assert not fusednorm.convert_(model).fused
+    torch.testing.assert_close(model(x), expected)
+
+
+class ActsTwice(Parts):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.norm(x)) * self.act(x)
+
+
+def test_an_activation_that_stays_may_be_called_by_others() -> None:
+    class CallsIt(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = ActsTwice()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.block.act(self.block(x))
+
+    model, x = CallsIt(), torch.randn(IMAGE)
+    expected = model(x)
+    assert list(fused(fusednorm.convert_(model))) == ["block.norm"]
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_a_decorator_that_names_no_module_hides_nothing() -> None:
