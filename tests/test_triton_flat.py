@@ -72,6 +72,10 @@ def test_it_takes_dense_evaluations_alone() -> None:
         (evaluation((65536, 14)), True),
         (evaluation((25103, 79), FP32), False),
         (evaluation((25103, 78), FP32), True),
+        (evaluation((65536, 29), FP32, modulated=True), True),
+        (evaluation((65536, 29), modulated=True), False),
+        (evaluation((25103, 79), FP32, modulated=True), False),
+        (evaluation((65536, 29), FP32), False),
         (evaluation((62, 66, 17, 17), last=True), True),
         (evaluation((2306, 537)), False),  # vectors of single elements, each with a channel of its own
         (evaluation((128, 129, 8, 8), last=True), False),
@@ -117,6 +121,8 @@ def test_threads_of_short_vectors_have_several() -> None:
     assert flat_for(evaluation((40000, 5))) == FlatConfig(256, 2, 8)
     assert flat_for(evaluation((2000, 384))) == FlatConfig(128, 4, 4)
     assert flat_for(evaluation((2000, 128), FP32, modulated=True)) == FlatConfig(128, 2, 4)
+    assert flat_for(evaluation((65536, 29), FP32, modulated=True)) == FlatConfig(128, 2, 4)
+    assert flat_for(evaluation((65536, 29), FP32)).width == 4
     assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
 

@@ -82,8 +82,9 @@ LONGEST_SINGLES, SINGLES_IN_STEPS = 20480, 5 * PROCESSORS
 #: x 59918 170 and 137.
 LONGEST_OF_PAIRS = 32768
 #: Elements of 16-bit rows of single loads with a mean beyond which steps are faster than registers: (5215, 13093) in
-#: fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61, (12000, 15001) in bf16 336 and 430.
-LONGEST_SINGLE = 12288
+#: fp16 with gelu_tanh takes 133 us in steps, and 205 whole, (3000, 9001) 65 and 61, (12000, 15001) in bf16 336 and 430,
+#: (1000, 12001) 24 and 33.
+LONGEST_SINGLE = 11264
 #: Elements of a plane from which on a program has work for several steps, and the bytes of one up to which the L2 holds
 #: those in work.
 LEAST_PLANE, LARGEST_PLANE = 2048, 160 << 10
@@ -565,7 +566,8 @@ def _for_rows(problem: Problem) -> Instance:
     if problem.norm.has_mean:
         # (437, 8192) with silu takes 9.7 us in steps, and 12.2 in registers.
         # (232, 8192) takes 6.3 us in registers, and 7.1 in steps.
-        least = PROCESSORS * (2 if length == STEPPED_ROW else 1)
+        # (200, 12002) takes 9.0 us in registers, and 13.2 in steps.
+        least = PROCESSORS * (2 if length <= LONG_ROW else 1)
         waves = not short and length >= STEPPED_ROW and least < count <= 4 * PROCESSORS
     else:
         waves = not short and LONG_ROW < length <= LONGEST_HELD and 2 * PROCESSORS < count <= 3 * PROCESSORS
@@ -579,6 +581,8 @@ def _for_rows(problem: Problem) -> Instance:
     fewest = 3 * PROCESSORS // 2 if short and length > MOST_WHOLE else 2 * PROCESSORS
     if short and LONGEST_HELD < length <= MOST_WHOLE and not problem.norm.has_mean:
         fewest = PROCESSORS  # (183, 28672) in fp16 with silu takes 9.5 us in steps, and 12.8 in registers
+    if short and problem.norm.has_mean and 8 * length > 7 * 2 * STEPPED_ROW:
+        fewest = PROCESSORS  # (138, 16384) in bf16 takes 6.4 us in steps, and 7.9 in registers
     if short and 0 < length <= 4096:  # rms_norm of (342, 3072) in bf16 takes 2.7 us in registers, and 3.1 in steps
         fewest = max(fewest, FEW // length)
     stepped = wide and (waves or (length > least and count >= fewest))
@@ -590,6 +594,9 @@ def _for_rows(problem: Problem) -> Instance:
         # rms_norm of (470, 14310) in bf16 takes 10.1 us in steps, and 13.2 in registers, but (700, 12002) is as fast.
         stepped = stepped or (not problem.norm.has_mean and 2 * PROCESSORS < count <= 4 * PROCESSORS)
     if load_bytes(problem) < PAIR_LOAD and LONGEST_SINGLE < length <= MOST_WHOLE // 2 and count >= 2 * PROCESSORS:
+        if problem.norm.has_mean and 2 * DTYPE_BYTES[problem.dtype] * problem.view.numel <= CACHED_BYTES:
+            # (354, 14333) in bf16 with relu takes 14.7 us so, and 18.7 in steps, (300, 15001) with gelu 15.9 and 16.5.
+            return TILES
         stepped = stepped or problem.norm.has_mean
     if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 3 and not stepped:
         # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers, (62, 14321) in fp16 4.5 in

@@ -76,7 +76,9 @@ def flat_pays(problem: Problem) -> bool:
     if one_channel and (problem.layout.order == "channels_first" or (problem.modulated and view.spatial == 1)):
         return True
     if view.spatial == 1 and not one_channel:
-        return False  # (25103, 79) in fp32 with silu takes 7.6 us so, and 6.0 in tiles
+        # (25103, 79) in fp32 with silu takes 7.6 us so, and 6.0 in tiles, but (65536, 29) with scale and shift and silu
+        # 8.6, and 11.9.
+        return problem.dtype == "float32" and problem.modulated and view.channels < READ_CHANNELS
     if most_width(problem) == 1:
         return False  # (3, 1, 217, 217, 217) in fp32 takes 102 us so, and 64 in tiles
     if odd_channels:
@@ -97,8 +99,10 @@ def flat_for(problem: Problem) -> FlatConfig:
     elif DTYPE_BYTES[problem.dtype] == 2 and width == 8 and of_channels(problem):
         # Each element has a channel of its own: (2000, 384) in fp16 with silu takes 2.4 us so, and 2.7 with eight.
         return FlatConfig(128, 4, 4)
-    if problem.dtype == "float32" and problem.modulated and problem.view.spatial == 1 and TINY < total <= SMALL_HELD:
-        return FlatConfig(128, min(width, 2), 4)  # (2000, 128) takes 2.6 us so, and 2.9 with four
+    points = problem.dtype == "float32" and problem.modulated and problem.view.spatial == 1
+    if points and (TINY < total <= SMALL_HELD or (several and total > MOST_SMALL)):
+        # (2000, 128) takes 2.6 us so, and 2.9 with four, (65536, 29) with silu 8.6, and 9.3 in longer programs.
+        return FlatConfig(128, min(width, 2), 4)
     warps = 4 if total <= TINY or width * DTYPE_BYTES[problem.dtype] == WIDEST_LOAD else 8
     if several and most_width(problem) == 8 and of_channels(problem) and total > SMALL_HELD:
         return FlatConfig(128, 8, 4)  # (65536, 5) in fp16 takes 2.1 us so, and 2.3 with two

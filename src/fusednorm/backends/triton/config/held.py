@@ -38,6 +38,8 @@ MANY_MODULATED = 120
 #: many lanes, and those of a sample in it where not all of its units are.
 WALKED_SAMPLES, WALKED_ELEMENTS, WALKED_CHANNELS = 512, 1 << 18, 32
 WALKED_TILE, WALKED_LANES = 1024, 128
+#: Elements of a unit that is short to such a walk.
+SHORT_WALKED = 2
 #: Samples from which on programs of such a walk have many steps.
 MANY_WALKED = 1 << 14
 #: Programs with a row of units each, few of which are faster than more with shorter rows.
@@ -424,6 +426,10 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if narrow and full < 1 and seen.elements == WALKED_TILE // 2 and not problem.modulated:
         # (4393, 1708) in 4 groups in fp32 with silu takes 32.8 us so, and 46.6 as below.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 16, 8, 3)
+    if narrow and full < 1 and size == 2 and seen.elements == WALKED_LANES and single and not problem.modulated:
+        # (20000, 609) in 7 groups in fp16 takes 68 us so, and 94 with 8 elements a thread, (10000, 435) in 5 in bf16
+        # with silu 41 and 55.
+        return walk_of(seen, units, WALKED_TILE, 16, 8, 1)
     if narrow and full < 1 and size == 2 and seen.elements == WALKED_TILE // 4 and not problem.modulated:
         # (4330, 358) in 2 groups in bf16 with silu takes 15.7 us so, and 37.5 with a unit of four samples.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 8, 16, 1)
@@ -439,11 +445,17 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
             # (65536, 392) in 7 groups in bf16 with silu takes 176 us so, and 203 as below.
             return walk_of(seen, 2, WALKED_TILE, 16, 8, 1)
     # (4657, 960) in 5 groups in fp16 with gelu takes 18.5 us so, and 21.8 with 16 elements a thread, (65536, 140) in 70
-    # with gelu_tanh 58, and 76.
-    busy = problem.modulated or (size == 2 and problem.norm.smooth)
+    # with gelu_tanh 58, and 76, of short units (18006, 64) in 32 groups in bf16 9.4, and 12.8, (40000, 64) 13.1 and
+    # 15.7, (2000, 600) in 300 in fp32 9.5 and 13.5.
+    short = seen.elements <= SHORT_WALKED and seen.samples <= 3 * MANY_WALKED
+    busy = problem.modulated or (size == 2 and problem.norm.smooth) or short
     if problem.modulated and seen.elements <= 32 and not problem.norm.smooth and seen.samples > MANY_WALKED:
         # (25550, 640) in 32 groups in fp16 takes 66 us so, and 76 with 8 elements a thread.
         busy = False
+    if size == 4 and full < 1 and seen.elements == 16 and not busy and not problem.norm.smooth:
+        # (65536, 384) in 32 groups takes 88 us so, and 105 with 16 elements a thread and three stages, (30000, 384)
+        # 44.5 and 51.6.
+        return walk_of(seen, units, WALKED_TILE, 4, 32, 1)
     if size == 4 and seen.load_bytes(problem) == WIDE_LOAD and problem.norm.smooth and seen.elements <= 4:
         # Loads of 8 bytes are slow ahead of their use: (9978, 94) in 47 groups with silu takes 10.3 us so, and 13.1.
         return walk_of(seen, units, WALKED_TILE, 8, 16, 1)
@@ -539,6 +551,9 @@ def _positions_backward(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if seen.contiguous:
         most = SHARING_HELD if seen.elements >= 1024 else SMALL_UNIT
         units, thread = min(64 // size, max(1, most // seen.elements)), 32
+        simple = not problem.norm.smooth and not problem.modulated
+        if size == 4 and seen.elements == 2048 and seen.units > 3 * PROCESSORS and simple:
+            units = 8  # rows of 32 bytes: (2, 256, 31, 64) takes 8.3 us so, and 10.3 with four on 8 warps
         programs = power_of_two(seen.units // FEWEST_SPREAD + 1) // 2
         if seen.elements >= SMALL_UNIT and seen.units <= PROCESSORS:
             programs = 1  # (41, 2, 9, 8, 33) in bf16 with leaky_relu takes 4.2 us with one, and 5.3 with two

@@ -72,8 +72,7 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     """
     size = DTYPE_BYTES[problem.dtype]
     full = seen.rows * seen.columns / seen.elements
-    most_points = SOME_POINTS if seen.elements <= SHORT_POINTS else FEW_POINTS
-    if problem.backward and of_points(problem) is not None and problem.view.numel > most_points:
+    if of_points(problem) is not None and _many_points(problem, seen):
         return False
     if of_many_points(problem, seen):
         return True
@@ -101,6 +100,16 @@ def holding_pays(problem: Problem, seen: HeldUnits) -> bool:
     if problem.view.group_channels == 1 and seen.input.order == "channels_first":
         return _holding_planes_pays(problem, seen, full)
     return _holding_groups_pays(problem, seen, full)
+
+
+def _many_points(problem: Problem, seen: HeldUnits) -> bool:
+    """Whether points with scale and shift are many for programs that hold those of some channels. Of a forward these
+    are then short rows of three tensors: (1433, 256) in fp16 takes 7.1 us held, and 6.1 in tiles, (1898, 2048) 23.4 and
+    14.6, of narrow loads (700, 1949) 29.3 and 12.8, (1200, 97) in bf16 with relu 24.8 and 4.9, but (1024, 512) 6.2 and
+    6.5, (500, 2048) 6.0 and 6.5."""
+    if problem.backward:
+        return problem.view.numel > (SOME_POINTS if seen.elements <= SHORT_POINTS else FEW_POINTS)
+    return seen.elements >= (1024 if seen.narrow(problem) else 2048)
 
 
 def _is_small(problem: Problem) -> bool:
@@ -171,6 +180,12 @@ def _of_positions(problem: Problem, seen: HeldUnits, full: float) -> bool | None
         # (3, 123, 50, 50) in 41 groups in fp16 takes 15.4 us held, and 8.3 in tiles, but (7, 3, 32, 32) in one group in
         # bf16 with silu 4.0 and 5.7, (2, 133, 31, 16) in 19 in fp16 4.6 and 5.2, (1, 1280, 21, 15) in 256 in fp32 5.1
         # and 6.8.
+        return False
+    many = seen.units > 8 * PROCESSORS and size == 2 and load_bytes(problem) < WIDE_LOAD
+    if many and uneven(seen) and (problem.backward or seen.elements >= LARGE_HELD):
+        # A position's channels of a group are fewer bytes than memory moves: (8, 1305, 21, 21) in 261 groups in bf16
+        # with gelu takes 24.1 us held, and 20.1 in tiles, backward 44 and 29, in fp16 34.6 and 18.7, (20, 690, 16, 16)
+        # in 230 in bf16 18.6 and 14.2, (8, 1505, 15, 15) in 301 with relu 20.9 and 17.1, forward 13.5, and 14.4.
         return False
     wide = load_bytes(problem) == WIDEST_LOAD
     if not problem.backward and wide and not small and uneven(seen) and seen.elements >= LARGE_HELD:

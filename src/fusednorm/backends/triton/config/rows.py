@@ -32,6 +32,8 @@ LONG_BYTES = 1 << 15
 MOST_PLANE_BYTES, LARGE_PLANE_BYTES = 48 << 10, 72 << 10
 #: Elements of a row in the registers of a backward's program, which holds four values an element.
 MOST_ROW, LONG_ROW = 16384, 12288
+#: Elements of a row of 32 bits with a mean up to which its steps are short.
+SHORT_STEPPED = 10240
 #: Rows from which on partials of each cost more than they gain: layer_norm of (9728, 3) in fp16 takes 3.3 us by rows,
 #: and 15.1 held, (700, 64) with gelu 3.8 and 4.3, but (400, 128) in bf16 3.4 both ways. Without a mean, or of
 #: longer rows of narrow loads, some more are: rms_norm of (967, 256) in bf16 with gelu takes 5.2 us by rows, and 4.7
@@ -88,8 +90,11 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
         return StepsConfig(2048, 8 if DTYPE_BYTES[problem.dtype] == 2 else 4)
     if block <= 4096:
         return StepsConfig(2048, 4)
-    if load_bytes(problem) < PAIR_LOAD:  # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096
-        return StepsConfig(2048, 8)
+    if load_bytes(problem) < PAIR_LOAD:
+        # (3000, 14001) in bf16 with silu takes 94 us so, and 136 in steps of 4096, but layer_norm of (1000, 12001) 24
+        # on two warps, and 27, of (354, 14333) with relu 18.7 and 21.3.
+        few = problem.view.samples <= 16 * PROCESSORS and problem.norm.has_mean and not problem.norm.smooth
+        return StepsConfig(2048, 2 if few else 8)
     longest = 2 * MOST_ROW if load_bytes(problem) >= WIDE_LOAD else 5 * MOST_ROW // 4
     if problem.dtype == "float32" and load_bytes(problem) < WIDEST_LOAD and problem.reduced > longest:
         # rms_norm of (700, 40001) with silu takes 116 us so, and 477 in steps of 16384, of (700, 40002) 107 and 113,
@@ -115,6 +120,9 @@ def rows_forward_for(problem: Problem) -> StepsConfig:
     if problem.dtype == "float32" and problem.norm.has_mean and problem.reduced == block == 8192:
         return StepsConfig(2048, 16)  # (437, 8192) with silu takes 9.7 us so, and 10.8 on 8 warps
     mean = problem.norm.has_mean
+    if problem.dtype == "float32" and mean and 8192 < problem.reduced <= SHORT_STEPPED:
+        # (430, 10000) takes 13.1 us so, and 16.2 in steps of 4096 on 8 warps, (430, 9562) 13.5 and 16.7.
+        return StepsConfig(2048, 16 if load_bytes(problem) >= WIDEST_LOAD else 4)
     if DTYPE_BYTES[problem.dtype] == 2 and mean and block == 8192:
         return StepsConfig(2048, 8)  # (714, 8192) in bf16 takes 8.8 us so, and 9.4 whole
     if DTYPE_BYTES[problem.dtype] == 2 and mean and block == 2 * MOST_ROW:
@@ -263,7 +271,11 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
                 return RowsBackwardConfig(8, 1, 4 * PROCESSORS)  # (8000, 67) in bf16 takes 8.0 us so, and 9.7 with 4
             most = -(-view.samples // rows)  # steps: (1140, 97) in fp16 takes 6.4 us in two, (1054, 109) 4.8 in one
         resident = 8 if block >= 1024 else 16 if block == 512 else 32
-        return RowsBackwardConfig(rows, warps, max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most)))
+        programs = max(2 * PROCESSORS, min(PROCESSORS * resident // warps, most))
+        # (56100, 181) in fp16 with silu takes 34.1 us so, and 38.0 with no step in flight, (858158, 251) 430 and 470,
+        # but (100000, 141) 40.5 and 36.1, rms_norm of (100000, 231) 56 and 53.
+        flying = block == 256 and size == 2 and problem.norm.has_mean and 8 * view.channels > 5 * block and not few
+        return RowsBackwardConfig(rows, warps, programs, stages=4 if flying else 1)
     step = rows * block * size
     # (25676, 1322) in fp16 takes 70 us with 528, and 86 with 264.
     busy = problem.norm.smooth or (block == 2048 and load_bytes(problem) < WIDE_LOAD)
@@ -299,6 +311,10 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
     if found is not None:
         return found
     most = PROCESSORS * (2 if not full else 1 if load_bytes(problem) == WIDEST_LOAD else 0)
+    if block == 8192 and PROCESSORS // 2 < view.samples <= PROCESSORS and _long_singles(problem):
+        # rms_norm of (95, 7143) in fp16 takes 6.5 us so, and 7.8 with two rows on 16 warps, layer_norm 8.3 and 8.9, but
+        # rms_norm of (130, 6001) 7.2 both ways.
+        return RowsBackwardConfig(1, 8, 2 * PROCESSORS)
     if block == 8192 and PROCESSORS // 2 < view.samples <= most:
         # Half as many sums: 100 x 5120 in fp32 takes 6.5 us so, and 8.5 with one row to a program, on an H100 100 x
         # 8192 in bf16 8.6, and 10.3, rms_norm of 76 x 7599 in fp32 8.9, and 8.4.
@@ -333,6 +349,13 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
     few = few or (problem.norm.has_mean and problem.norm.smooth)
     programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
     return RowsBackwardConfig(1, warps, programs, stages=3)
+
+
+def _long_singles(problem: Problem) -> bool:
+    """Whether rows of 8192 lanes are single elements of 16 bits, more than three quarters full, without a smooth
+    activation."""
+    single = load_bytes(problem) < PAIR_LOAD and not problem.norm.smooth
+    return single and problem.view.channels > LONG_SHORT_ROW
 
 
 def _pairs_backward(problem: Problem, block: int) -> RowsBackwardConfig | None:

@@ -83,6 +83,8 @@ FEWEST_READ, MOST_READ, FORWARD_PROGRAMS, BACKWARD_PROGRAMS = 1 << 12, 1 << 16, 
 SMOOTH_PROGRAMS = 800
 #: Programs of a backward's pass that reads points with scale and shift.
 POINT_PROGRAMS = 300
+#: Channels of points with scale and shift that are many.
+LONG_POINTS = 512
 #: Loads narrower than WIDE_LOAD are not in flight ahead of their use, or are as many as the elements. In channels_last
 #: a thread then takes SCALAR_ELEMENTS, and more programs hide the time that memory takes: 59 us, not 137, for the
 #: moments of (1, 3, 233, 233, 233) in fp16. But a unit is to have MOST_PARTIALS at most.
@@ -148,9 +150,13 @@ def points_passes_for(sample: Problem) -> TilesConfig:
         return replace(found, output=replace(found.output, warps=8))
     if sample.view.numel > 2 * FEW:
         return found
+    read, output = found.reduction, replace(found.output, warps=2)
+    if sample.view.channels > LONG_POINTS:
+        # In halves: (1433, 1949) with silu takes 31.0 us in fp16 and 40.5 in fp32 so, and 68 and 62 as below, (2500,
+        # 701) with relu in fp16 19.3 and 42.7, but (5000, 301) with silu 18, and 17.4.
+        return TilesConfig(replace(read, positions=max(1, read.positions // 2), warps=2), found.output)
     # (15869, 154) in fp16 takes 18.4 us so, and 21.0 with the warps the other way round. Of large tiles in halves
     # (23725, 33) in bf16 with leaky_relu takes 14.9 us, whole 19.1 on 8, and 26.3 on 4.
-    read, output = found.reduction, replace(found.output, warps=2)
     if DTYPE_BYTES[sample.dtype] == 2 and read.channels * read.positions > 2048:
         return TilesConfig(replace(read, positions=read.positions // 2), replace(output, tiles=1))
     if DTYPE_BYTES[sample.dtype] == 2 and read.channels == 16:
@@ -178,6 +184,9 @@ def _long_rows(problem: Problem) -> TilesConfig:
     written = count * -(-length // (TILE // 2))
     # (1500, 18001) in fp32 with gelu takes 92 us so, and 98 with two.
     some = written <= 4 * PROCESSORS or (problem.norm.smooth and single_floats(problem))
+    if load_bytes(problem) == 2:
+        # (354, 14333) in bf16 with relu takes 14.7 us so, and 15.9 on two, (300, 15001) in fp16 with gelu 15.9 and 17.
+        some = written <= 20 * PROCESSORS
     warps = 8 if 4 * written <= 5 * PROCESSORS else 4 if some else 2
     wide = load_bytes(problem) >= WIDE_LOAD or DTYPE_BYTES[problem.dtype] > 2
     read = 8 if wide and (not problem.norm.has_mean or count * -(-length // TILE) <= PROCESSORS) else 4
@@ -485,7 +494,9 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # 10.1, and 9.6.
     least = MERGED if runs.repeat == 1 else 4 * MERGED
     some = view.samples > 1 or view.numel > 3 * MANY or runs.repeat > 1
-    if tiles * positions < 256 and chunks >= least and some and problem.view.group_channels <= READ_CHANNELS:
+    # batch_norm of (65536, 128) in bf16, whose chunks are as many, takes 16.9 us so, and 18.2 with twice the positions.
+    many = chunks > least or (chunks == least and not (size == 2 and problem.norm.per_batch and runs.repeat == 1))
+    if tiles * positions < 256 and many and some and problem.view.group_channels <= READ_CHANNELS:
         reduction = replace(reduction, positions=2 * positions, warps=2)
     elif problem.dtype == "float32" and view.numel > MANY and blocks * -(-count // tiles) <= 3 * PROCESSORS:
         # (91, 192, 64) with silu takes 8.8 us so, and 9.1 with twice the positions on two warps, (57, 32, 24, 32) with

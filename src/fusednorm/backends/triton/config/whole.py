@@ -43,8 +43,10 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         long = block == 8192 and 8 * problem.reduced > 5 * block and problem.view.spatial == 1
         least = (16 if long and problem.norm.has_mean else 4) * PROCESSORS
         thread = 64 if block > 4096 and units > least and size == 2 and not full else 32
-        if block == 16384 and units > PROCESSORS and not problem.norm.has_mean:
-            thread = 64  # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32
+        if block == 16384 and units > PROCESSORS * (2 if problem.norm.has_mean else 1):
+            # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32, layer_norm of (354, 9001) in bf16 9.2,
+            # and 11.5.
+            thread = 64
         odd = load_bytes(problem) < WIDE_LOAD and _several(problem) and problem.view.group_channels >= 16
         if size == 2 and odd and problem.norm.smooth and block <= 8192 and units * block <= 2 * PROCESSORS * 8192:
             # (25, 384, 13, 13) in 16 groups in fp16 with silu takes 5.6 us so, and 6.4 with 32, but (30, 1024, 11, 11)
@@ -53,7 +55,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         if block == 4096 and problem.modulated and _several(problem) and problem.dtype == "float32":
             thread = 16  # (31, 2048, 5, 7) in 32 groups takes 12.7 us so, and 15.7 with 32
     elif block > 8192:
-        thread = 16
+        # Two to a multiprocessor: layer_norm of (200, 12002) in fp32 takes 9.0 us so, and 10.1 on 16 warps.
+        two = problem.dtype == "float32" and problem.norm.has_mean and 4 * problem.reduced <= 3 * block
+        thread = 64 if two and block == 16384 and PROCESSORS < units <= 2 * PROCESSORS else 16
     else:
         # On an H100 (71, 561, 35) in 33 groups in bf16 takes 5.3 us on two warps, and 6.4 on one.
         sparse = problem.norm.has_mean and size == 2 and not _fills(problem.reduced, block) and not _several(problem)
