@@ -29,9 +29,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import fusednorm
 from fusednorm import choice, dispatch, ops
 from fusednorm.backends import reference
-from fusednorm.backends.cpu.geometry import by_vectors, in_tiles, in_vectors, repeat, tile
+from fusednorm.backends.cpu.geometry import SPANS, by_vectors, geometry, in_tiles, in_vectors, repeat, tile
 from fusednorm.backends.cpu.instances import PLANES, ROWS, SLABS, SLABS_SPLIT, Segments, choose
-from fusednorm.backends.cpu.plans.rows import FewRowsBackward, PlaneRowsBackward
+from fusednorm.backends.cpu.plans.rows import FewRowsBackward, SampleRowsBackward, SampleRowsForward
 from fusednorm.bench.operations import problem_of_workload
 from fusednorm.bench.workloads import EPS, Workload, draw
 from fusednorm.norm import Family, norm_of
@@ -411,8 +411,90 @@ AS_ROWS = [
 ]  # fmt: skip
 
 
+OF_SEVERAL_SAMPLES = [
+    Workload("group_norm", (130, 1, 9), 1, "float32", "nchw"),
+    Workload("group_norm", (131, 1, 9), 1, "bfloat16", "nchw", "silu"),
+    Workload("group_norm", (50, 4, 4), 1, "float32", "nchw", "silu"),
+    Workload("group_norm", (61, 3, 5), 3, "float32", "nchw", modulated=True),
+    Workload("group_norm", (45, 6, 2, 2), 2, "float64", "nchw", "relu", modulated=True),
+    Workload("group_norm", (40, 2, 3, 3), 2, "bfloat16", "nchw"),
+    Workload("group_norm", (70, 1, 20), 1, "float16", "nchw", "relu"),
+    Workload("group_norm", (23, 5, 17), 5, "float32", "nchw", "silu", modulated=True),
+    Workload("instance_norm", (19, 7, 5), 0, "float32", "nchw"),
+]  # fmt: skip
+
+
+SHORT_SAMPLES = [
+    Workload("group_norm", (40, 2, 3, 3), 1, "float32", "nhwc"),
+    Workload("group_norm", (17, 30, 7, 7), 1, "bfloat16", "nhwc", "silu"),
+    Workload("group_norm", (90, 8, 3, 3), 1, "float32", "nhwc", "gelu"),
+    Workload("group_norm", (16, 3, 2, 2, 2), 1, "float16", "nhwc", "relu"),
+    Workload("group_norm", (35, 600, 2), 1, "float64", "nhwc"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-@pytest.mark.parametrize("workload", TILED + VECTORS + AS_ROWS, ids=lambda workload: workload.key)
+@pytest.mark.parametrize("workload", SHORT_SAMPLES, ids=lambda workload: workload.key)
+def test_short_samples_of_channels_last_are_rows(workload: Workload, offset: float) -> None:
+    """Of groups shorter than a vector and of longer ones, and with sums of several segments."""
+    inputs = draw(workload)
+    inputs.input.add_(offset)
+    results = run(workload, inputs, "cpu.slabs")
+    assert faults(workload, inputs, results) == []
+    forwards = forward_problem(workload.norm, inputs.operands)
+    backwards = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert isinstance(SLABS.plan(forwards), SampleRowsForward)
+    assert isinstance(SLABS.plan(backwards), SampleRowsBackward)
+    for other in (
+        replace(forwards, view=replace(forwards.view, samples=15)),
+        replace(forwards, view=replace(forwards.view, spatial=1537 // workload.shape[1] + 1)),
+    ):
+        assert not isinstance(SLABS.plan(other), SampleRowsForward)
+
+
+@pytest.mark.parametrize("parameters", ["none", "weight", "bias"])
+@pytest.mark.parametrize("last", [False, True])
+def test_short_samples_without_a_weight_or_bias(last: bool, parameters: str) -> None:
+    memory = torch.channels_last if last else torch.contiguous_format
+    x = torch.randn(40, 3, 3, 3).contiguous(memory_format=memory).requires_grad_()
+    weight = torch.randn(3, requires_grad=True) if parameters == "weight" else None
+    bias = torch.randn(3, requires_grad=True) if parameters == "bias" else None
+    leaves = [tensor for tensor in (x, weight, bias) if tensor is not None]
+    grad = torch.randn_like(x)
+    found = torch.autograd.grad(fusednorm.group_norm(x, 1, weight, bias), leaves, grad)
+    one, zero = torch.ones(3), torch.zeros(3)  # torch's backward fails with a bias and no weight
+    y = torch.nn.functional.group_norm(x, 1, one if weight is None else weight, zero if bias is None else bias)
+    expected = torch.autograd.grad(y, leaves, grad)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("shape", [(70, 1, 9), (50, 4, 4), (37, 1, 20), (33, 3, 17), (40, 2, 9)])
+def test_samples_that_are_taken_together_have_the_bits_of_each(shape: tuple[int, ...], activation: str | None) -> None:
+    """The planes of several samples are tiles or vectors as those of one. Samples that do not touch are taken one by
+    one, and so are planes, if each sample has but one."""
+    whole = torch.randn(shape[0], shape[1] + 1, shape[2])
+    weight, bias = torch.randn(shape[1]), torch.randn(shape[1])
+
+    def outputs(x: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        y = fusednorm.group_norm(x, 1, weight, bias, activation=activation)
+        return y.detach(), torch.autograd.grad(y, x, torch.full_like(y, 0.3))[0]
+
+    apart = whole[:, : shape[1]]
+    one_by_one = [outputs(apart[n : n + 1].contiguous()) for n in range(shape[0])]
+    expected = tuple(map(torch.cat, zip(*one_by_one, strict=True)))
+    for x in (apart, apart.contiguous()) if shape[1] > 1 else (apart.contiguous(),):
+        y, grad_input = outputs(x)
+        assert torch.equal(y, expected[0])
+        torch.testing.assert_close(grad_input, expected[1], rtol=1e-4, atol=1e-6)
+    assert geometry(forward_problem(norm_of("group_norm", 1), Operands(apart.contiguous())), 1, 1)[SPANS] == 1
+    assert geometry(forward_problem(norm_of("group_norm", 1), Operands(apart)), 1, 1)[SPANS] == (shape[1] == 1)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("workload", TILED + VECTORS + AS_ROWS + OF_SEVERAL_SAMPLES, ids=lambda workload: workload.key)
 def test_short_planes(workload: Workload, offset: float) -> None:
     """In tiles: units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer
     planes. By vectors: planes of whole vectors and of others; units of more planes than a block's, and with dz kept for
@@ -496,9 +578,9 @@ def test_the_backward_of_short_planes_of_several_samples_is_by_rows(workload: Wo
     inputs = draw(workload)
     results = forward(workload, inputs)
     problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
-    assert isinstance(PLANES.plan(problem), PlaneRowsBackward)
+    assert isinstance(PLANES.plan(problem), SampleRowsBackward)
     few = replace(problem, view=replace(problem.view, samples=3))
-    assert not isinstance(PLANES.plan(few), PlaneRowsBackward)
+    assert not isinstance(PLANES.plan(few), SampleRowsBackward)
 
 
 @pytest.mark.parametrize(
@@ -516,7 +598,7 @@ def test_what_planes_are_rows_to_a_backward(
     inputs = draw(workload)
     results = forward(workload, inputs)
     problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
-    assert isinstance(PLANES.plan(problem), PlaneRowsBackward) == by_rows
+    assert isinstance(PLANES.plan(problem), SampleRowsBackward) == by_rows
 
 
 @pytest.mark.parametrize(

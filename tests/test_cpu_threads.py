@@ -239,7 +239,8 @@ def third(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
     [
         ("PlanesBackward planes", Workload("group_norm", (6, 24, 4201), 8)),
         ("PlanesBackward planes", Workload("instance_norm", (3, 3000, 5, 5))),  # by the kernel of tiles
-        ("PlaneRowsBackward rows", Workload("group_norm", (20, 512, 3, 3), 32)),
+        ("SampleRowsBackward rows", Workload("group_norm", (20, 512, 3, 3), 32)),
+        ("SampleRowsBackward rows", Workload("group_norm", (400, 60, 4, 4), 1, layout="nhwc", activation="silu")),
         ("PointRowsBackward point_rows", Workload("group_norm", (500, 600), 2, modulated=True)),
         ("RowsBackward rows", Workload("layer_norm", (2000, 75), 1)),  # sixteen together
         ("RowsBackward rows", Workload("layer_norm", (700, 1000), 1)),

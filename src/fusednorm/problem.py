@@ -451,15 +451,17 @@ class Problem:
 
     @cached_property
     def flat(self) -> Problem | None:
-        """channels_first as rows, in which each element of a sample is a channel. None where strides do not permit
-        that, for batch_norm, with given statistics, and where anything differs by sample."""
+        """Samples as rows, in which each element is a channel. None where strides do not permit that, for groups that
+        lie across one another, for batch_norm, with given statistics, and where anything differs by sample."""
         view, norm = self.view, self.norm
         if norm.per_batch or norm.per_position or not norm.training or self.by_sample or self.added is not None:
             return None
-        if any(
-            layout and (layout.order == "channels_last" or layout.channel != view.spatial) for layout in self.layouts
-        ):
+        last = self.layout.order == "channels_last"
+        if last and view.groups > 1:
             return None
+        for layout in self.layouts:
+            if layout and (layout.spatial != view.channels if last else layout.channel != view.spatial):
+                return None
 
         def row(layout: Layout | None) -> Layout | None:
             return layout and Layout("channels_last", layout.sample, 1, 0)

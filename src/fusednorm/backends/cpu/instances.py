@@ -40,13 +40,14 @@ from fusednorm.backends.cpu.plans.planes import (
 from fusednorm.backends.cpu.plans.quantized import RowsQuantizedForward
 from fusednorm.backends.cpu.plans.rows import (
     FewRowsBackward,
-    PlaneRowsBackward,
     PointRowsBackward,
     PointRowsForward,
     RowsBackward,
     RowsForward,
     RowsSumBackward,
     RowsSumForward,
+    SampleRowsBackward,
+    SampleRowsForward,
     ShortRowsBackward,
     ShortRowsForward,
 )
@@ -106,6 +107,10 @@ CACHED_SAMPLE_BYTES = 4 << 20  # a channels_last sample that stays in cache from
 #: 4, 4) in bfloat16 0.70 and 1.01 plane by plane, but instance_norm of (64, 512, 8, 8) in float32 2.2 and 1.7,
 #: group_norm(16) of (64, 128, 4, 4) with relu 0.18 and 0.15.
 LONGEST_FLAT, FEWEST_FLAT = 32, 4
+#: Elements of a sample of one group in channels_last up to which it is a row, where there are so many samples. In one
+#: thread (3640, 2, 3, 3) in float32 with silu takes 92 us forward and 184 backward so, in slabs 407 and 1219, (44, 30,
+#: 7, 7) 16 and 71, and 28 and 89, but (32, 8, 16, 16) 22 and 95, and 19 and 76.
+LONGEST_SAMPLE, FEWEST_SAMPLES = 1536, 16
 #: Samples from which on an evaluation takes planes shorter than a vector as rows; of longer ones four times as many.
 FEWEST_SHORT, LONGEST_SHORT = 8, 64
 
@@ -261,7 +266,7 @@ class PlanesInstance:
         flat = _as_rows(problem)
         if flat is not None:
             rows = SEGMENTS[0].size(flat)
-            return PlaneRowsBackward(flat, max(1, -(-problem.view.samples // rows)), rows, problem)
+            return SampleRowsBackward(flat, max(1, -(-problem.view.samples // rows)), rows, problem)
         if problem.added is None:
             return PlanesBackward(problem) if problem.backward else PlanesForward(problem)
         if problem.view.numel > KEPT_ELEMENTS * max(1, problem.num_statistics):
@@ -324,10 +329,16 @@ def _in_slabs(problem: Problem, pieces: tuple[int, int], whole: bool, made_for: 
     return make(problem, *pieces, whole, made_for)
 
 
+def _short_samples(problem: Problem) -> Problem | None:
+    """Many short samples of one group in channels_last as rows, or None for others."""
+    few = problem.view.samples < FEWEST_SAMPLES or problem.reduced > LONGEST_SAMPLE
+    return None if few or problem.norm.has_variance else problem.flat
+
+
 @dataclass(frozen=True, slots=True)
 class SlabsInstance:
-    """channels_last: a few samples at a time go from their statistics to their results; batch_norm's channels_first, as
-    blocks of a few channels."""
+    """channels_last: a few samples at a time go from their statistics to their results, many short ones of one group as
+    rows; batch_norm's channels_first, as blocks of a few channels."""
 
     name: str = "cpu.slabs"
 
@@ -342,11 +353,19 @@ class SlabsInstance:
             return _common(problem, adds=True)
         return _cannot_in_slabs(problem)
 
-    def configs(self, problem: Problem) -> Sequence[Slabs]:
+    def configs(self, problem: Problem) -> Sequence[Slabs | None]:
+        if _short_samples(problem) is not None:
+            return (None,)
         seen = self._seen(problem)
         return _distinct((slabs_for(seen), *SLABS_OF), lambda config: config.rows(seen))
 
     def plan(self, problem: Problem, config: Slabs | None = None) -> Plan:
+        flat = _short_samples(problem)
+        if flat is not None and not problem.backward:
+            return SampleRowsForward(flat, problem)
+        if flat is not None:
+            rows = SEGMENTS[0].size(flat)
+            return SampleRowsBackward(flat, max(1, -(-problem.view.samples // rows)), rows, problem)
         seen = self._seen(problem)
         pieces = _pieces(seen, (config or slabs_for(seen)).rows(seen))
         # Few blocks of channels would leave threads idle: all slabs are taken at once.

@@ -167,9 +167,18 @@ def add_numbers(totals, t, sums, i, n):
 @cache
 def channel_affines(element: Element):
     """channel_affines(weight, bias, scale, shift, geometry, n, c, channels, gains, offsets, scales, shifts): A and B in
-    float64 of so many channels from c on, to the bit those of :func:`affine`; the last two arrays are for its own
-    use."""
+    float64 of so many channels from c on, to the bit those of :func:`affine`. Behind the last channel come those of the
+    next samples. The last two arrays are for its own use."""
     convert = converting(element)
+
+    @exact
+    def place(numbers, c, all_channels, dtype, default, places, channels):
+        count = min(channels, all_channels - c)
+        convert(numbers, c, dtype, default, places, 0, count)
+        if channels > count:
+            convert(numbers, 0, dtype, default, places, count, min(channels, all_channels) - count)
+            for k in range(all_channels, channels):
+                places[k] = places[k - all_channels]
 
     @uncontracted
     def multiply(gains, offsets, scales, n):
@@ -180,9 +189,10 @@ def channel_affines(element: Element):
 
     @exact
     def channel_affines(weight, bias, scale, shift, geometry, n, c, channels, gains, offsets, scales, shifts):
-        convert(weight, c, geometry[WEIGHT_DTYPE], 1.0, gains, 0, channels)
-        convert(bias, c, geometry[BIAS_DTYPE], 0.0, offsets, 0, channels)
-        modulation = n * geometry[GROUPS] * geometry[GROUP_CHANNELS] + c
+        all_channels = geometry[GROUPS] * geometry[GROUP_CHANNELS]
+        place(weight, c, all_channels, geometry[WEIGHT_DTYPE], 1.0, gains, channels)
+        place(bias, c, all_channels, geometry[BIAS_DTYPE], 0.0, offsets, channels)
+        modulation = n * all_channels + c
         if geometry[SCALE_DTYPE]:
             convert(scale, modulation, geometry[SCALE_DTYPE], 0.0, scales, 0, channels)
             multiply(gains, offsets, scales, channels)

@@ -32,6 +32,7 @@ from fusednorm.backends.cpu.geometry import (
     PIECE,
     PIECES,
     PLANE,
+    PLANE_STEP,
     RMS,
     ROWS_FLUSHED,
     SCRATCH,
@@ -221,20 +222,27 @@ def build_backward(element: Element, value, pullback, accumulate=True):
     return backward
 
 
+@exact
+def first_of_plane(geometry, c):
+    """The place of a plane's first element in a row."""
+    return c * geometry[PLANE] if geometry[PLANE_STEP] == 1 else c
+
+
 def build_spread(element: Element, value, pullback):
     """Weight and bias of planes start to stop for each element, in the compute dtype."""
     T = element.compute
 
     @exact
-    def spread_operand(operand, dtype, wide, length, start, stop):
+    def spread_operand(operand, dtype, wide, geometry, start, stop):
+        length, step = geometry[PLANE], geometry[PLANE_STEP]
         for c in range(start, stop if dtype else start):
-            spread_number = T(number(operand, c, dtype))
-            for k in range(c * length, (c + 1) * length):
-                wide[k] = spread_number
+            spread_number, first = T(number(operand, c, dtype)), first_of_plane(geometry, c)
+            for k in range(length):
+                wide[first + k * step] = spread_number
 
     def spread(weight, bias, wide_weight, wide_bias, geometry, start, stop):
-        spread_operand(weight, geometry[WEIGHT_DTYPE], wide_weight, geometry[PLANE], start, stop)
-        spread_operand(bias, geometry[BIAS_DTYPE], wide_bias, geometry[PLANE], start, stop)
+        spread_operand(weight, geometry[WEIGHT_DTYPE], wide_weight, geometry, start, stop)
+        spread_operand(bias, geometry[BIAS_DTYPE], wide_bias, geometry, start, stop)
 
     return spread
 
@@ -244,18 +252,22 @@ def build_plane_gradients(element: Element, value, pullback):
     sum_segments, scratch = segment_summer(element), accesses("float64").scratch
 
     def plane_gradients(partials, running, grad_weight, grad_bias, geometry, start, stop):
-        channels, length, totals = geometry[GROUPS] * geometry[GROUP_CHANNELS], geometry[PLANE], scratch()
+        channels, totals = geometry[GROUPS] * geometry[GROUP_CHANNELS], scratch()
+        length, step = geometry[PLANE], geometry[PLANE_STEP]
         for place in range(2):  # one loop for both: the code takes half as long to compile
             gradient, dtype = grad_bias, geometry[BIAS_DTYPE]
             if place == 1:
                 gradient, dtype = grad_weight, geometry[WEIGHT_DTYPE]
-            sum_segments(partials, running, place * channels, geometry, start * length, stop * length)
+            if step == 1:
+                sum_segments(partials, running, place * channels, geometry, start * length, stop * length)
+            for k in range(0 if step == 1 else length):
+                sum_segments(partials, running, place * channels, geometry, k * step + start, k * step + stop)
             for begin in range(start, stop, SCRATCH):
                 width = min(SCRATCH, stop - begin)
                 for c in range(width):
-                    first, totals[c] = place * channels + (begin + c) * length, 0.0
-                    for k in range(first, first + length):
-                        totals[c] += partials[k]
+                    first, totals[c] = place * channels + first_of_plane(geometry, begin + c), 0.0
+                    for k in range(length):
+                        totals[c] += partials[first + k * step]
                 narrow(totals, -begin, gradient, dtype, begin, begin + width)
 
     return plane_gradients

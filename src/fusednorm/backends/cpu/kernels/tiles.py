@@ -30,6 +30,7 @@ from fusednorm.backends.cpu.geometry import (
     PRE_STEP,
     RMS,
     SAMPLES,
+    SPANS,
     SPATIAL,
     TILE_PLANES,
     TILE_UNITS,
@@ -55,9 +56,11 @@ from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
 @exact
 def last_unit(geometry, unit, stop):
-    """The end of the units that are taken together from ``unit`` on: of one sample, except for batch_norm."""
+    """The end of the units that are taken together from ``unit`` on: of one sample where samples do not touch."""
     last = min(unit + geometry[TILE_UNITS], stop)
-    return last if geometry[PER_BATCH] else min(last, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
+    if geometry[PER_BATCH] or geometry[SPANS]:
+        return last
+    return min(last, (unit // geometry[GROUPS] + 1) * geometry[GROUPS])
 
 
 @exact
@@ -70,7 +73,8 @@ def samples_of(geometry, unit):
 
 @exact
 def channels_of(geometry, unit, last):
-    """The first channel of the units from ``unit`` to ``last``, and the end of their channels."""
+    """The first channel of the units from ``unit`` to ``last``, and the end of their channels, which go on in the next
+    samples."""
     _, first = locate(geometry, unit, 0)
     return first, first + (last - unit) * geometry[GROUP_CHANNELS]
 
@@ -419,35 +423,42 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
     (plane_sums, _), wide_scratch, recall = of_units(element), accesses("float64").scratch, element.recall
 
     @exact
-    def put_sums(sums, i, numbers, n):
+    def widen(numbers, n, wide):
         for k in range(n):
-            sums[i + k] = np.float64(recall(numbers, k))
+            wide[k] = np.float64(recall(numbers, k))
 
     @exact
-    def tile_sums(sums, geometry, n, c, planes, dzs, r, products, ps, qs):
+    def tile_sums(length, planes, dzs, r, products, ps, qs, numbers):
         """p and q of each plane of a tile."""
-        length, channels = geometry[SPATIAL], geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        p, q = 2 * n * channels + c, (2 * n + 1) * channels + c
         if length < VECTOR:
-            plane_sums(dzs, r, length, planes, ps)
-            plane_sums(products, 0, length, planes, qs)
-            put_sums(sums, p, ps, planes)
-            put_sums(sums, q, qs, planes)
+            plane_sums(dzs, r, length, planes, numbers)
+            widen(numbers, planes, ps)
+            plane_sums(products, 0, length, planes, numbers)
+            widen(numbers, planes, qs)
             return
         for plane in range(planes):
-            sums[p + plane], sums[q + plane] = two_sums(dzs, r + plane * length, products, plane * length, length)
+            ps[plane], qs[plane] = two_sums(dzs, r + plane * length, products, plane * length, length)
 
     @exact
-    def add_totals(sums, totals, gain_of, geometry, n, c, planes, first, unit):
+    def put_sums(sums, channels, n, c, planes, ps, qs):
+        """Store p and q of planes from channel c of sample n on."""
+        start = 0
+        while start < planes:
+            count, i = min(planes - start, channels - c), 2 * n * channels + c
+            for k in range(count):
+                sums[i + k], sums[i + channels + k] = ps[start + k], qs[start + k]
+            start, n, c = start + count, n + 1, 0
+
+    @exact
+    def add_totals(ps, qs, totals, gain_of, geometry, planes, first, unit):
         """Add A p and A q of the planes of a tile, the first of which is row ``first`` of the units, to the totals of
         their units."""
-        size, channels = geometry[GROUP_CHANNELS], geometry[GROUPS] * geometry[GROUP_CHANNELS]
-        p, q = 2 * n * channels + c, (2 * n + 1) * channels + c
+        size = geometry[GROUP_CHANNELS]
         if size == 1:
             j = 2 * (unit + first)
             for plane in range(planes):
-                totals[j + 2 * plane] += gain_of[plane] * sums[p + plane]
-                totals[j + 2 * plane + 1] += gain_of[plane] * sums[q + plane]
+                totals[j + 2 * plane] += gain_of[plane] * ps[plane]
+                totals[j + 2 * plane + 1] += gain_of[plane] * qs[plane]
             return
         u, row = unit + first // size, first % size
         start = 0
@@ -455,8 +466,8 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             stop = min(start + size - row, planes)
             total_p, total_q = totals[2 * u], totals[2 * u + 1]
             for plane in range(start, stop):
-                total_p += gain_of[plane] * sums[p + plane]
-                total_q += gain_of[plane] * sums[q + plane]
+                total_p += gain_of[plane] * ps[plane]
+                total_q += gain_of[plane] * qs[plane]
             totals[2 * u], totals[2 * u + 1] = total_p, total_q
             start, u, row = stop, u + 1, 0
 
@@ -474,11 +485,12 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         totals, kept, post_add, grad_total, grad_post_add, geometry, activation_parameter, worker, start, stop,
     ):  # fmt: skip
         unit_means, unit_rstds, first_work, second_work = scratch(), scratch(), scratch(), scratch()
-        numbers, more_numbers, unit_c2s, unit_c3s = scratch(), scratch(), scratch(), scratch()
+        numbers, unit_c2s, unit_c3s = scratch(), scratch(), scratch()
         gain_of, offset_of, scale_of, shift_of = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
+        ps, qs = scale_of, shift_of  # whose numbers the affines have by then
         means, gains, offsets, rstds = scratch(), scratch(), scratch(), scratch()
         length, most, alpha = geometry[SPATIAL], geometry[TILE_PLANES], T(activation_parameter)
-        slot = worker * geometry[KEPT_WORKER]
+        slot, channels = worker * geometry[KEPT_WORKER], geometry[GROUPS] * geometry[GROUP_CHANNELS]
         dzs = kept if keeps else first_work
         unit = start
         while unit < stop:
@@ -509,8 +521,9 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                         n * geometry[OUTPUT_SAMPLE] + c * geometry[OUTPUT_STEP], planes * length, means, gains, offsets,
                         rstds, dzs, r, second_work, alpha,
                     )  # fmt: skip
-                    tile_sums(sums, geometry, n, c, planes, dzs, r, second_work, numbers, more_numbers)
-                    add_totals(sums, totals, gain_of, geometry, n, c, planes, c - c0, unit)
+                    tile_sums(length, planes, dzs, r, second_work, ps, qs, numbers)
+                    put_sums(sums, channels, n, c, planes, ps, qs)
+                    add_totals(ps, qs, totals, gain_of, geometry, planes, c - c0, unit)
             unit_coefficients(totals, unit_rstds, geometry, unit, last - unit, unit_c2s, unit_c3s)
             spread_units(unit_c2s, geometry, min(most, c1 - c0), numbers, first_work)
             spread_units(unit_c3s, geometry, min(most, c1 - c0), numbers, second_work)

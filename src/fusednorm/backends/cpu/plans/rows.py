@@ -17,6 +17,7 @@ from fusednorm.backends.cpu.geometry import (
     PIECE,
     PIECES,
     PLANE,
+    PLANE_STEP,
     ROWS_FLUSHED,
     SEGMENTS,
     SUMMED,
@@ -31,7 +32,7 @@ from fusednorm.backends.cpu.geometry import (
 from fusednorm.backends.cpu.plans.base import CPU, BackwardPlan, ForwardPlan, Plan, in_lines
 from fusednorm.backends.cpu.plans.sums import SumBackward, SumForward
 from fusednorm.backends.cpu.threads import Loop
-from fusednorm.problem import DTYPE_BYTES, Problem
+from fusednorm.problem import DTYPE_BYTES, Order, Problem, View
 
 #: Short rows are cut into parts where their segments are too few for many threads: no more tasks than MOST_TASKS, of
 #: TASK_ELEMENTS elements at least, and of so many channels.
@@ -175,29 +176,48 @@ class RowsBackward(BackwardPlan):
         return self.loop(self.kernel(name, module="rows_together"), segments * parts, 2 * self.work_bytes)
 
 
-class PlaneRowsBackward(RowsBackward):
-    """The same of channels_first with short units: a sample is a row, whose elements are its channels."""
+def spread_parameters(plan: Plan, view: View, order: Order) -> list[Loop]:
+    """The loop that makes weight and bias of each element of samples, which are rows to the plan's kernels."""
+    plan.geometry[PLANE], plan.geometry[PLANE_STEP] = view.spatial, 1 if order == "channels_first" else view.channels
+    plan.geometry[GAIN_DTYPE] = plan.geometry[OFFSET_DTYPE] = 0
+    room = -(-plan.channels * DTYPE_BYTES[plan.problem.compute_dtype] // 8)
+    operands = (("weight", plan.problem.weight_dtype), ("bias", plan.problem.bias_dtype))
+    plan.reserve(**{f"wide_{name}": room for name, dtype in operands if dtype is not None})
+    spread = plan.kernel("spread", activated=False, module="rows_together")
+    plan.constant_operands = constant_operands(plan)
+    return [plan.loop(spread, view.channels, 8 * plan.channels)]
+
+
+class SampleRowsForward(ForwardPlan):
+    """The same of short samples of one group in channels_last, whose elements are the channels of a row."""
+
+    module = "rows"
+
+    def __init__(self, problem: Problem, made_for: Problem) -> None:
+        self.sample, self.order = made_for.view, made_for.layout.order
+        super().__init__(problem, made_for=made_for)
+
+    def loops(self) -> list[Loop]:
+        spread = spread_parameters(self, self.sample, self.order)
+        return [*spread, self.loop(self.kernel("forward"), self.samples, self.work_bytes)]
+
+
+class SampleRowsBackward(RowsBackward):
+    """The same of samples of channels_first with short units, and of short ones of channels_last with one."""
 
     def __init__(self, problem: Problem, pieces: int, piece: int, made_for: Problem) -> None:
-        self.planes, self.plane = made_for.view.channels, made_for.view.spatial
+        self.sample, self.order = made_for.view, made_for.layout.order
         super().__init__(problem, pieces, piece, made_for)
 
     def widen(self) -> tuple[list[Loop], int]:
-        self.geometry[PLANE] = self.plane
-        self.geometry[GAIN_DTYPE] = self.geometry[OFFSET_DTYPE] = 0
-        room = -(-self.channels * DTYPE_BYTES[self.problem.compute_dtype] // 8)
-        operands = (("weight", self.problem.weight_dtype), ("bias", self.problem.bias_dtype))
-        self.reserve(**{f"wide_{name}": room for name, dtype in operands if dtype is not None})
-        spread = self.kernel("spread", activated=False, module="rows_together")
-        self.constant_operands = constant_operands(self)
-        return [self.loop(spread, self.planes, 8 * self.channels)], 0
+        return spread_parameters(self, self.sample, self.order), 0
 
     def in_vectors(self) -> bool:
         return fit_vectors(self.problem)
 
     def finishing_loop(self, work_bytes: int) -> Loop:
         finish = self.kernel("plane_gradients", activated=False, module="rows_together")
-        return self.loop(finish, self.planes, work_bytes)
+        return self.loop(finish, self.sample.channels, work_bytes)
 
 
 class ShortRowsForward(ForwardPlan):
