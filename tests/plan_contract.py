@@ -54,6 +54,8 @@ SUBJECTS = (
     Subject("cpu.planes", norm_of("instance_norm", eps=1e-3), (3, 19, 5, 7)),
     Subject("cpu.planes_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7)),
     Subject("cpu.slabs", norm_of("group_norm", 4, eps=1e-3), (3, 8, 5, 7), last=True),
+    Subject("cpu.planes", norm_of("group_norm", 1, eps=1e-3), (17, 2, 3)),
+    Subject("cpu.slabs", norm_of("group_norm", 1, eps=1e-3), (17, 8, 5, 7), last=True, modulated=False),
     Subject("cpu.slabs", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), modulated=False),
     Subject("cpu.slabs_split", norm_of("batch_norm", eps=1e-3), (3, 8, 5, 7), last=True),
     Subject("cpu.rows", norm_of("layer_norm", 1, eps=1e-3), (9, 24)),

@@ -406,9 +406,45 @@ AS_ROWS = [
     Workload("group_norm", (19, 130, 3, 3), 2, "bfloat16", "nchw", "silu"),
     Workload("group_norm", (4, 64, 2, 3, 2), 16, "float64", "nchw", "relu"),
     Workload("group_norm", (6, 40, 3, 3), 4, "float16", "nchw", "relu"),
-    Workload("instance_norm", (6, 40, 5, 5), 0, "float32", "nchw"),
-    Workload("instance_norm", (130, 24, 4, 4), 0, "bfloat16", "nchw"),
+    Workload("group_norm", (6, 40, 5, 5), 20, "float32", "nchw"),
+    Workload("group_norm", (130, 24, 4, 4), 12, "bfloat16", "nchw"),
 ]  # fmt: skip
+
+
+#: Whose backward takes planes together by vectors: planes of whole vectors and of others, of one unit and of a few, of
+#: more units than go together, and of several samples.
+TOGETHER = [
+    Workload("instance_norm", (6, 40, 5, 5), 0, "float32", "nchw"),
+    Workload("instance_norm", (13, 24, 4, 4), 0, "bfloat16", "nchw"),
+    Workload("instance_norm", (3, 19, 16, 16), 0, "float16", "nchw"),
+    Workload("instance_norm", (2, 17, 9, 9), 0, "float64", "nchw", modulated=True),
+    Workload("group_norm", (70, 1, 7, 7), 1, "float32", "nchw"),
+    Workload("group_norm", (9, 12, 7, 7), 6, "float32", "nchw", modulated=True),
+    Workload("group_norm", (11, 6, 6, 6), 2, "bfloat16", "nchw"),
+    Workload("group_norm", (4, 28, 11, 11), 7, "float16", "nchw"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("workload", TOGETHER, ids=lambda workload: workload.key)
+def test_the_backward_of_units_of_a_few_vectors_takes_them_together(workload: Workload) -> None:
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert by_vectors(problem)
+    longer = replace(problem, view=replace(problem.view, spatial=257))
+    activated = replace(problem, norm=replace(workload, activation="relu").norm)
+    several = replace(problem, view=replace(problem.view, group_channels=5))
+    assert not any(map(by_vectors, (longer, activated, several)))
+
+
+def test_units_of_few_planes_that_rows_take_are_not_taken_together() -> None:
+    workload = Workload("group_norm", (130, 24, 4, 4), 12, "float32", "nchw")
+    inputs = draw(workload)
+    results = forward(workload, inputs)
+    problem = backward_problem(workload.norm, inputs.backward_operands(results["mean"], results["rstd"]))
+    assert not by_vectors(problem)
+    assert by_vectors(replace(problem, view=replace(problem.view, spatial=33)))
+    assert not by_vectors(replace(problem, view=replace(problem.view, spatial=145)))
 
 
 OF_SEVERAL_SAMPLES = [
@@ -494,7 +530,9 @@ def test_samples_that_are_taken_together_have_the_bits_of_each(shape: tuple[int,
 
 
 @pytest.mark.parametrize("offset", [0.0, 1000.0])
-@pytest.mark.parametrize("workload", TILED + VECTORS + AS_ROWS + OF_SEVERAL_SAMPLES, ids=lambda workload: workload.key)
+@pytest.mark.parametrize(
+    "workload", TILED + VECTORS + AS_ROWS + TOGETHER + OF_SEVERAL_SAMPLES, ids=lambda workload: workload.key
+)
 def test_short_planes(workload: Workload, offset: float) -> None:
     """In tiles: units of part of a tile, of one and of several; tiles that end with a sample, and last ones with fewer
     planes. By vectors: planes of whole vectors and of others; units of more planes than a block's, and with dz kept for

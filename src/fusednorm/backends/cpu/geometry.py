@@ -81,6 +81,9 @@ COLUMNS = SCRATCH
 TILED_PLANE, ALWAYS_TILED_PLANE, FEWEST_TILED = 64, 32, 8
 #: Planes of so many elements at most, each a unit, are taken together in a forward.
 FEW_VECTORS = {"float64": 64, "float32": 100, "float16": 256, "bfloat16": 256}
+#: The same in a backward, and of units of a few planes, which are longer than those that rows take.
+FEW_VECTORS_BACKWARD = {"float64": 100, "float32": 256, "float16": 256, "bfloat16": 256}
+FEW_PLANES, FEWEST_GROUPED, MOST_GROUPED = 4, 32, {"float64": 0, "float32": 144, "float16": 256, "bfloat16": 256}
 #: Groups of rows of at most so many elements are taken by blocks of groups, or of so many with an exponential: in
 #: float32 341 x 32 groups of 24 take 114 us in blocks and 99 one by one, but backward with silu 152 and 300.
 SHORT_GROUP, COSTLY_SHORT_GROUP = 20, 31
@@ -192,14 +195,23 @@ def padded(n: int) -> int:
 
 
 def by_vectors(problem: Problem) -> bool:
-    """Whether a forward of channels_first takes planes that are units of their own and one vector long or a few
-    together. In one thread, us together and plane by plane: (42, 1111, 100) in float16 with relu 1170 and 2120, (42,
-    1111, 81) in float32 1670 and 2070, (22, 1111, 128) 1390 and 1130, in bfloat16 780 and 1300, (42, 1111, 81) in
-    float64 5740 and 3230."""
-    alone = problem.view.group_channels == 1 and not problem.norm.per_batch and problem.added is None
-    length = problem.view.spatial
-    fits = VECTOR <= length <= FEW_VECTORS[problem.dtype]
-    return alone and fits and not problem.backward and problem.norm.has_mean
+    """Whether channels_first's planes of one vector or a few are taken together: those that are units of their own, and
+    in a backward, which has them without an activation, units of a few. In one thread, us together and plane by plane:
+    forward of (42, 1111, 100) in float16 with relu 1170 and 2120, (42, 1111, 81) in float32 1670 and 2070, (22, 1111,
+    128) 1390 and 1130, in bfloat16 780 and 1300, (42, 1111, 81) in float64 5740 and 3230; backward of (83, 64, 49) in
+    float32 150 and 290, in groups of two 160 and 210, of 8 150 and 146, (28, 64, 144) 107 and 145, in bfloat16 130 and
+    166, in groups of two in float64 195 and 160."""
+    view, alone = problem.view, not problem.norm.per_batch and problem.added is None
+    if not alone or view.spatial < VECTOR:
+        return False
+    if not problem.backward:
+        return view.group_channels == 1 and view.spatial <= FEW_VECTORS[problem.dtype] and problem.norm.has_mean
+    if problem.norm.activation is not None:
+        return False
+    if view.group_channels == 1:
+        return view.spatial <= FEW_VECTORS_BACKWARD[problem.dtype]
+    few = 1 < view.group_channels <= FEW_PLANES
+    return few and FEWEST_GROUPED < view.spatial <= MOST_GROUPED[problem.dtype]
 
 
 def in_tiles(problem: Problem) -> bool:

@@ -13,6 +13,7 @@ from fusednorm.backends.cpu.geometry import (
     ROWS_FLUSHED,
     SCRATCH,
     VECTOR,
+    by_vectors,
     fit_vectors,
     in_blocks,
     in_vectors,
@@ -263,7 +264,7 @@ class PlanesInstance:
         return (None,)
 
     def plan(self, problem: Problem, config: None = None) -> Plan:
-        flat = _as_rows(problem)
+        flat = None if by_vectors(problem) else _as_rows(problem)
         if flat is not None:
             rows = SEGMENTS[0].size(flat)
             return SampleRowsBackward(flat, max(1, -(-problem.view.samples // rows)), rows, problem)

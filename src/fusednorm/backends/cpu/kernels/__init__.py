@@ -22,6 +22,7 @@ from fusednorm.backends.cpu.kernels import (
     rows,
     rows_together,
     running,
+    short_planes,
     short_rows,
     slab_sums,
     slabs,
@@ -36,6 +37,7 @@ from fusednorm.backends.cpu.kernels.operands import OPERAND
 MODULES = {
     "affine": affine,
     "planes": planes,
+    "short_planes": short_planes,
     "slabs": slabs,
     "slabs_backward": slabs_backward,
     "points": points,

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from functools import cache, partial
 
-import numpy as np
-
 from fusednorm.backends.cpu.geometry import (
     BIAS_DTYPE,
     GRAD_SAMPLE,
@@ -32,20 +30,15 @@ from fusednorm.backends.cpu.geometry import (
     SCALE_DTYPE,
     SCRATCH,
     SHIFT_DTYPE,
-    SPANS,
     SPATIAL,
     TRAINING,
-    VECTOR,
     WANT_INPUT_GRAD,
-    WANT_VARIANCE,
     WEIGHT_DTYPE,
 )
-from fusednorm.backends.cpu.kernels.affine import affine, channel_affines, normalized, publish, reduced_count
+from fusednorm.backends.cpu.kernels.affine import affine, channel_affines, publish, reduced_count
 from fusednorm.backends.cpu.kernels.device import exact
 from fusednorm.backends.cpu.kernels.elements import Element
 from fusednorm.backends.cpu.kernels.elements import element as accesses
-from fusednorm.backends.cpu.kernels.lanes import lanes
-from fusednorm.backends.cpu.kernels.mathematics import identity
 from fusednorm.backends.cpu.kernels.moments import SHORT, TOGETHER, merge, moments, strided_moments
 from fusednorm.backends.cpu.kernels.operands import converting, rounded_number
 from fusednorm.backends.cpu.kernels.plane_rows import (
@@ -55,7 +48,6 @@ from fusednorm.backends.cpu.kernels.plane_rows import (
     row_keeper,
     row_summer,
 )
-from fusednorm.backends.cpu.kernels.short_units import publish_short, statistics_of_vectors
 from fusednorm.backends.cpu.kernels.variants import backwards
 
 FEW_ROWS = 4  # A and B of so few rows are made one by one: vector code would take longer to begin
@@ -198,101 +190,6 @@ def build_forward(element: Element, value, pullback):
                         i, j = i + input_step, j + output_step
 
     return forward
-
-
-@cache
-def _short_output(element: Element, value):
-    """The output of planes of one vector or a few, ``step`` apart. An activation gets z of them all, in a loop that is
-    long enough for vector code: relu of 16 elements became scalar code."""
-    recall, keep, store, T = element.recall, element.keep, element.store, element.compute
-    vector, put = lanes(element.dtype), value is identity
-    load, store_vector, keep_vector, spread = vector.load, vector.store, vector.keep, vector.spread
-
-    @exact
-    def of_units(gains, offsets, rstds, units, products, sums):
-        for u in range(units):
-            keep(products, u, T(gains[u] * np.float64(recall(rstds, u))))
-            keep(sums, u, T(offsets[u]))
-
-    @exact
-    def normalize(x, i, y, j, zs, r, length, mean, a, b):
-        for start in range(0, length, VECTOR):
-            k = min(start, length - VECTOR)
-            z = normalized(load(x, i + k) - mean, a, b)
-            if put:
-                store_vector(y, j + k, z)
-            else:
-                keep_vector(zs, r + k, z)
-
-    @exact
-    def activate(zs, r, y, j, n, alpha):
-        for k in range(n):
-            store(y, j + k, value(recall(zs, r + k), alpha))
-
-    @exact
-    def output(
-        x, i, input_step, y, j, output_step, units, length, means, rstds, gains, offsets, products, sums, zs, alpha
-    ):  # fmt: skip
-        of_units(gains, offsets, rstds, units, products, sums)
-        first = 0
-        while first < units:
-            last = min(first + SCRATCH // length, units)
-            for u in range(first, last):
-                mean, a, b = spread(recall(means, u)), spread(recall(products, u)), spread(recall(sums, u))
-                r = (u - first) * length
-                normalize(x, i + u * input_step, y, j + u * output_step, zs, r, length, mean, a, b)
-            if not put and output_step == length:
-                activate(zs, 0, y, j + first * length, (last - first) * length, alpha)
-            elif not put:
-                for u in range(first, last):
-                    activate(zs, (u - first) * length, y, j + u * output_step, length, alpha)
-            first = last
-
-    return output
-
-
-def build_short_forward(element: Element, value, pullback):
-    """Units start to stop, each a plane of one vector or a few, up to VECTOR at a time: what each takes by
-    itself, such as the sum over a vector and the root, is done for all of them at once. In one thread (42, 2111, 24) in
-    bfloat16 with relu takes 13 ns a plane so, 21 in tiles and 45 plane by plane."""
-    statistics, output, affines = (
-        statistics_of_vectors(element),
-        _short_output(element, value),
-        channel_affines(element),
-    )
-    scratch, wide_scratch, T = element.scratch, accesses("float64").scratch, element.compute
-
-    def short_forward(
-        x, y, mean, rstd, variance, weight, bias, scale, shift, geometry, eps, activation_parameter, start, stop
-    ):
-        sums, squares, pivots, first, second = scratch(), scratch(), scratch(), scratch(), scratch()
-        means, rstds, zs = scratch(), scratch(), scratch()
-        gains, offsets, scales, shifts = wide_scratch(), wide_scratch(), wide_scratch(), wide_scratch()
-        groups, length, alpha = geometry[GROUPS], geometry[SPATIAL], T(activation_parameter)
-        input_sample, input_step = geometry[INPUT_SAMPLE], geometry[INPUT_STEP]
-        output_sample, output_step = geometry[OUTPUT_SAMPLE], geometry[OUTPUT_STEP]
-        unit = start
-        while unit < stop:
-            n, c = unit // groups, unit % groups
-            units = min(VECTOR, stop - unit)
-            if not geometry[SPANS]:
-                units = min(units, groups - c)
-            i, j = n * input_sample + c * input_step, n * output_sample + c * output_step
-            statistics(
-                x, i, input_step, units, length, eps, sums, squares, pivots, first, second, means, rstds
-            )  # fmt: skip
-            publish_short(rstd, unit, units, rstds)
-            publish_short(mean, unit, units, means)
-            if geometry[WANT_VARIANCE]:
-                publish_short(variance, unit, units, second)
-            affines(weight, bias, scale, shift, geometry, n, c, units, gains, offsets, scales, shifts)
-            output(
-                x, i, input_step, y, j, output_step, units, length, means, rstds, gains, offsets, pivots, first, zs,
-                alpha,
-            )  # fmt: skip
-            unit += units
-
-    return short_forward
 
 
 def build_moments(element: Element, value, pullback):
@@ -508,7 +405,6 @@ def build_input_gradient(element: Element, value, pullback, adds_behind=False, a
 
 BUILDERS = {
     "forward": build_forward,
-    "short_forward": build_short_forward,
     "moments": build_moments,
     "statistics": build_statistics,
     "apply": build_apply,

@@ -20,6 +20,17 @@ def publish_short(saved, unit, units, numbers):
         saved[unit + u] = numbers[u]
 
 
+@exact
+def publish_sums(sums, channels, n, c, planes, ps, qs):
+    """Store p and q of planes from channel c of sample n on, which may be those of several samples."""
+    start = 0
+    while start < planes:
+        count, i = min(planes - start, channels - c), 2 * n * channels + c
+        for k in range(count):
+            sums[i + k], sums[i + channels + k] = ps[start + k], qs[start + k]
+        start, n, c = start + count, n + 1, 0
+
+
 @cache
 def of_units(element: Element):
     """unit_sums and spread_units: a number per unit from its elements, and a number of each element from its unit."""

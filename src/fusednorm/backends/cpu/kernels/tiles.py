@@ -49,7 +49,7 @@ from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, saved_statistics
-from fusednorm.backends.cpu.kernels.short_units import of_units, publish_short, statistics_of_units
+from fusednorm.backends.cpu.kernels.short_units import of_units, publish_short, publish_sums, statistics_of_units
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, pivot_finder, row_adder
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
@@ -440,16 +440,6 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
             ps[plane], qs[plane] = two_sums(dzs, r + plane * length, products, plane * length, length)
 
     @exact
-    def put_sums(sums, channels, n, c, planes, ps, qs):
-        """Store p and q of planes from channel c of sample n on."""
-        start = 0
-        while start < planes:
-            count, i = min(planes - start, channels - c), 2 * n * channels + c
-            for k in range(count):
-                sums[i + k], sums[i + channels + k] = ps[start + k], qs[start + k]
-            start, n, c = start + count, n + 1, 0
-
-    @exact
     def add_totals(ps, qs, totals, gain_of, geometry, planes, first, unit):
         """Add A p and A q of the planes of a tile, the first of which is row ``first`` of the units, to the totals of
         their units."""
@@ -522,7 +512,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
                         rstds, dzs, r, second_work, alpha,
                     )  # fmt: skip
                     tile_sums(length, planes, dzs, r, second_work, ps, qs, numbers)
-                    put_sums(sums, channels, n, c, planes, ps, qs)
+                    publish_sums(sums, channels, n, c, planes, ps, qs)
                     add_totals(ps, qs, totals, gain_of, geometry, planes, c - c0, unit)
             unit_coefficients(totals, unit_rstds, geometry, unit, last - unit, unit_c2s, unit_c3s)
             spread_units(unit_c2s, geometry, min(most, c1 - c0), numbers, first_work)

@@ -19,7 +19,7 @@ class PlanesForward(ForwardPlan):
 
     def loops(self) -> list[Loop]:
         if by_vectors(self.problem):
-            kernel = self.kernel("short_forward")
+            kernel = self.kernel("forward", module="short_planes")
         else:
             kernel = self.kernel("forward", module=_module(self.problem))
         return [self.loop(kernel, self.num_statistics, self.work_bytes)]
@@ -98,6 +98,11 @@ class PlanesBackward(BackwardPlan):
     module = "planes"
 
     def loops(self) -> list[Loop]:
+        if by_vectors(self.problem):
+            self.reserve(sums=2 * self.samples * self.channels)
+            name = "backward" if self.problem.view.group_channels == 1 else "backward_grouped"
+            kernel = self.kernel(name, activated=False, module="short_planes")
+            return [self.loop(kernel, self.num_statistics, 2 * self.work_bytes), *self.parameter_loops()]
         together, module = _together(self), _module(self.problem)
         keeps = self.wants_input and self.keeps(together)
         self.reserve(sums=2 * self.samples * self.channels, totals=2 * self.num_statistics, kept=0)
