@@ -437,6 +437,25 @@ def test_the_backward_of_units_of_a_few_vectors_takes_them_together(workload: Wo
     assert not any(map(by_vectors, (longer, activated, several)))
 
 
+@pytest.mark.parametrize(("size", "grad_size"), [(1e18, 1e25), (1e-18, 1e-25)])
+@pytest.mark.parametrize(("shape", "groups"), [((6, 8, 49), 8), ((9, 4, 36), 2)])
+def test_sums_of_planes_that_are_taken_together_of_extreme_inputs(
+    shape: tuple[int, ...], groups: int, size: float, grad_size: float
+) -> None:
+    """A deviation by the gradient, or by rstd twice, is beyond float32."""
+    plain, grad = torch.randn(shape), torch.randn(shape)
+    weight, bias = torch.ones(shape[1], requires_grad=True), torch.zeros(shape[1], requires_grad=True)
+
+    def gradients(size: float, grad_size: float) -> list[Tensor]:
+        x = (plain * size).requires_grad_()
+        y = fusednorm.group_norm(x, groups, weight, bias, 0.0)
+        grad_input, *others = torch.autograd.grad(y, (x, weight, bias), grad * grad_size)
+        return [grad_input / grad_size * size, *(gradient / grad_size for gradient in others)]
+
+    for found, expected in zip(gradients(size, grad_size), gradients(1.0, 1.0), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
 def test_units_of_few_planes_that_rows_take_are_not_taken_together() -> None:
     workload = Workload("group_norm", (130, 24, 4, 4), 12, "float32", "nchw")
     inputs = draw(workload)
