@@ -399,6 +399,62 @@ def test_views_of_an_output_in_another_order_of_memory(name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
+IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
+    "view": lambda y: y.view(y.shape[0], -1).mul_(2),
+    "reshape": lambda y: y.reshape(y.shape[0], -1).mul_(2),
+    "flatten": lambda y: y.flatten(1)[:, 0].fill_(7),
+    "contiguous": lambda y: y.contiguous().add_(1),
+    "as_strided": lambda y: y.as_strided(y.shape[:1], y.stride()[:1]).add_(1),
+}
+
+
+@pytest.mark.parametrize("change", IN_PLACE)
+@pytest.mark.parametrize(
+    ("shape", "norm"),
+    [
+        ((2, 6, 8), lambda x: F.group_norm(x.transpose(1, 2), 4)),
+        ((2, 6, 8), lambda x: F.silu(F.group_norm(input=x.transpose(1, 2), num_groups=2))),
+        ((2, 6, 8), lambda x: F.layer_norm(x.permute(1, 0, 2), (8,))),
+        ((2, 16, 8), lambda x: F.group_norm(x[:, ::2], 4)),
+        ((2, 8, 1), lambda x: F.group_norm(x.expand(2, 8, 5), 4)),
+    ],
+)
+def test_what_is_changed_through_a_view_of_an_output_is_changed(
+    shape: tuple[int, ...], norm: Callable[[Tensor], Tensor], change: str
+) -> None:
+    def call(x: Tensor) -> Tensor:
+        y = norm(x)
+        IN_PLACE[change](y)
+        return y
+
+    x = torch.randn(shape)
+    expected, found = call(x), torch.compile(call, backend=rewritten, fullgraph=True)(x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert found.stride() == expected.stride()
+
+
+def test_images_in_channels_last_are_not_copied() -> None:
+    module = torch.fx.symbolic_trace(lambda x: F.group_norm(x, 4))
+    for x, copied in (
+        (torch.randn(2, 8, 3, 3).contiguous(memory_format=torch.channels_last), False),
+        (torch.randn(2, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d), False),
+        (torch.randn(4, 8, 3, 3)[::2], False),
+        (torch.randn(2, 3, 8).transpose(1, 2), True),
+        (torch.randn(2, 3, 8, 3).transpose(1, 2), True),
+    ):
+        graph = copy.deepcopy(module.graph)
+        for node in graph.nodes:
+            node.meta["example_value"] = x if node.op == "placeholder" else x.contiguous()
+        rewrite(graph, ("cpu",))
+        assert any(node.target == "contiguous" for node in graph.nodes) == copied
+
+
+def test_an_order_that_torch_keeps_in_its_graphs_is_kept() -> None:
+    x = torch.randn(2, 3, 5, 8)
+    call = torch.compile(lambda x: F.batch_norm(x.transpose(1, 2), None, None, training=True), backend=rewritten)
+    assert call(x).stride() == x.transpose(1, 2).stride()
+
+
 def test_rows_that_lie_apart_are_contiguous_behind_their_norm() -> None:
     """As torch's are, so that linear layers take them as they are."""
     x = torch.randn(2, 24, 35)

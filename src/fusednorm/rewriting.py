@@ -16,7 +16,7 @@ from fusednorm.chains import Chain, chain_of, of_samples
 from fusednorm.dtypes import DTYPES
 from fusednorm.inductor.passes import build, uuid_of
 from fusednorm.private.inductor_names import ENTER_AUTOCAST, graph_pass
-from fusednorm.strides import rows_lie_apart
+from fusednorm.strides import keeps_torch_order
 
 #: torch's functions, and ours with the same parameters in the same order.
 NORMS: dict[Any, Callable[..., Tensor]] = {
@@ -118,8 +118,8 @@ def _named(norm: Node, chain: Chain) -> Rewritten:
 
 
 def _reshape_behind(last: Node) -> None:
-    """Each view of what is computed from a chain becomes a reshape, which copies where there is no view: the output has
-    the input's order of memory, and torch's may be contiguous."""
+    """Each view of what is computed from a chain becomes a reshape, which copies where there is no view: the output of
+    channels_last is in that order, and torch's may be contiguous."""
     seen, left = {last}, [last]
     while left:
         for user in left.pop().users:
@@ -136,12 +136,14 @@ def _of_dtype(view: Node) -> bool:
     return any(isinstance(one, torch.dtype) for one in (*view.args, *view.kwargs.values()))
 
 
-def _along(graph: Graph, norm: Node) -> tuple[Any, ...]:
-    """The arguments of a norm, of rows whose numbers lie apart a contiguous copy: torch's output is contiguous too."""
-    value, rows = _value_of(norm), NORMS[norm.target] in (functional.layer_norm, functional.rms_norm)
-    if not (rows and norm.args and value.numel() and rows_lie_apart(value)):
-        return norm.args
-    return (graph.call_method("contiguous", (norm.args[0],)), *norm.args[1:])
+def _copy_input(graph: Graph, norm: Node) -> None:
+    """Give a norm a contiguous copy of an input in whose order of memory torch's output is not: of one that is neither
+    contiguous nor channels_last, torch's is often contiguous, which views and what changes them in place can see."""
+    input, value, result = _input_of(norm), _value_of(norm), norm.meta["example_value"]
+    rows = norm.target in (F.layer_norm, F.rms_norm, torch.rms_norm)
+    kept = result.stride() == value.stride() or keeps_torch_order(value, rows)
+    if isinstance(input, Node) and value.numel() and not kept:
+        norm.replace_input_with(input, graph.call_method("contiguous", (input,)))
 
 
 def _replace(graph: Graph, chain: Chain) -> None:
@@ -153,16 +155,21 @@ def _replace(graph: Graph, chain: Chain) -> None:
         for name, value in (("scale", chain.scale), ("shift", chain.shift)):
             if value is not None:
                 keywords[name] = graph.call_method("flatten", (value, 1)) if of_samples(norm) else value
-        new = graph.call_function(NORMS[norm.target], _along(graph, norm), {**norm.kwargs, **keywords})
+        _copy_input(graph, norm)
+        new = graph.call_function(NORMS[norm.target], norm.args, {**norm.kwargs, **keywords})
     new.meta = dict(norm.meta)
     chain.nodes[-1].replace_all_uses_with(new)
     for old in reversed(chain.nodes):
         graph.erase_node(old)
 
 
+def _input_of(norm: Node) -> Any:
+    return norm.args[0] if norm.args else norm.kwargs.get("input")
+
+
 def _value_of(norm: Node) -> Any:
     """What a norm's input is an example of."""
-    input = norm.args[0] if norm.args else norm.kwargs.get("input")
+    input = _input_of(norm)
     return input.meta.get("example_value") if isinstance(input, Node) else None
 
 

@@ -34,6 +34,17 @@ def rows_lie_apart(tensor: torch.Tensor) -> bool:
     return not tensor.is_contiguous() and tensor.dim() > 0 and tensor.stride(-1) > 1 and tensor.shape[-1] > 1
 
 
+def keeps_torch_order(input: torch.Tensor, rows: bool) -> bool:
+    """Whether torch's norms keep an input's order of memory, as ours do: contiguous, and channels_last of images, but
+    not that of ``rows``."""
+    if input.is_contiguous():
+        return True
+    axes = [axis for axis, size in enumerate(input.shape) if size != 1]
+    order = slowest_first(input.stride(), axes)
+    last = tuple(axis for axis in (0, *range(2, input.dim()), 1) if axis in axes)
+    return order == tuple(axes) or (not rows and input.dim() in (4, 5) and order == last)
+
+
 def is_dense(tensor: torch.Tensor) -> bool:
     """True where the elements fill one range of memory without a hole and without sharing."""
     if tensor.is_contiguous():
