@@ -455,6 +455,24 @@ def test_an_order_that_torch_keeps_in_its_graphs_is_kept() -> None:
     assert call(x).stride() == x.transpose(1, 2).stride()
 
 
+@pytest.mark.parametrize(
+    "activation", [F.silu, F.relu, lambda z: F.leaky_relu(z, 0.2), lambda z: F.gelu(z, approximate="tanh")]
+)
+def test_a_norm_in_a_branch(activation: Callable[[Tensor], Tensor]) -> None:
+    """A branch of torch.cond is code, in which an activation must have a name."""
+
+    def call(x: Tensor) -> Tensor:
+        return torch.cond(
+            x.sum() > 0, lambda x: activation(F.group_norm(x, 4)), lambda x: activation(F.layer_norm(x, (3,))), (x,)
+        )
+
+    x = torch.randn(2, 8, 3)
+    made, rewrite = compiled(call)
+    for each in (x, -x):
+        torch.testing.assert_close(made(each), call(each), rtol=1e-4, atol=1e-5)
+    assert {one.reason for one in rewrite.report} == {None}
+
+
 def test_rows_that_lie_apart_are_contiguous_behind_their_norm() -> None:
     """As torch's are, so that linear layers take them as they are."""
     x = torch.randn(2, 24, 35)

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fusednorm import functional, inductor
+from fusednorm.activations import Activation
 from fusednorm.chains import Chain, chain_of, of_samples
 from fusednorm.dtypes import DTYPES
 from fusednorm.inductor.passes import build, uuid_of
@@ -151,7 +152,9 @@ def _replace(graph: Graph, chain: Chain) -> None:
     norm = chain.nodes[0]
     place = norm if not chain.modulated else chain.nodes[2 if chain.shift is not None else 1]
     with graph.inserting_before(place):
-        keywords: dict[str, Any] = {} if chain.activation is None else {"activation": chain.activation}
+        keywords: dict[str, Any] = {}
+        if chain.activation is not None:
+            keywords["activation"] = _activation(graph, chain.activation)
         for name, value in (("scale", chain.scale), ("shift", chain.shift)):
             if value is not None:
                 keywords[name] = graph.call_method("flatten", (value, 1)) if of_samples(norm) else value
@@ -161,6 +164,14 @@ def _replace(graph: Graph, chain: Chain) -> None:
     chain.nodes[-1].replace_all_uses_with(new)
     for old in reversed(chain.nodes):
         graph.erase_node(old)
+
+
+def _activation(graph: Graph, activation: Activation) -> str | Node:
+    """An activation as the code of a graph can have it, which torch.cond and others make: its name, or, with a
+    parameter of its own, the call that makes it."""
+    if activation == Activation(activation.name):
+        return activation.name
+    return graph.call_function(Activation, (activation.name, activation.parameter))
 
 
 def _input_of(norm: Node) -> Any:
