@@ -455,6 +455,16 @@ def test_an_order_that_torch_keeps_in_its_graphs_is_kept() -> None:
     assert call(x).stride() == x.transpose(1, 2).stride()
 
 
+def test_a_norm_in_forward_mode_is_left() -> None:
+    def call(x: Tensor) -> Tensor:
+        return torch.func.jvp(lambda z: F.silu(F.group_norm(z, 4)), (x,), (2 * x,))[1]
+
+    x = torch.randn(2, 8, 3)
+    made, rewrite = compiled(call)
+    torch.testing.assert_close(made(x), call(x))
+    assert ["forward-mode" in str(one.reason) for one in rewrite.report] == [True]
+
+
 @pytest.mark.parametrize(
     "activation", [F.silu, F.relu, lambda z: F.leaky_relu(z, 0.2), lambda z: F.gelu(z, approximate="tanh")]
 )

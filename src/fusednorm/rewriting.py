@@ -16,7 +16,7 @@ from fusednorm.activations import Activation
 from fusednorm.chains import Chain, chain_of, of_samples
 from fusednorm.dtypes import DTYPES
 from fusednorm.inductor.passes import build, uuid_of
-from fusednorm.private.inductor_names import ENTER_AUTOCAST, graph_pass
+from fusednorm.private.inductor_names import ENTER_AUTOCAST, ENTER_DUAL, graph_pass
 from fusednorm.strides import keeps_torch_order
 
 #: torch's functions, and ours with the same parameters in the same order.
@@ -63,7 +63,7 @@ def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) ->
     sample and channel and the result has the norm's dtype; and an activation: silu, relu, gelu, sigmoid, tanh,
     hardswish or leaky_relu. An addition before a norm stays torch's, which the compiler fuses with what makes its
     terms. Running statistics are updated as torch updates them. Left alone are norms under autocast, which promotes
-    torch's, and those of other devices and dtypes.
+    torch's, in graphs with forward-mode differentiation, and those of other devices and dtypes.
 
     Args:
         before: a pass of the program's own, run first.
@@ -97,12 +97,12 @@ def compile_pass(before: Any = None, *, devices: Collection[str] = ("cuda",)) ->
 
 def rewrite(graph: Graph, devices: Collection[str]) -> list[Rewritten]:
     """Rewrite a graph of torch's functions in place."""
-    cast = any(getattr(node.target, "__name__", "") == ENTER_AUTOCAST for node in graph.nodes)
+    names = {getattr(node.target, "__name__", "") for node in graph.nodes}
     found = []
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target not in NORMS:
             continue
-        reason = _why_not(node, devices, cast)
+        reason = _why_not(node, devices, names)
         if reason is not None:
             found.append(Rewritten(node.name, node.target.__name__, None, reason))
             continue
@@ -184,8 +184,8 @@ def _value_of(norm: Node) -> Any:
     return input.meta.get("example_value") if isinstance(input, Node) else None
 
 
-def _why_not(node: Node, devices: Collection[str], cast: bool) -> str | None:
-    """None, or why a norm is left to torch."""
+def _why_not(node: Node, devices: Collection[str], names: Collection[str]) -> str | None:
+    """None, or why a norm is left to torch in a graph with functions of these names."""
     value = _value_of(node)
     if not isinstance(value, Tensor):
         return "its input's device and dtype are not known"
@@ -193,8 +193,10 @@ def _why_not(node: Node, devices: Collection[str], cast: bool) -> str | None:
         return f"it runs on {value.device.type}, and the pass is for {', '.join(sorted(devices))}"
     if value.dtype not in DTYPES:
         return f"its dtype is {value.dtype}"
-    if cast or torch.is_autocast_enabled(value.device.type):
+    if ENTER_AUTOCAST in names or torch.is_autocast_enabled(value.device.type):
         return "autocast promotes torch's norm, and would not promote this one"
+    if ENTER_DUAL in names:
+        return "a graph with forward-mode differentiation differentiates torch's norm, and would not this one"
     result = node.meta.get("example_value")  # of a checkpoint's graph within a region of autocast, for one
     if not isinstance(result, Tensor) or result.dtype != value.dtype:
         return f"torch's result is no tensor of its input's dtype, {value.dtype}"

@@ -65,6 +65,9 @@ batch_norm_of_given: Any = find("torch", "ops.aten._native_batch_norm_legit_no_t
 #: are rewritten, and are not promoted.
 ENTER_AUTOCAST = "_enter_autocast"
 
+#: The function with which forward-mode differentiation begins there. Without: a norm within fails to compile.
+ENTER_DUAL = "_enter_dual_level"
+
 
 def loaded_config() -> Any:
     """Inductor's configuration where the process has loaded it and it has a place for a pass; None otherwise."""
