@@ -433,11 +433,12 @@ def test_what_is_changed_through_a_view_of_an_output_is_changed(
     assert found.stride() == expected.stride()
 
 
-def test_images_in_channels_last_are_not_copied() -> None:
-    module = torch.fx.symbolic_trace(lambda x: F.group_norm(x, 4))
+@pytest.mark.parametrize("rows", [False, True])
+def test_images_in_channels_last_are_not_copied(rows: bool) -> None:
+    module = torch.fx.symbolic_trace((lambda x: F.layer_norm(x, (3,))) if rows else (lambda x: F.group_norm(x, 4)))
     for x, copied in (
-        (torch.randn(2, 8, 3, 3).contiguous(memory_format=torch.channels_last), False),
-        (torch.randn(2, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d), False),
+        (torch.randn(2, 8, 3, 3).contiguous(memory_format=torch.channels_last), rows),
+        (torch.randn(2, 8, 3, 3, 3).contiguous(memory_format=torch.channels_last_3d), rows),
         (torch.randn(4, 8, 3, 3)[::2], False),
         (torch.randn(2, 3, 8).transpose(1, 2), True),
         (torch.randn(2, 3, 8, 3).transpose(1, 2), True),

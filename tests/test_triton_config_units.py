@@ -1652,6 +1652,15 @@ def test_the_configurations_of_drawn_shapes_that_were_measured(
          torch.float16, False, "backward", RowsBackwardConfig(2, 16, 132, 1)),
         (("layer_norm", 1, None, False), (404, 12288), torch.float32, False, "forward", StepsConfig(4096, 8)),
         (("layer_norm", 1, None, False), (800, 9562), torch.float32, False, "forward", WholeConfig(1, 16)),
+        # Smooth.
+        (("instance_norm", 0, "silu", False), (2, 256, 31, 64), torch.float32, True, "backward", HeldConfig(4, 8)),
+        # Longer units.
+        (("group_norm", 32, None, False), (8097, 640),
+         torch.float32, False, "backward", HeldConfig(32, 2, samples=1, steps=16, stages=3)),
+        # No mean.
+        (("rms_norm", 1, None, False), (138, 16384), torch.bfloat16, False, "forward", WholeConfig(1, 16)),
+        # Fewer rows.
+        (("layer_norm", 1, None, False), (200, 9001), torch.bfloat16, False, "forward", WholeConfig(1, 16)),
     ],
 )  # fmt: skip
 def test_the_configurations_beside_those_that_were_measured(

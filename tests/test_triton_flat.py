@@ -123,6 +123,7 @@ def test_threads_of_short_vectors_have_several() -> None:
     assert flat_for(evaluation((2000, 128), FP32, modulated=True)) == FlatConfig(128, 2, 4)
     assert flat_for(evaluation((65536, 29), FP32, modulated=True)) == FlatConfig(128, 2, 4)
     assert flat_for(evaluation((65536, 29), FP32)).width == 4
+    assert flat_for(evaluation((20000, 29), FP32, modulated=True)).width == 4
     assert flat_for(evaluation((30, 100, 20, 20), last=True, modulated=True)) == FlatConfig(256, 4, 4)
     assert flat_for(evaluation((16, 256, 56, 56))) == FlatConfig(128, 8, 4)
 
