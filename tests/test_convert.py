@@ -176,6 +176,20 @@ class Renamed(nn.LayerNorm):
         super().__init__(channels, eps=1e-3)
 
 
+class Styled(Renamed):
+    style, eps = "fine", 1.0
+
+
+class Acting(nn.LayerNorm):
+    activation = "silu"
+
+
+class ActingByItself(Acting):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.activation = "relu"
+
+
 class Overriding(nn.LayerNorm):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return super().forward(input) + 1
@@ -194,6 +208,41 @@ def test_subclasses_that_rename_or_cast(norm: nn.Module) -> None:
     norm = copy.deepcopy(norm)
     converted(norm, torch.randn(2, 3, 4))
     assert type(norm) in (fusednorm.nn.LayerNorm, fusednorm.nn.RMSNorm)
+
+
+class Reader(nn.Module):
+    """A model that asks its norm for what the norm's class says."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.norm(input) * self.norm.scale * len(self.norm.style)
+
+
+def test_constants_of_a_class_stay_in_the_norm() -> None:
+    model, x = Reader(Styled(4)), torch.randn(3, 4)
+    expected = model(x)
+    before = set(vars(model.norm))
+    assert len(fusednorm.convert_(model).converted) == 1
+    assert model.norm.eps == 1e-3
+    for each in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert (each.norm.style, each.norm.scale) == ("fine", 1.0)
+        torch.testing.assert_close(each(x), expected)
+    fusednorm.revert_(model)
+    assert type(model.norm) is Styled
+    assert set(vars(model.norm)) == before
+
+
+@pytest.mark.parametrize(
+    ("norm", "what"), [(Acting(4), "a constant 'activation'"), (ActingByItself(4), "an attribute 'activation'")]
+)
+def test_a_name_that_fusednorm_reads_too(norm: nn.Module, what: str) -> None:
+    model, kind = nn.Sequential(norm), type(norm)
+    reason = left(fusednorm.convert_(model))["0"]
+    assert reason.endswith(f"has {what}, which fusednorm's module has too")
+    assert type(model[0]) is kind
 
 
 def test_a_norm_over_channels() -> None:

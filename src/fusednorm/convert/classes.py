@@ -114,6 +114,8 @@ KNOWN: dict[str, Known] = {
 
 _PLAIN = {"__init__", "__doc__", "__module__", "__qualname__", "__annotations__", "__firstlineno__"}
 _ORIGINAL = "_fusednorm_original"
+#: What a module of ours keeps in itself beside what torch's does.
+_OWN = ("activation", "channel_dim", "_eps")
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -133,6 +135,9 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         return "it is parametrized, which gives it a class of its own; remove the parametrization first"
     if isinstance(module, tuple(COUNTERPARTS.values())):
         return "it is fusednorm's already"
+    taken = next((name for name in _OWN if name in vars(module)), None)
+    if taken is not None:
+        return f"it has an attribute {taken!r}, which fusednorm's module has too"
     if kind in COUNTERPARTS:
         return _target(COUNTERPARTS[kind])
     known = KNOWN.get(qualified_name(kind))
@@ -151,6 +156,10 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         return f"{qualified_name(kind)} overrides forward"
     if not _only_renames(kind, base):
         return f"{qualified_name(kind)} adds to {base.__name__} more than a constructor"
+    hidden = [name for name in _constants(kind, base) if name not in vars(module)]
+    taken = next((name for name in hidden if hasattr(COUNTERPARTS[base], name)), None)
+    if taken is not None:
+        return f"{qualified_name(kind)} has a constant {taken!r}, which fusednorm's module has too"
     return _target(COUNTERPARTS[base])
 
 
@@ -162,6 +171,20 @@ def _only_renames(kind: type, base: type) -> bool:
         for each in between
         for name, value in vars(each).items()
     )
+
+
+def _constants(kind: type, base: type) -> dict[str, Any]:
+    """The constants that stand between a class and torch's, those of the nearest class of a name."""
+    found: dict[str, Any] = {}
+    for each in reversed(kind.__mro__[: kind.__mro__.index(base)]):
+        found |= {name: value for name, value in vars(each).items() if name not in _PLAIN}
+    return found
+
+
+def _own_constants(kind: type) -> dict[str, Any]:
+    """Those of a class that :func:`become` replaces, none where it is torch's own or another package's."""
+    base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
+    return {} if base is None or qualified_name(kind) in KNOWN else _constants(kind, base)
 
 
 def _with_own_activation(module: nn.Module, known: Known, activations: bool) -> Target | str:
@@ -185,8 +208,11 @@ def _with_own_activation(module: nn.Module, known: Known, activations: bool) -> 
 
 
 def become(module: nn.Module, kind: type[nn.Module], original: Any = None) -> None:
-    """Change a module's class, or keep ``original`` in a module that stands in for another."""
+    """Change a module's class, or keep ``original`` in a module that stands in for another. The constants of a class
+    that only renames torch's, which a model may read, stay in the module."""
     vars(module).setdefault(_ORIGINAL, type(module) if original is None else original)
+    for name, value in _own_constants(type(module)).items() if original is None else ():
+        vars(module).setdefault(name, value)
     module.__class__ = kind
 
 
@@ -197,7 +223,10 @@ def original_of(module: nn.Module) -> Any:
 
 def restore(module: nn.Module, kind: type[nn.Module]) -> None:
     """Give a module the class that it had, and take away what fusednorm's class added."""
-    for name in (_ORIGINAL, "activation", "channel_dim", "_eps"):
+    for name in (_ORIGINAL, *_OWN):
         if name == _ORIGINAL or is_ours(module):
             vars(module).pop(name, None)
+    for name, value in _own_constants(kind).items():
+        if vars(module).get(name) is value:
+            del vars(module)[name]
     module.__class__ = kind
