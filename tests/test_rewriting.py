@@ -417,6 +417,7 @@ IN_PLACE: dict[str, Callable[[Tensor], Any]] = {
         ((2, 6, 8), lambda x: F.layer_norm(x.permute(1, 0, 2), (8,))),
         ((2, 16, 8), lambda x: F.group_norm(x[:, ::2], 4)),
         ((2, 8, 1), lambda x: F.group_norm(x.expand(2, 8, 5), 4)),
+        ((2, 3, 5, 8), lambda x: F.instance_norm(x.permute(0, 3, 1, 2))),
     ],
 )
 def test_what_is_changed_through_a_view_of_an_output_is_changed(
@@ -448,6 +449,49 @@ def test_images_in_channels_last_are_not_copied(rows: bool) -> None:
             node.meta["example_value"] = x if node.op == "placeholder" else x.contiguous()
         rewrite(graph, ("cpu",))
         assert any(node.target == "contiguous" for node in graph.nodes) == copied
+
+
+def _assigned(y: Tensor) -> Tensor:
+    y.view(2, -1)[0] = 7.0
+    return y * 2
+
+
+SEEN: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "the result": (lambda y: y, True),
+    "a view of it": (lambda y: y.transpose(1, 2)[0], True),
+    "a sum": (lambda y: y + 1, False),
+    "a reshape that is read": (lambda y: y.reshape(2, -1) * 2, False),
+    "a change of the result itself": (lambda y: y.mul_(2) * 2, False),
+    "a change of a view of it": (lambda y: y[0].mul_(2) * 2, False),
+    "a change of a reshape": (lambda y: y.flatten(1).mul_(2) * 2, True),
+    "a change of a view of a reshape": (lambda y: y.reshape(2, -1)[0].add_(2) * 2, True),
+    "an activation in place of a reshape": (lambda y: F.relu(y.view(2, -1), inplace=True) * 2, True),
+    "another activation in place of a reshape": (lambda y: F.silu(y.view(2, -1), True) * 2, True),
+    "an assignment to a reshape": (_assigned, True),
+    "numbers as others": (lambda y: y.view(torch.int32) * 2, True),
+}
+
+
+@pytest.mark.parametrize("what", SEEN)
+def test_instance_norm_of_channels_last_is_contiguous_where_that_is_seen(what: str) -> None:
+    """torch's is contiguous, which the convolutions behind it turn back."""
+    function, seen = SEEN[what]
+    copies: list[bool] = []
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        made = rewritten(module, inputs)
+        copies.append(any(node.target == "contiguous" for node in module.graph.nodes))
+        return made
+
+    x = torch.randn(2, 8, 3, 5).contiguous(memory_format=torch.channels_last)
+
+    def call(x: Tensor) -> Tensor:
+        return function(F.instance_norm(x))
+
+    found, expected = torch.compile(call, backend=backend, fullgraph=True)(x), call(x)
+    if what != "numbers as others":
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert copies == [seen]
 
 
 def test_an_order_that_torch_keeps_in_its_graphs_is_kept() -> None:

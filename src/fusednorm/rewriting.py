@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,6 +33,18 @@ NORMS: dict[Any, Callable[..., Tensor]] = {
 
 #: Methods that need a view of a tensor, and those that take a copy where there is none.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
+#: Functions and methods whose result is a view in one order of memory and a copy in another, or tells the order, and
+#: others whose result is a view in any order.
+ORDERED = {*RESHAPES, *RESHAPES.values(), "flatten", "ravel", "contiguous", "as_strided", "view_as_complex", "stride"}
+VIEWS = {
+    "getitem", "__getitem__", "unflatten", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "permute", "t",
+    "movedim", "moveaxis", "expand", "expand_as", "narrow", "select", "chunk", "split", "unbind", "detach", "alias",
+    "diagonal", "unfold", "view_as_real", "tensor_split", "broadcast_to",
+}  # fmt: skip
+IN_PLACE = {
+    operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
+    operator.ipow, operator.iand, operator.ior, operator.ixor,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +150,41 @@ def _of_dtype(view: Node) -> bool:
     return any(isinstance(one, torch.dtype) for one in (*view.args, *view.kwargs.values()))
 
 
-def _copy_input(graph: Graph, norm: Node) -> None:
-    """Give a norm a contiguous copy of an input in whose order of memory torch's output is not: of one that is neither
-    contiguous nor channels_last, torch's is often contiguous, which views and what changes them in place can see."""
+def _copy_input(graph: Graph, norm: Node, last: Node) -> None:
+    """Give a norm a contiguous copy of an input in whose order of memory torch's output is not, and where the order
+    matters: that of one that is neither contiguous nor channels_last is often contiguous, and so is instance_norm's of
+    channels_last, which convolutions then had to turn; this one is copied only where something sees its order."""
     input, value, result = _input_of(norm), _value_of(norm), norm.meta["example_value"]
+    if not isinstance(input, Node) or not value.numel() or result.stride() == value.stride():
+        return
     rows = norm.target in (F.layer_norm, F.rms_norm, torch.rms_norm)
-    kept = result.stride() == value.stride() or keeps_torch_order(value, rows)
-    if isinstance(input, Node) and value.numel() and not kept:
-        norm.replace_input_with(input, graph.call_method("contiguous", (input,)))
+    if keeps_torch_order(value, rows) and not (norm.target is F.instance_norm and _order_is_seen(last)):
+        return
+    norm.replace_input_with(input, graph.call_method("contiguous", (input,)))
+
+
+def _order_is_seen(last: Node) -> bool:
+    """Whether the order of a result's memory can be seen: by what leaves the graph, by functions that ask for it, and
+    by a change in place of what is a view in one order and a copy in another."""
+    seen, left = {last}, [(last, False)]
+    while left:
+        node, ordered = left.pop()
+        for user in node.users:
+            name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
+            if user.op == "output" or name in ("as_strided", "view_as_complex", "stride") or _of_dtype(user):
+                return True
+            if ordered and _changes(user, name):
+                return True
+            if (name in ORDERED or name in VIEWS) and user not in seen:
+                seen.add(user)
+                left.append((user, ordered or name in ORDERED))
+    return False
+
+
+def _changes(user: Node, name: str) -> bool:
+    """Whether a call may change an argument in place."""
+    in_place = user.target in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    return in_place or True in user.args or bool(user.kwargs.get("inplace")) or "out" in user.kwargs
 
 
 def _replace(graph: Graph, chain: Chain) -> None:
@@ -158,7 +198,7 @@ def _replace(graph: Graph, chain: Chain) -> None:
         for name, value in (("scale", chain.scale), ("shift", chain.shift)):
             if value is not None:
                 keywords[name] = graph.call_method("flatten", (value, 1)) if of_samples(norm) else value
-        _copy_input(graph, norm)
+        _copy_input(graph, norm, chain.nodes[-1])
         new = graph.call_function(NORMS[norm.target], norm.args, {**norm.kwargs, **keywords})
     new.meta = dict(norm.meta)
     chain.nodes[-1].replace_all_uses_with(new)
