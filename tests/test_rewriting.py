@@ -469,6 +469,7 @@ SEEN: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "another activation in place of a reshape": (lambda y: F.silu(y.view(2, -1), True) * 2, True),
     "an assignment to a reshape": (_assigned, True),
     "numbers as others": (lambda y: y.view(torch.int32) * 2, True),
+    "a cast": (lambda y: y.to(torch.float64).flatten() * 2, False),
 }
 
 

@@ -33,14 +33,16 @@ NORMS: dict[Any, Callable[..., Tensor]] = {
 
 #: Methods that need a view of a tensor, and those that take a copy where there is none.
 RESHAPES = {"view": "reshape", "view_as": "reshape_as"}
-#: Functions and methods whose result is a view in one order of memory and a copy in another, or tells the order, and
-#: others whose result is a view in any order.
-ORDERED = {*RESHAPES, *RESHAPES.values(), "flatten", "ravel", "contiguous", "as_strided", "view_as_complex", "stride"}
+#: Functions and methods that tell the order of memory, those whose result is a view in one order and a copy in another,
+#: and those whose result is a view in any.
+TELLING = {"as_strided", "view_as_complex", "stride"}
+ORDERED = {*RESHAPES, *RESHAPES.values(), "flatten", "ravel", "contiguous"}
 VIEWS = {
     "getitem", "__getitem__", "unflatten", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "permute", "t",
     "movedim", "moveaxis", "expand", "expand_as", "narrow", "select", "chunk", "split", "unbind", "detach", "alias",
     "diagonal", "unfold", "view_as_real", "tensor_split", "broadcast_to",
 }  # fmt: skip
+#: Functions of two operands that change the first; the names of others end with "_".
 IN_PLACE = {
     operator.setitem, operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
     operator.ipow, operator.iand, operator.ior, operator.ixor,
@@ -171,7 +173,7 @@ def _order_is_seen(last: Node) -> bool:
         node, ordered = left.pop()
         for user in node.users:
             name = user.target if isinstance(user.target, str) else getattr(user.target, "__name__", "")
-            if user.op == "output" or name in ("as_strided", "view_as_complex", "stride") or _of_dtype(user):
+            if user.op == "output" or name in TELLING or (name == "view" and _of_dtype(user)):
                 return True
             if ordered and _changes(user, name):
                 return True
