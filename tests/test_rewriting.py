@@ -469,6 +469,7 @@ SEEN: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "another activation in place of a reshape": (lambda y: F.silu(y.view(2, -1), True) * 2, True),
     "an assignment to a reshape": (_assigned, True),
     "numbers as others": (lambda y: y.view(torch.int32) * 2, True),
+    "a change of a reshape of a cast": (lambda y: y.to(y.dtype).flatten(1).mul_(2) * 2, True),
     "a cast": (lambda y: y.to(torch.float64).flatten() * 2, False),
 }
 

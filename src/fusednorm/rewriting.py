@@ -40,7 +40,8 @@ ORDERED = {*RESHAPES, *RESHAPES.values(), "flatten", "ravel", "contiguous"}
 VIEWS = {
     "getitem", "__getitem__", "unflatten", "squeeze", "unsqueeze", "transpose", "swapaxes", "swapdims", "permute", "t",
     "movedim", "moveaxis", "expand", "expand_as", "narrow", "select", "chunk", "split", "unbind", "detach", "alias",
-    "diagonal", "unfold", "view_as_real", "tensor_split", "broadcast_to",
+    "diagonal", "unfold", "view_as_real", "tensor_split", "broadcast_to", "to", "type", "type_as", "float", "half",
+    "bfloat16", "double",
 }  # fmt: skip
 #: Functions of two operands that change the first; the names of others end with "_".
 IN_PLACE = {
