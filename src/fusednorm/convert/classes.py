@@ -149,10 +149,10 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
         return "it is lazy; call the model once first"
     if kind is nn.SyncBatchNorm:
         return "its statistics are those of several processes; fusednorm.convert_sync_batchnorm_ converts it"
-    base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
+    base = _base_of(kind)
     if base is None:
         return f"fusednorm.nn has no counterpart of {kind.__name__}"
-    if "forward" in {name for each in kind.__mro__[: kind.__mro__.index(base)] for name in vars(each)}:
+    if any("forward" in vars(each) for each in _between(kind, base)):
         return f"{qualified_name(kind)} overrides forward"
     if not _only_renames(kind, base):
         return f"{qualified_name(kind)} adds to {base.__name__} more than a constructor"
@@ -163,12 +163,21 @@ def target_of(module: nn.Module, activations: bool) -> Target | str:
     return _target(COUNTERPARTS[base])
 
 
+def _base_of(kind: type) -> type | None:
+    """The class of torch's that a class is, or adds to, and that has a counterpart."""
+    return next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
+
+
+def _between(kind: type, base: type) -> tuple[type, ...]:
+    """A class and its bases before ``base``."""
+    return kind.__mro__[: kind.__mro__.index(base)]
+
+
 def _only_renames(kind: type, base: type) -> bool:
     """Whether all that stands between a class and torch's is a constructor and constants."""
-    between = kind.__mro__[: kind.__mro__.index(base)]
     return all(
         name in _PLAIN or (not name.startswith("__") and isinstance(value, (int, float, str, tuple, type(None))))
-        for each in between
+        for each in _between(kind, base)
         for name, value in vars(each).items()
     )
 
@@ -176,14 +185,14 @@ def _only_renames(kind: type, base: type) -> bool:
 def _constants(kind: type, base: type) -> dict[str, Any]:
     """The constants that stand between a class and torch's, those of the nearest class of a name."""
     found: dict[str, Any] = {}
-    for each in reversed(kind.__mro__[: kind.__mro__.index(base)]):
+    for each in reversed(_between(kind, base)):
         found |= {name: value for name, value in vars(each).items() if name not in _PLAIN}
     return found
 
 
 def _own_constants(kind: type) -> dict[str, Any]:
     """Those of a class that :func:`become` replaces, none where it is torch's own or another package's."""
-    base = next((base for base in kind.__mro__ if base in COUNTERPARTS), None)
+    base = _base_of(kind)
     return {} if base is None or qualified_name(kind) in KNOWN else _constants(kind, base)
 
 
