@@ -502,6 +502,15 @@ def test_an_order_that_torch_keeps_in_its_graphs_is_kept() -> None:
     assert call(x).stride() == x.transpose(1, 2).stride()
 
 
+@pytest.mark.parametrize("norm", [lambda x: F.layer_norm(x, (3,)), lambda x: F.group_norm(x, 4)])
+def test_a_batch_whose_size_depends_on_data(norm: Callable[[Tensor], Tensor]) -> None:
+    x, chosen = torch.randn(6, 8, 3), torch.tensor([True, False, True, True, False, True])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        made, rewrite = compiled(lambda x, chosen: F.silu(norm(x[chosen])))
+        torch.testing.assert_close(made(x, chosen), F.silu(norm(x[chosen])), rtol=1e-4, atol=1e-5)
+    assert {one.reason for one in rewrite.report} == {None}
+
+
 def test_a_norm_in_forward_mode_is_left() -> None:
     def call(x: Tensor) -> Tensor:
         return torch.func.jvp(lambda z: F.silu(F.group_norm(z, 4)), (x,), (2 * x,))[1]

@@ -158,7 +158,7 @@ def _copy_input(graph: Graph, norm: Node, last: Node) -> None:
     matters: that of one that is neither contiguous nor channels_last is often contiguous, and so is instance_norm's of
     channels_last, which convolutions then had to turn; this one is copied only where something sees its order."""
     input, value, result = _input_of(norm), _value_of(norm), norm.meta["example_value"]
-    if not isinstance(input, Node) or not value.numel() or result.stride() == value.stride():
+    if not isinstance(input, Node) or result.stride() == value.stride():
         return
     rows = norm.target in (F.layer_norm, F.rms_norm, torch.rms_norm)
     if keeps_torch_order(value, rows) and not (norm.target is F.instance_norm and _order_is_seen(last)):
