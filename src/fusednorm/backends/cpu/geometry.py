@@ -206,7 +206,7 @@ def by_vectors(problem: Problem) -> bool:
         return False
     if not problem.backward:
         return view.group_channels == 1 and view.spatial <= FEW_VECTORS[problem.dtype] and problem.norm.has_mean
-    if problem.norm.activation is not None:
+    if problem.norm.activation is not None or not problem.norm.training:
         return False
     if view.group_channels == 1:
         return view.spatial <= FEW_VECTORS_BACKWARD[problem.dtype]

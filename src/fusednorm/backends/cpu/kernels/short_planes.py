@@ -23,7 +23,6 @@ from fusednorm.backends.cpu.geometry import (
     SCRATCH,
     SPANS,
     SPATIAL,
-    TRAINING,
     VECTOR,
     WANT_INPUT_GRAD,
     WANT_VARIANCE,
@@ -35,7 +34,7 @@ from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.lanes import lanes
 from fusednorm.backends.cpu.kernels.mathematics import identity
 from fusednorm.backends.cpu.kernels.planes import saved_statistics
-from fusednorm.backends.cpu.kernels.short_units import publish_short, publish_sums, statistics_of_vectors
+from fusednorm.backends.cpu.kernels.short_units import publish_short, publish_sums, statistics_of_vectors, widened
 
 
 @exact
@@ -139,8 +138,8 @@ def build_forward(element: Element, value, pullback):
 
 @cache
 def _plane_gradients(element: Element):
-    """lane_sums: dz and dz xhat of a plane, lane by lane; gradient: dx = a dz + c2 xhat + c3; given_gradient: that of a
-    plane whose statistics were given, a dz. xhat is made in the loops, see plane_rows.py."""
+    """lane_sums: dz and dz xhat of a plane, lane by lane; gradient: dx = a dz + c2 xhat + c3. Each makes xhat in its
+    loop, see plane_rows.py."""
     vector = lanes(element.dtype)
     load, keep, store, behind = vector.load, vector.keep, vector.store, vector.behind
 
@@ -167,21 +166,15 @@ def _plane_gradients(element: Element):
             xhat = (load(x, i + k) - mean) * inverse
             store(dx, o + k, a * load(grad, g + k) + (c2 * xhat + c3))
 
-    @exact
-    def given_gradient(grad, g, dx, o, length, a):
-        for start in range(0, length, VECTOR):
-            k = min(start, length - VECTOR)
-            store(dx, o + k, a * load(grad, g + k))
-
-    return lane_sums, gradient, given_gradient
+    return lane_sums, gradient
 
 
 def build_backward(element: Element, value, pullback, grouped=False):
     """Units start to stop without an activation: p and q of each plane, then the input's gradient. ``grouped``: of a
     few planes each."""
-    (lane_sums, gradient, given_gradient), vector = _plane_gradients(element), lanes(element.dtype)
+    (lane_sums, gradient), vector = _plane_gradients(element), lanes(element.dtype)
     affines, saved = channel_affines(element), saved_statistics(element)
-    scratch, wide_scratch, recall, T = element.scratch, accesses("float64").scratch, element.recall, element.compute
+    scratch, wide_scratch, widen, T = element.scratch, accesses("float64").scratch, widened(element), element.compute
     keep_vector, spread, run_totals = vector.keep, vector.spread, vector.run_totals
 
     def backward(
@@ -194,7 +187,7 @@ def build_backward(element: Element, value, pullback, grouped=False):
         mean_ps, mean_qs = scales, shifts  # whose numbers the affines have by then
         groups, size, length = geometry[GROUPS], geometry[GROUP_CHANNELS] if grouped else 1, geometry[SPATIAL]
         input_step, grad_step, output_step = geometry[INPUT_STEP], geometry[GRAD_STEP], geometry[OUTPUT_STEP]
-        share, training = 1.0 / reduced_count(geometry), geometry[TRAINING]
+        share = 1.0 / reduced_count(geometry)
         unit = start
         while unit < stop:
             n, c, units = unit // groups, unit % groups * size, units_together(geometry, unit, stop)
@@ -213,11 +206,9 @@ def build_backward(element: Element, value, pullback, grouped=False):
                     p_lanes, q_lanes, k * VECTOR,
                 )  # fmt: skip
             keep_vector(totals, 0, run_totals(p_lanes, 0, VECTOR, VECTOR))
-            for k in range(planes):
-                ps[k] = np.float64(recall(totals, k))
+            widen(totals, planes, ps)
             keep_vector(totals, 0, run_totals(q_lanes, 0, VECTOR, VECTOR))
-            for k in range(planes):
-                qs[k] = np.float64(recall(totals, k))
+            widen(totals, planes, qs)
             publish_sums(sums, groups * size, n, c, planes, ps, qs)
             for k in range(planes):
                 mean_ps[k], mean_qs[k] = gains[k] * ps[k], gains[k] * qs[k]
@@ -229,9 +220,6 @@ def build_backward(element: Element, value, pullback, grouped=False):
                     mean_ps[k], mean_qs[k] = total_p, total_q
             for k in range(planes if geometry[WANT_INPUT_GRAD] else 0):
                 a, place = T(gains[k] * rstds[k]), o + k * output_step
-                if not training:
-                    given_gradient(grad, g + k * grad_step, dx, place, length, spread(a))
-                    continue
                 factor = -rstds[k] * share
                 c2, c3 = T(factor * mean_qs[k]), T(0.0 if geometry[RMS] else factor * mean_ps[k])
                 gradient(

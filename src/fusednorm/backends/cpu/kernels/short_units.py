@@ -32,6 +32,19 @@ def publish_sums(sums, channels, n, c, planes, ps, qs):
 
 
 @cache
+def widened(element: Element):
+    recall = element.recall
+
+    @exact
+    def widen(numbers, n, wide):
+        """n numbers of the compute dtype in float64."""
+        for k in range(n):
+            wide[k] = np.float64(recall(numbers, k))
+
+    return widen
+
+
+@cache
 def of_units(element: Element):
     """unit_sums and spread_units: a number per unit from its elements, and a number of each element from its unit."""
     recall, keep, fill, T = element.recall, element.keep, element.fill, element.compute

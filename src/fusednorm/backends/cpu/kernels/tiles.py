@@ -49,7 +49,13 @@ from fusednorm.backends.cpu.kernels.elements import element as accesses
 from fusednorm.backends.cpu.kernels.mathematics import joined
 from fusednorm.backends.cpu.kernels.moments import FEWEST
 from fusednorm.backends.cpu.kernels.planes import locate, moments_of_units, saved_statistics
-from fusednorm.backends.cpu.kernels.short_units import of_units, publish_short, publish_sums, statistics_of_units
+from fusednorm.backends.cpu.kernels.short_units import (
+    of_units,
+    publish_short,
+    publish_sums,
+    statistics_of_units,
+    widened,
+)
 from fusednorm.backends.cpu.kernels.slabs import FLUSH, pivot_finder, row_adder
 from fusednorm.backends.cpu.kernels.variants import backwards, summed
 
@@ -420,12 +426,7 @@ def build_backward(element: Element, value, pullback, keeps=False, adds_behind=F
         _two_sums(element), saved_statistics(element), _tile_coefficients(element)
     )  # fmt: skip
     plane_affines, scratch, T = channel_affines(element), element.scratch, element.compute
-    (plane_sums, _), wide_scratch, recall = of_units(element), accesses("float64").scratch, element.recall
-
-    @exact
-    def widen(numbers, n, wide):
-        for k in range(n):
-            wide[k] = np.float64(recall(numbers, k))
+    (plane_sums, _), wide_scratch, widen = of_units(element), accesses("float64").scratch, widened(element)
 
     @exact
     def tile_sums(length, planes, dzs, r, products, ps, qs, numbers):
