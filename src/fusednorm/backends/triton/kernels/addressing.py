@@ -59,6 +59,16 @@ def no_wider(o, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def again(o):
+    """Places, of which the compiler does not know that it has met them before.
+
+    What it made of them it would keep in registers, two for an address, from the loads to the stores behind them. Now
+    it makes that again, and more programs share a multiprocessor.
+    """
+    return o + (tl.num_programs(2) - 1)  # there is one program along that axis
+
+
+@triton.jit
 def within(o, length, BLOCK: tl.constexpr, LEADING: tl.constexpr, ALIGN: tl.constexpr):
     """Which places of an axis of BLOCK are within its length, which ALIGN divides.
 

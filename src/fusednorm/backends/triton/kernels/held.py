@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from fusednorm.backends.triton.kernels.added import behind, sum_of
-from fusednorm.backends.triton.kernels.addressing import aligned, divided, no_wider, within
+from fusednorm.backends.triton.kernels.addressing import again, aligned, divided, no_wider, within
 from fusednorm.backends.triton.kernels.aggregates import Added, AddedGradients, Numbers, Parameters, Steps
 from fusednorm.backends.triton.kernels.moments import (
     add_pair,
@@ -94,15 +94,21 @@ def of_units(b):
 
 
 @triton.jit
+def rows_and_columns_of_lanes(o_lane, m_u, rows, columns, LEADING: tl.constexpr):
+    """The rows and columns of a tile whose rows lie along one axis, and its mask."""
+    o_lane = o_lane[None, None, :]
+    o_r = tl.umulhi(2 * o_lane, 2147483647 // columns + 1)  # by 2**31 / columns, rounded up, as in channel_of
+    return o_r, o_lane - o_r * columns, of_units(m_u) & within(o_lane, rows * columns, o_lane.shape[2], LEADING, 1)
+
+
+@triton.jit
 def rows_and_columns(
     m_u, rows, columns, APART: tl.constexpr, ALIGN: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr,
     LEADING_R: tl.constexpr, LEADING_K: tl.constexpr,
 ):  # fmt: skip
     """The rows and columns of a tile, and its mask."""
     if BLOCK_R == 0:
-        o_lane = tl.arange(0, BLOCK_K)[None, None, :]
-        o_r = tl.umulhi(2 * o_lane, 2147483647 // columns + 1)  # by 2**31 / columns, rounded up, as in channel_of
-        return o_r, o_lane - o_r * columns, of_units(m_u) & within(o_lane, rows * columns, BLOCK_K, LEADING_K, 1)
+        return rows_and_columns_of_lanes(tl.arange(0, BLOCK_K), m_u, rows, columns, LEADING_K)
     else:
         o_r, o_k = tl.arange(0, BLOCK_R)[None, :, None], tl.arange(0, BLOCK_K)[None, None, :]
         m_k = within(o_k, columns, BLOCK_K, LEADING_K, 1 if BLOCK_K == 1 or APART else ALIGN)
@@ -248,6 +254,8 @@ def held_units_forward(
     rstd = inverse_deviation(variance, eps)
     b_z = behind(normalized(b_x - of_units(mean), gain * of_units(rstd), offset), b_behind)
     b_y = VALUE(b_z, alpha_of(activation_parameter, ALPHA, dtype))
+    if BLOCK_R == 0:
+        o_r, o_k, mask = rows_and_columns_of_lanes(again(tl.arange(0, BLOCK_K)), m_u, rows, columns, LEADING_K)
     tl.store(p_y + offsets_of_units(o_n, o_place, o_r, o_k, y_steps, APART, ALIGN), b_y.to(p_y.dtype.element_ty), mask)
     # The statistics move to other threads for these stores, for which the output would wait.
     if p_mean is not None:
@@ -382,6 +390,8 @@ def held_units_backward(
         b_dx = tl.fma(dz, gain, -xhat * of_units(total_q / count))
         if p_mean is not None:
             b_dx -= of_units(total_p / count)
+        if BLOCK_R == 0:
+            o_r, o_k, mask = rows_and_columns_of_lanes(again(tl.arange(0, BLOCK_K)), m_u, rows, columns, LEADING_K)
         p_out = p_dx + offsets_of_units(o_n, o_place, o_r, o_k, dx_steps, APART, ALIGN)
         tl.store(p_out, behind(b_dx * inverse, b_more).to(p_dx.dtype.element_ty), mask)
         if added.grad_behind is not None:
