@@ -137,6 +137,20 @@ def test_windows_of_rows(shape: tuple[int, int], dtype: torch.dtype, window: int
         assert plan.backward.programs % window == 0
 
 
+@pytest.mark.parametrize("rows", [131, 133, 924, 1500, 2299, 3000, 8000])
+def test_programs_of_windows_are_no_more_than_asked_for(rows: int) -> None:
+    """Another one would run alone, once those that fill the multiprocessors have ended."""
+    x = torch.empty(rows, 6001, dtype=torch.float16, device="meta")
+    problem = backward_problem(norm_of("layer_norm", 1), BackwardOperands(x, x, x, x))
+    for programs in (1, 132, 264):
+        backward = instances.ROWS.plan(problem, RowsBackwardConfig(1, 8, programs, stages=3)).backward
+        assert backward.constants["WINDOW"] == 8
+        steps = backward.scalars[-2]
+        assert backward.programs * steps >= rows
+        assert backward.programs <= max(programs, 8)
+        assert steps == 1 or backward.programs % 8 == 0
+
+
 def test_rows_at_one_address_have_no_windows() -> None:
     """Nothing but the end of the tensor follows them."""
     x = torch.empty(40, 1439, dtype=torch.float16, device="meta")
@@ -335,8 +349,8 @@ def test_long_rows_of_32_bits_without_a_mean_go_in_longer_steps(monkeypatch: pyt
     ("rows", "length", "activation", "programs", "reload"),
     [
         (300, 9914, None, 132, False), (8000, 9914, None, 132, True), (8000, 9914, "relu", 132, True),
-        (3000, 9914, "silu", 264, False), (999, 11251, None, 132, False), (8000, 11251, None, 264, False),
-        (3000, 15001, "relu", 264, False), (1038, 16384, "gelu", 132, False), (1038, 16384, None, 132, True),
+        (3000, 9914, "silu", 132, False), (999, 11251, None, 132, False), (8000, 11251, None, 132, False),
+        (3000, 15001, "relu", 132, False), (1038, 16384, "gelu", 132, False), (1038, 16384, None, 132, True),
     ],
 )  # fmt: skip
 def test_long_rows_are_loaded_twice_where_their_loads_are_not_narrow(
@@ -474,10 +488,11 @@ def test_the_longest_rows_with_an_activation_are_loaded_once(activation: str | N
     assert rows_backward_for(backward_problem(norm, BackwardOperands(x, x, x, x))).reload == reload
 
 
-@pytest.mark.parametrize(("rows", "programs"), [(267, 132), (528, 132), (529, 264)])
-def test_few_rows_of_pairs_leave_few_sums(rows: int, programs: int) -> None:
-    config = rows_backward_for(problems_of("rms_norm", 1, (rows, 6294), dtype=torch.bfloat16)[1])
-    assert (config.rows, config.warps, config.programs, config.stages) == (1, 8, programs, 3)
+@pytest.mark.parametrize("rows", [267, 528, 529, 2299])
+def test_long_rows_of_narrow_loads_leave_few_sums(rows: int) -> None:
+    for length in (6294, 4719):
+        config = rows_backward_for(problems_of("rms_norm", 1, (rows, length), dtype=torch.bfloat16)[1])
+        assert (config.rows, config.warps, config.programs, config.stages) == (1, 8, 132, 3)
 
 
 @pytest.mark.parametrize(

@@ -150,12 +150,14 @@ class RowsBackward(SummedRowsBackward):
         view, rows = problem.view, Rows(problem)
         together = min(config.rows, power_of_two(rows.shared)) if rows.each else config.rows
         most = max(1, config.programs * rows.shared // max(1, rows.count))
-        steps = max(1, -(-rows.shared // (together * most)))
-        shares = -(-rows.shared // (together * steps))
         apart = rows.behind not in ((), rows.steps[2:4])
         whole = config.reload or together > 1 or problem.norm.per_position or apart
         window = 1 if whole else row_window(problem)
-        if window > 1 and steps > 1:  # the rows of a step lie in their windows as those of the next
+        if rows.shared > most:  # the rows of a step lie in their windows as those of the next
+            most = max(window, most // window * window)
+        steps = max(1, -(-rows.shared // (together * most)))
+        shares = -(-rows.shared // (together * steps))
+        if steps > 1:
             shares = -(-shares // window) * window
         super().__init__(problem, shares * (rows.summed // max(1, rows.shared)))
         self.rows, self.shares = rows, shares
