@@ -59,7 +59,7 @@ from fusednorm.backends.triton.config.rows import (
 )
 from fusednorm.backends.triton.config.tiles import of_points, passes_for, points_passes_for, tiled
 from fusednorm.backends.triton.config.units import held_units
-from fusednorm.backends.triton.config.whole import whole_forward_for, whole_sum_for
+from fusednorm.backends.triton.config.whole import MORE_THAN_A_WAVE, whole_forward_for, whole_sum_for
 from fusednorm.backends.triton.runs import FEW, PAIR_LOAD, WIDE_LOAD, WIDEST_LOAD, load_bytes, single_floats
 from fusednorm.instance import Instance, Plan, SpreadBackwardPlan, SpreadForwardPlan
 from fusednorm.norm import ROW_FAMILIES
@@ -601,6 +601,11 @@ def _for_rows(problem: Problem) -> Instance:
     if load_bytes(problem) < PAIR_LOAD and length > LONGEST_SINGLE and count <= PROCESSORS // 3 and not stepped:
         # rms_norm of (36, 15457) in bf16 with silu takes 4.7 us so, and 5.1 in registers, (62, 14321) in fp16 4.5 in
         # registers, and 5.1.
+        return TILES
+    uneven = short and load_bytes(problem) < PAIR_LOAD and STEPPED_ROW < length <= 2 * STEPPED_ROW
+    if uneven and problem.norm.has_mean and PROCESSORS < count <= MORE_THAN_A_WAVE:
+        # (166, 11443) in fp16 with silu takes 8.0 us so, and 10.5 in registers, (150, 10001) in bf16 with relu 7.0 and
+        # 9.1, (200, 12001) 8.6 and 9.8.
         return TILES
     if count <= PROCESSORS // 8 and STEPPED_ROW < length <= 2 * STEPPED_ROW and _pieces_pay(problem):
         return TILES

@@ -32,6 +32,8 @@ FEW_ROWS = 8
 #: Bytes of neighbouring rows of short planes that a program reads together, the positions of such a plane at most, and
 #: the elements of these units, of which there are to be programs.
 ROW_BYTES, SHORT_ROW, MOST_SHORT_ROWS, FEWEST_SHARED = 64, 16, 4096, 48
+#: Channels of channels_last up to which a program has those of a sample, or half of them.
+MOST_NEIGHBOURS = 8
 #: Channels of samples with scale and shift that are many enough to share programs.
 MANY_MODULATED = 120
 #: The samples, elements and channels from which on a backward of one position walks over the samples, in tiles of so
@@ -115,6 +117,11 @@ def _across_samples(problem: Problem, seen: HeldUnits) -> HeldConfig | None:
         return found
     if seen.affine == 3 and not seen.contiguous and 512 <= seen.elements <= 1024 and not narrow:
         return HeldConfig(2, 4)  # (40, 1000, 4, 4) in fp16 takes 3.2 us so, and 3.7 with a unit on two warps
+    long = seen.elements == SHARING_HELD and seen.affine == 0
+    if long and narrow and not problem.backward and size == 2:
+        # (11, 320, 25, 25) in bf16 takes 7.4 us so, and 8.5 on 8 warps, (18, 700, 21, 21) with silu 15.1 and 15.8, (30,
+        # 400, 15, 15) with relu 7.2 and 7.8.
+        return HeldConfig(1, 4)
     if seen.flat and not problem.backward and 64 <= seen.elements <= 256:
         return HeldConfig(4, 4)  # (20, 1280, 3, 3) in fp16 takes 2.6 us so, and 3.0 with a unit on two warps
     narrow_planes = seen.flat and seen.elements == 512 and seen.columns <= SHORT_ROW
@@ -433,6 +440,10 @@ def _walk(problem: Problem, seen: HeldUnits) -> HeldConfig:
     if narrow and full < 1 and size == 2 and seen.elements == WALKED_TILE // 4 and not problem.modulated:
         # (4330, 358) in 2 groups in bf16 with silu takes 15.7 us so, and 37.5 with a unit of four samples.
         return walk_of(seen, min(2, power_of_two(seen.in_sample)), WALKED_TILE, 8, 16, 1)
+    plain = not (problem.modulated or problem.norm.smooth)
+    if narrow and full < 1 and size == 4 and seen.elements == WALKED_LANES and plain:
+        # (65536, 146) in 2 groups in fp32 takes 67 us so, and 85 with one, (40000, 300) in 4 78 and 96.
+        return walk_of(seen, min(8, power_of_two(seen.in_sample)), WALKED_TILE, 16, 16, 1)
     if narrow and full < 1:
         # With scale and shift, four sums of fewer programs: (5378, 96) in 32 groups in fp16 takes 10.3 us so, and 12.5
         # with 16, (20000, 96) 20.7 and 23.1.
@@ -622,6 +633,9 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
     if seen.contiguous and problem.backward and seen.affine == 3 and seen.elements <= 128:
         return 16  # (69, 2560) in fp16 with scale and shift and silu takes 4.6 us so, and 6.2 with 4
     if seen.contiguous:
+        if narrow and seen.elements == 256 and not problem.backward:
+            # (62, 759, 153) in fp16 with scale and shift takes 20.0 us so, and 22.5 with 32, in bf16 19.7 and 20.4.
+            return 16
         if narrow:  # (20, 1111, 5, 9) in fp32 takes 5.1 us with 16 elements a thread, and 5.7 with 32
             return 32 if size == 2 else 16
         busy = problem.backward and size == 4 and problem.norm.smooth and seen.elements >= 512
@@ -632,6 +646,7 @@ def _held_thread(problem: Problem, seen: HeldUnits, program: int, rows: bool) ->
         # (2, 224, 13, 16, 8) in fp16 with scale and shift takes 6.5 us with 32, and 10.1 with 64.
         few = seen.elements == 1024 or (seen.elements == 2048 and not problem.backward)
         few = few and (program <= SHARING_HELD or seen.units <= 16 * PROCESSORS)
+        few = few or (seen.elements == SMALL_UNIT and seen.in_sample <= MOST_NEIGHBOURS)
         return (32 if few else 64) if size == 2 and seen.elements >= 512 else thread
     if seen.affine == 3 and size == 2 and not problem.backward and seen.elements <= ALL_SAMPLES:
         return 16
@@ -743,10 +758,20 @@ def _row_of_units(problem: Problem, seen: HeldUnits, total: int) -> int:
         # (4, 768, 23, 23) in bf16 with relu takes 7.3 us so, and 8.7 in rows of 32 bytes, (2, 512, 31, 31) in fp16 with
         # silu 5.5 and 5.9, the backward of batch_norm of (9, 544, 8, 8) in bf16 with gelu 5.0 and 6.3.
         least //= 2
+    blocks = -(-seen.in_sample // least)
+    empty = 2 * blocks > -(-2 * seen.in_sample // least)  # half of the last row
+    if one and seen.elements == 1024 and size == 2 and seen.narrow(problem) and least > 8 and empty:
+        # (85, 21, 32, 32) in bf16 takes 7.2 us so, and 9.4 in rows of 32 bytes, (60, 33, 30, 30) in fp16 9.5 and 9.9.
+        least //= 2
     if seen.units < least * PROCESSORS // 4:  # short rows on many multiprocessors, not long on few
         if seen.samples == 1 and problem.norm.per_batch and seen.affine != 3:
             # (1660, 384) in fp16 takes 6.5 us with 8, and 10.0 with 2, (1000, 100) in fp32 4.0 with 2, and 4.3 with 4.
             return max(2, power_of_two(-(-seen.units // FEWEST_ROWS)))
+        few_channels = size == 2 and seen.positions and seen.in_sample <= MOST_NEIGHBOURS
+        if few_channels and seen.elements == SMALL_UNIT and seen.units > PROCESSORS:
+            # All of a sample, or half: (111, 4, 16, 16, 16) in bf16 takes 5.1 us with four, and 8.7 with one, backward
+            # 7.0 and 11.5, (50, 8, 60, 60) 5.8 and 11.6, backward 7.6 and 14.1.
+            return min(4, power_of_two(seen.in_sample))
         # (1, 320, 16, 105) in fp16 takes 6.1 us with four, and 9.2 with two.
         large = not problem.backward and seen.units > PROCESSORS and seen.in_sample >= 64
         return max(1, min(4, (SHARING_HELD if large else SMALL_UNIT) // seen.elements))

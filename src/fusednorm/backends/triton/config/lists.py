@@ -84,12 +84,14 @@ def whole_forwards(problem: Problem, default: WholeConfig) -> tuple[WholeConfig,
 
 
 def held(problem: Problem, seen: HeldUnits, default: HeldConfig) -> tuple[HeldConfig, ...]:
-    """Units to a program and warps with 2 to 32 elements a thread, those near the default's number of units first."""
+    """Units to a program and warps with 2 to 32 elements a thread, or 64 of a forward of 16 bits, those near the
+    default's number of units first."""
+    largest = 64 if not problem.backward and DTYPE_BYTES[problem.dtype] == 2 else 32
     most = power_of_two(seen.units if seen.spans else seen.in_sample)
     found = [
         (abs(units.bit_length() - default.units.bit_length()), units, warps)
         for units, warps in product(_powers(1, min(most, MOST_HELD // seen.elements)), WARPS)
-        if 2 <= _thread_elements(problem, seen.elements * units, warps) <= 32
+        if 2 <= _thread_elements(problem, seen.elements * units, warps) <= largest
     ]
     others = [HeldConfig(units, warps) for _, units, warps in sorted(found)]
     if default.steps > 1:

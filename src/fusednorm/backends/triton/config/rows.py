@@ -45,8 +45,6 @@ FEW_LONG = 8
 #: more sums. On an H100 (7260, 473) in fp16 takes 14.6 us with 1056 programs, and 18.0 with 1361, (30000, 1024) 68 with
 #: 528 and 72 with 1056, (40000, 512) in bf16 46 with 1056 and 52 with 2112.
 PROCESSOR_BYTES = 8 << 10
-#: Long rows of single elements beyond which two programs to a multiprocessor pay.
-FEW_SINGLE_ROWS = 12 * PROCESSORS
 #: Rows of a program from which on more programs of the shortest rows pay.
 LEAST_SUMMED = 24
 #: Bytes of the steps in flight of a program with sums around the norm, in shared memory.
@@ -233,6 +231,10 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         # rows, in 16 bits (60000, 28) 9.0 so, and 15.1 on one warp, (65536, 60) 13.6 and 21.4.
         rows = (2048 if size == 4 and block == 64 and not problem.norm.smooth else 1024) // block
         return RowsBackwardConfig(rows, 4, 4 * PROCESSORS, stages=1 if size == 4 else 4)
+    if load_bytes(problem) == WIDEST_LOAD and not few and (block == 64 or (block == 32 and size == 4)) and size < 8:
+        # (59108, 64) in fp32 takes 17.3 us so, and 24.1 in half of it on one warp, in bf16 with silu 13.6 and 15.8,
+        # (80000, 32) in fp32 12.5, and 20.2 with all of it on one.
+        return RowsBackwardConfig(16, block // 16, 4 * PROCESSORS, stages=4)
     if load_bytes(problem) == PAIR_LOAD and not few and size == 2 and 256 <= block <= 1024:
         # Pairs go ahead of their use without windows: 7085 x 822 in fp16 takes 16.0 us so, and 18.4 in windows.
         rows, warps, programs = (2, 2, 4) if block == 1024 else (512 // block, 1, 8)
@@ -243,6 +245,11 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         # (2048, 315) takes 6.3 us so, and 7.0 in two, (1002, 361) 4.9 and 5.5. Of pairs (552, 474) in fp16 with gelu
         # takes 5.0 us with two, and 7.7 with one.
         programs = 4 * PROCESSORS
+        if block == 512 and load_bytes(problem) == PAIR_LOAD and 2 * programs < view.samples:
+            if problem.norm.smooth and view.samples > 4 * programs:
+                return RowsBackwardConfig(2, 4, programs // 2, stages=4)  # (2511, 394) in fp16 with gelu: 8.8 us, 9.0
+            # (2511, 394) in bf16 takes 7.3 us so, and 8.5 with two rows, (1500, 394) in fp16 with gelu 6.5 and 7.2.
+            return RowsBackwardConfig(4, 4, programs)
         if block == 512 and not problem.norm.smooth and view.samples <= 4 * programs:
             return RowsBackwardConfig(4, 2, programs)
         return RowsBackwardConfig(2, block // 128, programs, stages=4 if view.samples > 2 * programs else 1)
@@ -253,6 +260,9 @@ def rows_backward_for(problem: Problem) -> RowsBackwardConfig:
         several = view.samples > 2 * programs  # steps
         warps = 2 if problem.norm.activation is None and not several else 4
         return RowsBackwardConfig(2, warps, programs, stages=3 if several and problem.norm.smooth else 1)
+    if block == 2048 and size == 2 and wide and 2 * PROCESSORS < view.samples <= 4 * PROCESSORS:
+        # (462, 1536) in bf16 takes 6.0 us so, and 6.8 with a row on four warps, rms_norm of (496, 2048) 5.9 and 6.3.
+        return RowsBackwardConfig(2, 8, 2 * PROCESSORS)
     several = 4 * PROCESSORS < view.samples <= 8 * PROCESSORS and 8 * view.channels > 7 * block
     if block == 2048 and size == 2 and problem.norm.smooth and several and wide:
         # (529, 2048) in fp16 with silu takes 7.5 us so, and 8.2 with one row on two warps, but (2000, 2048) in bf16
@@ -330,12 +340,14 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
         # (7994, 4096) with silu takes 105 us with three, and 161 with one.
         many = full and view.samples > 2 * PROCESSORS and not (problem.norm.smooth and block == 4096)
         return RowsBackwardConfig(1, block // 512, PROCESSORS * (8192 // block), stages=1 if many else 3)
+    busy = problem.norm.smooth and problem.norm.has_mean and load_bytes(problem) == WIDE_LOAD
+    if block == 8192 and size == 2 and busy and view.channels > LONG_SHORT_ROW and not full:
+        # (6000, 6620) in bf16 with gelu takes 123 us so, and 134 on 8 warps.
+        return RowsBackwardConfig(1, 16, PROCESSORS)
     warps = 16 if full and block == 8192 and row_window(problem) == 1 else 8
     if block == 4096 and (problem.norm.activation or load_bytes(problem) < WIDEST_LOAD):
         # 3000 x 2070 in fp16 takes 23.2 us with 2, and 25.3 with 4; an activation's registers would spill.
         warps = 2 if short and problem.norm.activation is None else 4
-    # (267, 6294) in bf16 takes 10.7 us so on an H100, and 14.3 with twice as many sums.
-    few = row_window(problem) == 1 or view.samples <= 4 * PROCESSORS
     # Of single elements layer_norm of 3150 x 3119 in bf16 takes 26.3 us so, and 32.3 with twice as many sums.
     single = load_bytes(problem) < PAIR_LOAD and block == 4096 and not short and problem.norm.has_mean
     most = 2 if single and problem.norm.activation is None else 4
@@ -345,9 +357,11 @@ def _rows_of_many_lanes(problem: Problem, block: int) -> RowsBackwardConfig:
         # 125, 100 and 104, without an activation (540, 4096) 9.6 and 10.8, (1100, 4096) 13.6 and 13.8.
         least = (12 if problem.norm.activation else 8) * PROCESSORS
         most = 1 if load_bytes(problem) == WIDEST_LOAD and not short and view.samples <= least else min(most, 2)
-    # (2552, 5503) in fp16 with silu takes 52 us so, and 58 with twice as many sums.
-    few = few or (problem.norm.has_mean and problem.norm.smooth)
-    programs = PROCESSORS * (1 if block == 8192 and few else min(most, 16 // warps))
+    elif block == 4096 and warps == 8 and full and 2 * PROCESSORS < view.samples <= 4 * PROCESSORS:
+        most = 1  # rms_norm of (280, 4096) in fp16 takes 7.0 us so, and 8.0 with two
+    # Windows take all registers: (1500, 4719) in bf16 takes 24.6 us so, and 29.1 with twice as many, rms_norm of (2299,
+    # 4719) in fp16 29.4 and 32.1.
+    programs = PROCESSORS * (1 if block == 8192 else min(most, 16 // warps))
     return RowsBackwardConfig(1, warps, programs, stages=3)
 
 
@@ -391,15 +405,14 @@ def _long_row_backward(problem: Problem) -> RowsBackwardConfig:
     2000 x 12288 in bf16 takes 76 us, and 61 loaded twice. Nor do the longest, and those of narrow loads, without p:
     rms_norm of 8000 x 9914 takes 349 us, and 182 so, but 300 x 9001 14.9, and 24.9, 664 x 10154 24.4 and 29.6. An
     activation takes longer twice: 1038 x 16384 with leaky_relu on an H100 takes 55 us, and 75 loaded twice, 3000 x 9914
-    with silu 116 and 140. So do single elements: rms_norm of 999 x 11251 in fp16 takes 38 us, and 89 loaded twice, and
-    with two programs to a multiprocessor 44, of 8000 rows 365, 606 and 228."""
+    with silu 116 and 140. So do single elements: rms_norm of 999 x 11251 in fp16 takes 38 us, and 89 loaded twice. A
+    second program to a multiprocessor would wait for its registers: rms_norm of 2500 x 9001 in bf16 takes 66 us, and 70
+    with two, of 1500 x 10001 with silu 57 and 62, of 8000 x 11251 197 and 193."""
     view, load = problem.view, load_bytes(problem)
     if DTYPE_BYTES[problem.dtype] != 2:
         return RowsBackwardConfig(1, 16, PROCESSORS)
     if load < PAIR_LOAD or (load < WIDE_LOAD and problem.norm.smooth):
-        # With gelu 924 x 10199 in bf16 takes 51 us with two, and 73 with one.
-        most = 2 * PROCESSORS if problem.norm.smooth else FEW_SINGLE_ROWS
-        return RowsBackwardConfig(1, 16, PROCESSORS * (1 if view.samples <= most else 2))
+        return RowsBackwardConfig(1, 16, PROCESSORS)
     narrow = load < WIDE_LOAD and view.samples > 8 * PROCESSORS
     longest = view.channels > LONG_ROW and problem.norm.activation is None
     return RowsBackwardConfig(1, 16, PROCESSORS, reload=problem.norm.has_mean or longest or narrow)
@@ -596,6 +609,10 @@ def columns_backward_for(problem: Problem) -> ColumnsBackwardConfig:
             steps = 1  # rms_norm of (6, 16384) in fp32 takes 5.4 us so, and 6.2 with two
         elif short:
             elements, steps = 2 * elements, 1  # (14, 11008) in bf16 takes 4.8 us so, and 5.2 in two steps of 512
+        elif single and 2 * enough <= rows < 4 * enough:
+            # (166, 11443) in fp16 takes 13.8 us so, and 15.5 in two steps of 512, (120, 14001) in bf16 with silu 15.3
+            # and 16.8.
+            elements, steps = 2 * elements, 4
     # (50, 11122) in fp16 with gelu takes 8.2 us with 128 elements to a warp, and 9.3 with 256, of wide loads (88,
     # 12288) in bf16 with silu 11.4 and 13.7, but of pairs (87, 13902) 9.8 and 9.2, and in 8 steps (72, 65536) 25.0 and
     # 23.5.

@@ -465,6 +465,11 @@ def _rows_of_channels(problem: Problem) -> TilesConfig:
     # (38, 960, 480) with scale and shift and gelu in 8 groups in fp16 takes 61 us so, and 69 with 570 programs.
     slow = problem.norm.smooth and (size > 2 or problem.modulated)
     programs = FORWARD_PROGRAMS if not problem.backward else SMOOTH_PROGRAMS if slow else BACKWARD_PROGRAMS
+    if problem.backward and problem.norm.smooth and size == 2 and runs.repeat == 1:
+        # (4, 96, 300, 200) in fp16 with silu takes 77 us so, and 87 with 600, (2, 320, 200, 200) in bf16 74 and 82, (3,
+        # 2048, 6989) with scale and shift and gelu 137, and 153 with 800, but (2, 307, 256, 363) in one group in fp16
+        # with silu 197, and 190 with 500.
+        programs = FORWARD_PROGRAMS
     tiles = _tiles_of_a_program(count, blocks, positions * read, programs)
     if runs.repeat > 1:
         tiles = max(tiles, -(-count // most_chunks))

@@ -13,6 +13,8 @@ SHORT_UNITS = 512
 FEW_UNITS, MANY_UNITS = 4 * PROCESSORS, 20 * PROCESSORS
 #: Units of 32 lanes up to which twice as many on four warps are faster.
 SOME_UNITS = 200 * PROCESSORS
+#: Programs of a row each, of which some multiprocessors have two and most of them one.
+MORE_THAN_A_WAVE = 8 * PROCESSORS // 5
 #: Rows from which on a warp with two of up to 512 elements is as fast as one with four.
 MANY_ROWS = 80 * PROCESSORS
 
@@ -43,9 +45,9 @@ def whole_forward_for(problem: Problem) -> WholeConfig:
         long = block == 8192 and 8 * problem.reduced > 5 * block and problem.view.spatial == 1
         least = (16 if long and problem.norm.has_mean else 4) * PROCESSORS
         thread = 64 if block > 4096 and units > least and size == 2 and not full else 32
-        if block == 16384 and units > PROCESSORS * (2 if problem.norm.has_mean else 1):
+        if block == 16384 and units > (MORE_THAN_A_WAVE if problem.norm.has_mean else PROCESSORS):
             # rms_norm of (3000, 15001) in fp16 takes 64 us so, and 96 with 32, layer_norm of (354, 9001) in bf16 9.2,
-            # and 11.5.
+            # and 11.5, of (260, 9001) 6.9, and 8.7.
             thread = 64
         odd = load_bytes(problem) < WIDE_LOAD and _several(problem) and problem.view.group_channels >= 16
         if size == 2 and odd and problem.norm.smooth and block <= 8192 and units * block <= 2 * PROCESSORS * 8192:
@@ -137,6 +139,14 @@ def _short_whole(problem: Problem, block: int, narrow: bool) -> WholeConfig:
     # rms_norm of (79350, 64) in bf16 with leaky_relu takes 6.6 us with 32 on two warps, and 7.2 with 16.
     cheap = problem.norm.activation is None or not (problem.norm.has_mean or problem.norm.smooth)
     if _fills(problem.reduced, block) and wide and (block > 128 or cheap):
+        if short and problem.norm.has_mean and block == 256 and 6 * SMALL_HELD < total <= 12 * SMALL_HELD:
+            return WholeConfig(4, 1)  # layer_norm of (12000, 256) in fp16 takes 4.8 us so, and 5.4 with 8 on two
+        if short and problem.norm.has_mean and block == 64:
+            # layer_norm of (71435, 64) in fp16 takes 6.1 us so, and 7.3 with 32 on two, (40000, 64) 4.0 with 32 on
+            # four, and 4.8.
+            return WholeConfig(64 if total > 12 * SMALL_HELD else 32, 4)
+        if short and problem.norm.has_mean and block == 32 and total > 6 * SMALL_HELD:
+            return WholeConfig(32, 2)  # layer_norm of (60000, 32) in bf16 takes 3.4 us so, and 3.8 on four
         if short and total <= 8 * SMALL_HELD and block <= 256:
             # On an H100 (8, 640, 16, 16) in bf16 with silu takes 3.7 us so, and 4.1 in twice as many on two.
             return WholeConfig(1024 // block, 4)
